@@ -35,7 +35,7 @@ from frazil.table.catalogs import load_catalog
 MAIN = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
 EVENTS, ENDS = "shop.public.orders", "shop.transaction"
 CHANGES = 5
-"""Of a transaction."""
+"""Changes per transaction."""
 RETRY_TIMEOUT_S = 600
 STREAM = """\
 name: orders
@@ -77,8 +77,8 @@ def event(number: int, key: int, op: str) -> bytes:
 
 def end(transaction: int) -> bytes:
     tables = [{"data_collection": "public.orders", "event_count": CHANGES}]
-    told = {"status": "END", "id": f"{transaction}:0", "event_count": CHANGES, "data_collections": tables}
-    return json.dumps(told).encode()
+    reported = {"status": "END", "id": f"{transaction}:0", "event_count": CHANGES, "data_collections": tables}
+    return json.dumps(reported).encode()
 
 
 def snapshot(bootstrap: str, keys: int) -> None:
@@ -157,7 +157,7 @@ class Commits:
         self.seen: dict[int, int] = {}
         """When a commit was made, in milliseconds, by the offset up to which it is."""
 
-    def look(self) -> int:
+    def count(self) -> int:
         """The offset up to which the table is."""
         try:
             table = load_catalog(None).load_table("bench.orders")
@@ -171,7 +171,7 @@ class Commits:
         return at
 
     def ages_s(self, first_offset: int, first_ms: int, rate: int) -> np.ndarray:
-        """Of each change that landed, from when it was due to its commit."""
+        """The time from the due moment of each landed change to its commit."""
         ages, start = [], first_offset
         for at, committed_ms in sorted(self.seen.items()):
             if at > start:
@@ -199,17 +199,17 @@ def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
     commits = Commits()
     status = Path(os.environ["FRAZIL_HOME"]) / "streams" / "orders" / "status.json"
     with running(streams) as (writer, tree):
-        wait_until(lambda: status.exists() and commits.look() >= options.keys, writer, tree)
+        wait_until(lambda: status.exists() and commits.count() >= options.keys, writer, tree)
         before = tree.cpu_s()
         command = [sys.executable, "-m", "bench.cdc", "--connect", bootstrap, "--keys", str(options.keys)]
         command += ["--rate", str(options.rate), "--seconds", str(options.seconds)]
         connector = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         while connector.poll() is None:
             tree.sample()
-            commits.look()
+            commits.count()
             time.sleep(0.5)
         first_ms, sent = map(int, connector.communicate()[0].split())
-        wait_until(lambda: commits.look() >= options.keys + sent, writer, tree)
+        wait_until(lambda: commits.count() >= options.keys + sent, writer, tree)
         report(sent, tree.cpu_s() - before, commits.ages_s(options.keys, first_ms, options.rate), options)
 
 
@@ -217,13 +217,13 @@ def saturate(bootstrap: str, streams: Path, options: argparse.Namespace) -> None
     """What the writer makes of a backlog: with its start, and from its first commit of it to its last."""
     commits = Commits()
     with running(streams) as (writer, tree):
-        wait_until(lambda: commits.look() >= options.keys, writer, tree)
+        wait_until(lambda: commits.count() >= options.keys, writer, tree)
     fill(bootstrap, options.keys, options.backlog)
     commits, began = Commits(), time.monotonic()
     with running(streams) as (writer, tree):
-        wait_until(lambda: commits.look() > options.keys, writer, tree)
-        first, after_first = commits.look(), tree.cpu_s()
-        wait_until(lambda: commits.look() >= options.keys + options.backlog, writer, tree)
+        wait_until(lambda: commits.count() > options.keys, writer, tree)
+        first, after_first = commits.count(), tree.cpu_s()
+        wait_until(lambda: commits.count() >= options.keys + options.backlog, writer, tree)
         wall_s, used = time.monotonic() - began, tree.cpu_s()
     rest, rest_cpu_s = options.keys + options.backlog - first, (used - after_first).total()
     rest_s = (max(commits.seen.values()) - commits.seen[first]) / 1000
@@ -237,9 +237,9 @@ def saturate(bootstrap: str, streams: Path, options: argparse.Namespace) -> None
               + ", ".join(f"{name} {cpu_s:.1f}" for name, cpu_s in sorted((used - after_first).items())))  # fmt: skip
 
 
-def wait_until(look: Callable[[], bool], writer: subprocess.Popen[bytes], tree: SampledTree) -> None:
+def wait_until(condition: Callable[[], bool], writer: subprocess.Popen[bytes], tree: SampledTree) -> None:
     deadline = time.monotonic() + RETRY_TIMEOUT_S
-    while not look():
+    while not condition():
         if writer.poll() is not None or time.monotonic() > deadline:
             sys.exit(f"the writer ended ({writer.returncode}) or did not get there in {RETRY_TIMEOUT_S} s")
         tree.sample()

@@ -89,11 +89,11 @@ def journal(tables: StreamTables, *, epoch: int, number: int) -> Journal:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser()
-    asked.add_argument("snapshots", nargs="?", type=int, default=MARKS[-1])
-    asked.add_argument("--substrate", choices=NAMES)
-    asked.add_argument("--delay-ms", type=int, default=0, help="how long each request takes on its way")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("snapshots", nargs="?", type=int, default=MARKS[-1])
+    parser.add_argument("--substrate", choices=NAMES)
+    parser.add_argument("--delay-ms", type=int, default=0, help="how long each request takes on its way")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FRAZIL_HOME"] = folder
         delay_s = options.delay_ms / 1000
@@ -116,8 +116,8 @@ def measure(last: int, calls: Counter[str]) -> None:
         cpu_ms.append((time.process_time() - cpu) * 1000)
         if number in MARKS:
             recent, used = sorted(wall_ms[-20:]), sorted(cpu_ms[-20:])
-            told = ", ".join(f"{kind} {n / number:.2g}" for kind, n in sorted((calls - before).items()))
-            print(f"{number:>9}  {recent[10]:>11.1f}  {recent[18]:>11.1f}  {used[10]:>10.1f}  {told}", flush=True)
+            reported = ", ".join(f"{kind} {n / number:.2g}" for kind, n in sorted((calls - before).items()))
+            print(f"{number:>9}  {recent[10]:>11.1f}  {recent[18]:>11.1f}  {used[10]:>10.1f}  {reported}", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 A table of clicks (a long key, an event time, a text), partitioned by hour, gets so many millions of rows within the
 last hour, in files of a million. Then one batch of candidates, staged in two files, is merged by one process: a share
 of its rows repeats a row of the window, or of the batch where the window is empty. CPU (user + system) of planning,
-looking the keys up, writing files anew where they have repeats, and writing the manifests; beside it, that of a plain
+looking the keys up, writing files again where they have repeats, and writing the manifests; next to it, that of a plain
 append, and the most memory that the process held.
 """
 
@@ -74,25 +74,26 @@ def prepare(millions: int, folder: Path, arguments: argparse.Namespace) -> tuple
 def measure(millions: int, batch: tuple[StagedFile, ...], rows: int) -> str:
     table = load_catalog(None).load_table("bench.clicks")
     plain = _cpu(lambda: SnapshotWriter(batch).prepare(table, summary={}, now_ms=_now()))
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
 
     def dedupe() -> None:
         files = tuple(dataclasses.replace(file, content="candidates") for file in batch)
         merging = Merging(lambda _: RULES, mode=DEDUPLICATES)
         prepared = MergeWriter("s", files, merging).prepare(table, summary={}, now_ms=_now())
         assert prepared.snapshot.summary is not None
-        told.update(prepared.snapshot.summary.additional_properties)
+        reported.update(prepared.snapshot.summary.additional_properties)
 
     before = _peak_mib()
     cost = _cpu(dedupe)
     return (
-        f"window of {millions} million rows: {cost:.2f} core-s for {rows:,} rows, {told[REPEATED]} repeated; a plain "
+        f"window of {millions} million rows: {cost:.2f} core-s for {rows:,} rows, {reported[REPEATED]} repeated; a "
+        "plain "
         f"append {plain:.2f}; peak memory {_peak_mib():,} MiB, {before:,} of it before"
     )
 
 
 def _peak_mib() -> int:
-    """Of this process. Its resource usage would have the peak of the process that started it."""
+    """The peak of this process. Its resource usage would have the peak of the process that started it."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("VmHWM"))
 

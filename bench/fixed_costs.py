@@ -29,7 +29,7 @@ from frazil.dev.kafka import EmbeddedKafka
 
 RECORDS = 1_000
 PARTITIONS = 4
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 DEADLINE_S = 300.0
 STREAM = """\
 name: ticks
@@ -64,15 +64,15 @@ class Writer:
         deadline = time.monotonic() + DEADLINE_S
         while True:
             self.tree.sample()
-            beat = self._beat()
+            heartbeat = self._heartbeat()
             now = time.monotonic() - self.tree.began
-            if beat and (not self.phases or self.phases[-1][1] != beat["phase"]):
-                self.phases.append((now, str(beat["phase"])))
-            if beat and until(beat):
-                return beat
+            if heartbeat and (not self.phases or self.phases[-1][1] != heartbeat["phase"]):
+                self.phases.append((now, str(heartbeat["phase"])))
+            if heartbeat and until(heartbeat):
+                return heartbeat
             if self.process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"the writer ended ({self.process.returncode}) or did not get there in {DEADLINE_S:.0f} s")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def watch_for(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -82,12 +82,12 @@ class Writer:
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
 
-    def _beat(self) -> dict[str, object] | None:
+    def _heartbeat(self) -> dict[str, object] | None:
         try:
-            beat: dict[str, object] = json.loads((self.home / "streams" / "ticks" / "status.json").read_text())
+            heartbeat: dict[str, object] = json.loads((self.home / "streams" / "ticks" / "status.json").read_text())
         except (OSError, ValueError):
             return None
-        return beat
+        return heartbeat
 
 
 def send(bootstrap: str) -> None:
@@ -99,13 +99,13 @@ def send(bootstrap: str) -> None:
     producer.flush(60)
 
 
-def commit_of(beat: dict[str, object]) -> object:
-    return beat.get("last_commit_snapshot")
+def commit_of(heartbeat: dict[str, object]) -> object:
+    return heartbeat.get("last_commit_snapshot")
 
 
 def measure_start(writer: Writer) -> tuple[float, float]:
     """Wall and CPU seconds up to the first commit, after printing where they went."""
-    writer.watch(lambda beat: commit_of(beat) is not None)
+    writer.watch(lambda heartbeat: commit_of(heartbeat) is not None)
     wall = time.monotonic() - writer.tree.began
     spent = writer.tree.cpu_s()
     print(f"\nstart to first commit: {wall:.1f} s wall, {spent.total():.1f} core-s")
@@ -141,15 +141,15 @@ def measure_batch(writer: Writer, bootstrap: str, idle: float) -> tuple[float, f
     send(bootstrap)
     before, began = writer.tree.cpu_s(), time.monotonic()
 
-    def staging(beat: dict[str, object]) -> bool:
+    def staging(heartbeat: dict[str, object]) -> bool:
         nonlocal before, began
-        if beat["phase"] == "waiting" and commit_of(beat) == last:
+        if heartbeat["phase"] == "waiting" and commit_of(heartbeat) == last:
             before, began = writer.tree.cpu_s(), time.monotonic()
             return False
         return True
 
     writer.watch(staging)
-    writer.watch(lambda beat: commit_of(beat) != last)
+    writer.watch(lambda heartbeat: commit_of(heartbeat) != last)
     wall = time.monotonic() - began
     writer.watch_for(1)
     used = writer.tree.cpu_s()

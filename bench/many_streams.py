@@ -129,8 +129,10 @@ def measure_checks(folder: Path, names: list[str], rounds: int) -> None:
         (run := run_folder(name)).mkdir(parents=True)
         launch = Launch(name, LaunchKind.SUPERVISED, begin_ms, spec.fingerprint(), parent=us, writer=us)
         (run / LOCK_FILE).write_text(json.dumps(launch.to_json()))
-        beat = Heartbeat(name, us.pid, spec.fingerprint(), Phase.WAITING, begin_ms + 3_600_000, begin_ms + 3_600_000)
-        beat.write(open_exchange(run))
+        heartbeat = Heartbeat(
+            name, us.pid, spec.fingerprint(), Phase.WAITING, begin_ms + 3_600_000, begin_ms + 3_600_000
+        )
+        heartbeat.write(open_exchange(run))
 
     declarations = [Declaration(name, folder, clock=clock.now_ms) for name in names]
     supervisors = [Supervisor(WriterProgram(name, folder, Path("unused"))) for name in names]
@@ -167,7 +169,7 @@ def measure_idle(root: Path, seconds: float, *, dags: int) -> None:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """Of a process, its children, and those that it has waited for."""
+    """CPU of a process, its children, and those that it has waited for."""
     own = process.cpu_times()
     total: float = own.user + own.system + own.children_user + own.children_system
     for child in process.children(recursive=True):
@@ -181,16 +183,16 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--idle", type=float, default=0.0, metavar="SECONDS")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="frazil-many-") as name:
         root = Path(name)
         os.environ |= {"FRAZIL_HOME": str(root / "home"), "FRAZIL_STREAMS": str(root / "streams")}
-        names = declare(root / "streams", asked.streams)
-        measure_imports(root, asked.rounds)
-        measure_parsing(root, asked.rounds)
-        measure_checks(root / "streams", names, asked.rounds)
-        if asked.idle:
-            measure_idle(root, asked.idle, dags=2 * asked.streams)
+        names = declare(root / "streams", options.streams)
+        measure_imports(root, options.rounds)
+        measure_parsing(root, options.rounds)
+        measure_checks(root / "streams", names, options.rounds)
+        if options.idle:
+            measure_idle(root, options.idle, dags=2 * options.streams)
 
 
 if __name__ == "__main__":

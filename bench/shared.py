@@ -87,7 +87,7 @@ class Meter:
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
         self._cpu: dict[int, tuple[str, float]] = {}
-        self.most_bytes = 0
+        self.max_bytes = 0
 
     def sample(self, *, memory: bool = False) -> None:
         total = 0
@@ -98,7 +98,7 @@ class Meter:
                 total += process.memory_full_info().pss if memory else 0
             except psutil.Error:
                 continue
-        self.most_bytes = max(self.most_bytes, total)
+        self.max_bytes = max(self.max_bytes, total)
 
     def cpu_s(self) -> Counter[str]:
         spent: Counter[str] = Counter()
@@ -113,7 +113,7 @@ class Meter:
         return next((role for part, role in ROLES if part in words), "other")
 
 
-def beat(name: str) -> dict[str, Any]:
+def heartbeat(name: str) -> dict[str, Any]:
     file = Path(os.environ["FRAZIL_HOME"]) / "streams" / name / "status.json"
     return dict(json.loads(file.read_text())) if file.exists() else {}
 
@@ -176,7 +176,7 @@ def run(
     application: subprocess.Popen[bytes], bootstrap: str, count: int, first: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     began, meter = time.monotonic(), Meter(application.pid)
-    wait_for(application, lambda: all(beat(name).get("last_commit_at_ms") for name in names(count)), meter)
+    wait_for(application, lambda: all(heartbeat(name).get("last_commit_at_ms") for name in names(count)), meter)
     start_s = time.monotonic() - began
     start_cpu_s = meter.cpu_s().total()
     print(f"{count} streams: each has committed after {start_s:.1f} s, {start_cpu_s:.1f} core-s", flush=True)
@@ -185,9 +185,9 @@ def run(
          "--rate", str(options.rate), "--seconds", str(options.settle + options.seconds)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    look_for(meter, options.settle)
+    observe_for(meter, options.settle)
     before, from_ms, measured = meter.cpu_s(), time.time() * 1000, time.monotonic()
-    look_for(meter, options.seconds)
+    observe_for(meter, options.seconds)
     took_s, to_ms = time.monotonic() - measured, time.time() * 1000
     used = meter.cpu_s()
     used.subtract(before)
@@ -201,7 +201,7 @@ def run(
         "start_core_s": round(start_cpu_s, 1),
         "cores": round(used.total() / took_s, 3),
         "cores_by_role": {role: round(cpu / took_s, 3) for role, cpu in used.most_common() if cpu / took_s > 0.001},
-        "most_memory_mb": round(meter.most_bytes / 2**20),
+        "max_memory_mb": round(meter.max_bytes / 2**20),
         "commits": len(gaps),
         "gap_p50_s": round(statistics.median(gaps), 1) if gaps else None,
         "gap_most_s": round(max(gaps), 1) if gaps else None,
@@ -213,7 +213,7 @@ def run(
     return result
 
 
-def look_for(meter: Meter, seconds: float) -> None:
+def observe_for(meter: Meter, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         meter.sample(memory=True)
@@ -232,9 +232,9 @@ def gaps_s(name: str, from_ms: float, to_ms: float) -> list[float]:
     return [(b - a) / 1000 for a, b in pairwise(times) if from_ms <= b <= to_ms]
 
 
-def wait_for(application: subprocess.Popen[bytes], look: Any, meter: Meter) -> None:
+def wait_for(application: subprocess.Popen[bytes], condition: Any, meter: Meter) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while not look():
+    while not condition():
         if application.poll() is not None or time.monotonic() > deadline:
             sys.exit(f"the application ended ({application.returncode}) or did not get there in {DEADLINE_S:.0f} s")
         meter.sample()

@@ -62,8 +62,8 @@ def main() -> None:
         found = timed("a look, one window complete", lambda: assess(catalog, specs))
         assert found is not None
         assert len(found.decision.complete) == 1
-        told = timed("counting and signalling it", lambda: signal(catalog, found, clock_ms=NOW_MS))
-        assert len(told) == 1
+        reported = timed("counting and signalling it", lambda: signal(catalog, found, clock_ms=NOW_MS))
+        assert len(reported) == 1
         timed(
             "what Airflow lacks (1 signal)",
             lambda: TableSignals.load(catalog, "demo.made").after(chosen.windows),

@@ -107,9 +107,9 @@ def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
         print("\n".join(line for line in log.read_text().splitlines() if "batch " in line and "files" in line))
 
 
-def wait_for(look, writer: subprocess.Popen[bytes], *, tree: SampledTree | None = None) -> None:  # type: ignore[no-untyped-def]
+def wait_for(condition, writer: subprocess.Popen[bytes], *, tree: SampledTree | None = None) -> None:  # type: ignore[no-untyped-def]
     deadline = time.monotonic() + 300
-    while not look():
+    while not condition():
         if writer.poll() is not None or time.monotonic() > deadline:
             sys.exit(f"the writer ended ({writer.returncode}) or did not get there in 300 s")
         if tree:

@@ -1,4 +1,4 @@
-"""What readers of an upsert table pay after many batches, beside a compacted copy: `make bench BENCH=upsert_reads`.
+"""What readers of an upsert table pay after many batches, next to a compacted copy: `make bench BENCH=upsert_reads`.
 
     .venv/bin/python -m bench.upsert_reads --rows 2000000 --days 20 --changes 200000 --batches 100
 

@@ -136,8 +136,8 @@ class Track:
         catalog, job = load_catalog(CATALOG), self.job(name)
         catalog.create_namespace_if_not_exists(NAMESPACE)
         upsert = {"mode", "key", "order-by", "delete", "merge"}
-        told = {k: v for k, v in declared(job, how="auto", per_batch=1).items() if k not in upsert}
-        spec = StreamSpec.model_validate(told)
+        reported = {k: v for k, v in declared(job, how="auto", per_batch=1).items() if k not in upsert}
+        spec = StreamSpec.model_validate(reported)
         columns = iceberg.schema(spec)
         keyed = Schema(*columns.fields, identifier_field_ids=[columns.find_field(k).field_id for k in KEY])
         layout = iceberg.partition_spec(spec, columns)

@@ -36,7 +36,7 @@ DAYS_WITHIN_S = 240
 
 PARTITIONS = 32
 STALL_S = 180
-"""The demo gives up after so long without a commit while records wait."""
+"""The demo gives up after this time without a commit while records wait."""
 
 
 _CATALOG_SERVERS: dict[DemoCatalog, tuple[str, ...]] = {
@@ -51,7 +51,7 @@ class Outcome:
     summary: Summary
     days: Days
     location: str
-    """Of the table's files."""
+    """The folder of the table's files."""
     seconds: float
 
     @property
@@ -117,7 +117,7 @@ class Demo:
         self._screen.say(f"{self._parts.airflow.url} runs; its DAG {WRITER_DAG} launches the writer …")
 
     def _watch(self, *, until: int) -> None:
-        """Send due flights and show progress until so many records are committed."""
+        """Send due flights and show progress until the given number of records is committed."""
         moved_s, committed = time.monotonic(), -1
         while committed < until:
             time.sleep(0.5)
@@ -142,18 +142,22 @@ class Demo:
             time.sleep(2)
 
     def _state(self, committed: int, *, now_s: float) -> State:
-        beat = Heartbeat.read(open_exchange(self._parts.run_folder))
+        heartbeat = Heartbeat.read(open_exchange(self._parts.run_folder))
         return State(
             hour=self._live.hour if self._live else None,
             published=self._publisher.delivered,
             committed=committed,
             oldest_waiting_s=self._publisher.oldest_waiting_s(committed, now_s=now_s),
-            writer=beat.phase.value if beat else "not launched yet",
+            writer=heartbeat.phase.value if heartbeat else "not launched yet",
         )
 
     def _stalled(self, committed: int) -> str:
-        beat = Heartbeat.read(open_exchange(self._parts.run_folder))
-        said = f" The writer's last word: {beat.error or beat.phase.value}." if beat else " The writer never started."
+        heartbeat = Heartbeat.read(open_exchange(self._parts.run_folder))
+        said = (
+            f" The writer's last word: {heartbeat.error or heartbeat.phase.value}."
+            if heartbeat
+            else " The writer never started."
+        )
         return (
             f"no commit for {STALL_S} s, with {committed:,} of {self._publisher.delivered:,} flights there.{said} "
             f"Its log is {self._parts.run_folder / 'writer.log'}, its DAG {self._parts.airflow.url}/dags/{WRITER_DAG}."
@@ -184,7 +188,7 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
         if s.live
         else "no live flight landed"
     )
-    verdict = "every flight is in the table exactly once" if s.exact else "NOT every flight is there exactly once"
+    result = "every flight is in the table exactly once" if s.exact else "NOT every flight is there exactly once"
     late = (
         f"{', '.join(w.key for w in d.reopened)} reopened by {d.late} late flights" if d.reopened else "NONE reopened"
     )
@@ -209,7 +213,7 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
     ]
     if d.history:
         lines.append(f"history     {d.history:,} windows of before were signalled, and NONE should be")
-    lines.append(f"verdict     {verdict}, after {outcome.seconds:.0f} s")
+    lines.append(f"verdict     {result}, after {outcome.seconds:.0f} s")
     lines += [
         f"table       {_shown(outcome.location)}",
         f"Airflow     {parts.airflow.url}   sign in as admin with the password {parts.airflow.password}",

@@ -106,7 +106,7 @@ def _beyond() -> Iterator[Reading]:
     yield window_reading(late, Alerts(), table="city.rides", now_ms=NOW_MS)
     note = "expect_column_values_to_be_between fare: not so in 3 rows"
     yield from held_reading("city.rides", [("2033-05-18T00", note)], Alerts())
-    yield audit_reading("rides", "the table lacks 5 rows of rides-3, offsets 100 to 104")
+    yield audit_reading("rides", "the table is missing 5 rows of rides-3, offsets 100 to 104")
     waits = WaitingDay(date(2033, 5, 17), "", NOW_MS - 3 * HOUR_MS)
     yield late_reading("daily", "city.daily", [waits], timedelta(hours=2))
     yield runs_reading("frazil_maintenance", 2, Alerts().failed_runs)
@@ -124,7 +124,7 @@ def _table() -> TableHealth:
 
 
 def _of_stream() -> Iterator[Reading]:
-    told = "The last one said: RegistryUnavailable: http://registry:8081 does not answer."
+    reported = "The last one said: RegistryUnavailable: http://registry:8081 does not answer."
     reasons = {"NotJson": Reason(400, ("rides[3]@104",))}
     broken = StreamState(
         "rides",
@@ -135,7 +135,7 @@ def _of_stream() -> Iterator[Reading]:
         table_exists=False,
         alive=False,
         writer=WriterProcess("ended", ended_at_ms=NOW_MS - 6 * 60_000),
-        last_words=told,
+        last_words=reported,
         crashes=4,
         registry=True,
         stall=Stall(StallKind.OFFSETS, NOW_MS, "rides-3", "a transaction on rides-3 is open since 03:12"),

@@ -17,7 +17,7 @@ from tests.polling import eventually
 
 @dataclass(frozen=True)
 class ApiServer:
-    """Where it is, and the process that it runs in: `process.call` works beside it."""
+    """The server's address and its process: `process.call` works next to it."""
 
     url: str
     process: AirflowProcess
@@ -34,7 +34,7 @@ class ApiServer:
 
 @contextmanager
 def api_server(home: Path, environment: Mapping[str, str], *, without: str) -> Iterator[ApiServer]:
-    """With every DAG of the checkout, for the streams of `environment`, and the alerts that stand.
+    """Serve every DAG of the checkout, for the streams of `environment`, and the alerts that stand.
 
     `without` names a stream that is not measured, because its catalog hangs.
     """
@@ -45,7 +45,7 @@ def api_server(home: Path, environment: Mapping[str, str], *, without: str) -> I
     process.call(in_airflow.make_database)
     process.call(in_airflow.store_dags)
     process.call(in_airflow.unpause, "frazil_writer_returns", "frazil_writer_inventory")
-    process.call(in_airflow.put_beats, **in_airflow.ALIVE)
+    process.call(in_airflow.put_heartbeats, **in_airflow.ALIVE)
     process.call(in_airflow.measure_health, environment["FRAZIL_STREAMS"], without=without)
     process.call(in_airflow.serve, port)
     server = ApiServer(url, process)

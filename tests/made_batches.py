@@ -37,7 +37,7 @@ from frazil.table.tables import ensure_dead_letters, ensure_table
 FETCHED = 500
 
 Offsets = Mapping[int, npt.ArrayLike]
-"""Of each partition."""
+"""Offsets by partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class EventTimes:
     """What staging would have found of a batch's event times, in microseconds since 1970."""
 
     newest_us: Mapping[int, int] = field(default_factory=dict)
-    """By partition."""
+    """Newest event times by partition."""
     windows: Mapping[int, int] | None = None
     """Rows by their window's start; None for a writer that does not count them."""
 
@@ -64,7 +64,7 @@ class MadeStream:
     partitions: int = 4
     topic_id: str = "topic-1"
     columns: Callable[[int], Mapping[str, pa.Array]] = lambda rows: {}  # noqa: ARG005 - nothing but coordinates
-    """Values of the declared columns for so many rows; of an upsert stream, those that its changes have beside too."""
+    """Values of the declared columns for so many rows; of an upsert stream, those that its changes have in addition."""
     known: SourceIdentity | None = None
     """What Kafka says that the topic is, if there is one."""
     committer: Committer | None = field(default=None, init=False)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import AddSnapshotUpdate
 
-from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
@@ -54,7 +54,7 @@ class MadeHistory:
     read: list[int]
     """The next offset, by partition."""
     at_ms: int
-    beats: Callable[[Callable[[int], None]], None]
+    heartbeats: Callable[[Callable[[int], None]], None]
     waits: Mapping[int, int] = field(default_factory=dict)
     """Records that wait in Kafka, by partition."""
 
@@ -106,8 +106,8 @@ class MadeHistory:
             reasons={name: Reason(count, (place,)) for name, count in (bad or {}).items()},
         )
         self.read = [end for _, end in ranges.values()]
-        told = head_of(self.made.tables.main.current().metadata).summary.additional_properties  # type: ignore[union-attr]
-        files, size = int(told.get("added-data-files", 0)), int(told.get("added-files-size", 0))
+        reported = head_of(self.made.tables.main.current().metadata).summary.additional_properties  # type: ignore[union-attr]
+        files, size = int(reported.get("added-data-files", 0)), int(reported.get("added-files-size", 0))
         unread = {(self.made.topic, p): n for p, n in self.waits.items()}
         self.tell(LagMeasured(lag, unread, every * MINUTE_MS if lag else 0, max(0, int(seconds * 1250) - MINUTE_MS)))
         self.tell(BatchCommitted(marker.at, marker, rows, rejected, files, seconds, seconds / 4, size))
@@ -117,7 +117,7 @@ class MadeHistory:
             self.batch(each(minute), **more)
 
     def compacted_between(self, count: int, each: Callable[[int], Sequence[int]]) -> None:
-        """So many minutes, with a compaction in the middle of them and the other care that its table got."""
+        """Add minutes, with a compaction in the middle of them and the other maintenance of its table."""
         self.minutes(count // 2, each)
         self.compacted()
         self.minutes(count - count // 2, each)
@@ -131,18 +131,18 @@ class MadeHistory:
     def cared_for(self, *outcomes: PastOutcome, minutes: int = 4) -> None:
         """What maintenance did with its table, so many minutes apart, the last one just now."""
         times = [self.at_ms - minutes * MINUTE_MS * n for n in range(len(outcomes))][::-1]
-        told = [replace(one, at_ms=at_ms) for one, at_ms in zip(outcomes, times, strict=True)]
-        remember(self.made.tables.main.refresh(), told, now_ms=self.at_ms)
+        reported = [replace(one, at_ms=at_ms) for one, at_ms in zip(outcomes, times, strict=True)]
+        remember(self.made.tables.main.refresh(), reported, now_ms=self.at_ms)
 
     def backfills(self, hours: int, count: int) -> None:
         """A backfill is under way: it has staged so many rows of the hours before, and some more are to come."""
         tables = self.made.tables
-        lane = LaneCommitter.begin(tables, parse_request({"stream": self.name}))
-        key, main = lane.next_key(), tables.main.refresh()
+        committer = BackfillCommitter.begin(tables, parse_request({"stream": self.name}))
+        key, main = committer.next_key(), tables.main.refresh()
         begin_us = Grain.HOUR.floor(self.at_ms * 1000) - hours * Grain.HOUR.us
         times = np.linspace(begin_us, begin_us + 4 * Grain.HOUR.us, count, endpoint=False).astype(np.int64)
         self.made.columns = partial(_columns, times=times, keys=None)
-        folder = batch_folder(main, lane.own.stream, key)
+        folder = batch_folder(main, committer.own.stream, key)
         progress = RangeProgress(self.made.topic, 0, 0, count, count, 0, int(times[-1]))
         journal = Journal(
             stream=self.name, key=key, table_uuid=str(main.metadata.table_uuid), created_at_ms=self.at_ms,
@@ -150,7 +150,7 @@ class MadeHistory:
             files=self.made.write(main, key, "main", {0: np.arange(count)}, folder=folder),
             letters_seen=None, idle=frozenset(), offsets_after={progress.topic_partition: count},
         )  # fmt: skip
-        lane.commit(journal, planned=3)
+        committer.commit(journal, planned=3)
 
     def runs(self, *, pid: int, backpressure_ms: int = 0, stall: Stall | None = None) -> None:
         """Its writer runs, supervised."""
@@ -160,7 +160,7 @@ class MadeHistory:
         marker, folder, table = self.marker, open_exchange(run_folder(self.name)), self.made.tables.main.current()
         lag = sum(self.waits.values())
 
-        def beat(now_ms: int) -> None:
+        def heartbeat(now_ms: int) -> None:
             Heartbeat(
                 self.name, pid, self.spec.fingerprint(), Phase.WAITING, now_ms, now_ms,
                 epoch=marker.at.epoch, batch=marker.at.batch, lag=lag, backpressure_ms=backpressure_ms,
@@ -168,7 +168,7 @@ class MadeHistory:
                 watermark_ms=marker.watermark_ms, table_location=table.location(), stall=stall,
             ).write(folder)  # fmt: skip
 
-        self.beats(beat)
+        self.heartbeats(heartbeat)
 
     def launch(self, process: ProcessMark, *, committed_ms: int) -> Launch:
         folder = run_folder(self.name)
@@ -192,10 +192,10 @@ class MadeHistory:
             )
         return launch
 
-    def supervised(self, *told: tuple[int, str], now_ms: int) -> None:
+    def supervised(self, *reported: tuple[int, str], now_ms: int) -> None:
         """What its supervisor did: how many minutes ago, and in which words."""
         supervision = Supervision(lambda: Objects.of(self.made.tables.main.current(), self.name))
-        for minutes, sentence in told:
+        for minutes, sentence in reported:
             at_ms = now_ms - minutes * MINUTE_MS
             supervision.tell(Happened(at_ms, Kind.SUPERVISION, sentence), subject=sentence, now_ms=at_ms)
             supervision.join(10)
@@ -222,7 +222,7 @@ class MadeHistory:
         table = self.made.tables.main.refresh()
         before = head_of(table.metadata)
         assert before is not None
-        told = before.summary.additional_properties if before.summary else {}
+        reported = before.summary.additional_properties if before.summary else {}
         key, until_us = BatchKey(9_000, 1), self.at_ms * 1000
         times = np.linspace(until_us - 49 * Grain.HOUR.us, until_us, sum(self.read), endpoint=False).astype(np.int64)
         self.made.columns = partial(_columns, times=times, keys=None)
@@ -231,11 +231,11 @@ class MadeHistory:
         counts = {
             "added-data-files": str(len(files)),
             "added-files-size": str(sum(file.bytes for file in files)),
-            "deleted-data-files": told["total-data-files"],
-            "removed-files-size": told["total-files-size"],
+            "deleted-data-files": reported["total-data-files"],
+            "removed-files-size": reported["total-files-size"],
             "total-data-files": str(len(files)),
             "total-files-size": str(sum(file.bytes for file in files)),
-            "total-records": told["total-records"],
+            "total-records": reported["total-records"],
             "total-delete-files": "0",
         }
         snapshot = prepared.snapshot.model_copy(update={"summary": Summary(Operation.REPLACE, **counts)})
@@ -243,8 +243,8 @@ class MadeHistory:
         table.catalog.commit_table(table, prepared.requirements, updates)
         self.made.tables.main.forget()
         done = {
-            "files-removed": int(told["total-data-files"]), "files-added": len(files),
-            "bytes": int(told["total-files-size"]), "bytes-added": sum(file.bytes for file in files),
+            "files-removed": int(reported["total-data-files"]), "files-added": len(files),
+            "bytes": int(reported["total-files-size"]), "bytes-added": sum(file.bytes for file in files),
         }  # fmt: skip
         self.cared_for(PastOutcome(0, "compaction", Ending.DONE, "", done))
 

@@ -24,10 +24,10 @@ class MadeRegistry:
 
     url: str = ""
     answers: dict[str, list[Answer]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     meeting: threading.Barrier | None = None
-    """Where each request waits for others."""
+    """The barrier at which each request waits for others."""
     drip_s: float = 0.0
     """How long it waits before each byte that it sends."""
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -39,25 +39,25 @@ class MadeRegistry:
 
 @contextmanager
 def made_registry(certificate: Path | None = None) -> Iterator[MadeRegistry]:
-    """With a certificate and its key in one PEM file, it speaks TLS."""
-    told = MadeRegistry()
+    """Serve a registry; with a certificate and its key in one PEM file, over TLS."""
+    reported = MadeRegistry()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = -1  # headers and body in one packet: the second one would wait for an acknowledgement
 
         def do_GET(self) -> None:
-            told.asked.append(self.path)
-            told.headers.append(dict(self.headers))
-            if told.meeting is not None:
-                told.meeting.wait(30)
-            status, document = told.answer(self.path)
+            reported.requested.append(self.path)
+            reported.headers.append(dict(self.headers))
+            if reported.meeting is not None:
+                reported.meeting.wait(30)
+            status, document = reported.answer(self.path)
             body = document if isinstance(document, bytes) else json.dumps(document).encode()
             self.send_response(status)
             if status == HTTPStatus.TEMPORARY_REDIRECT:
                 self.send_header("Location", document)
             self.send_header("Content-Length", str(len(body)))
-            if told.drip_s:
+            if reported.drip_s:
                 return self._drip(body)
             self.end_headers()
             self.wfile.write(body)
@@ -69,7 +69,7 @@ def made_registry(certificate: Path | None = None) -> Iterator[MadeRegistry]:
             with suppress(OSError):  # whoever asked has gone
                 for byte in whole:
                     self.connection.sendall(bytes([byte]))
-                    if told.stopped.wait(told.drip_s):
+                    if reported.stopped.wait(reported.drip_s):
                         break
 
         def log_message(self, *_: object) -> None:
@@ -83,11 +83,11 @@ def made_registry(certificate: Path | None = None) -> Iterator[MadeRegistry]:
         http.socket = context.wrap_socket(http.socket, server_side=True)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    told.url = f"http{'s' if certificate else ''}://127.0.0.1:{http.server_port}"
+    reported.url = f"http{'s' if certificate else ''}://127.0.0.1:{http.server_port}"
     try:
-        yield told
+        yield reported
     finally:
-        told.stopped.set()
+        reported.stopped.set()
         http.shutdown()
         thread.join()
         http.server_close()

@@ -46,7 +46,7 @@ class MadeRoute(MadeStream):
     at: int = field(default=0, init=False)
     """The offset of the next record."""
     absent: Collection[Target] = field(default=(), init=False)
-    """Tables whose rows wait beside home."""
+    """Tables whose rows wait next to the default table."""
 
     def begin(self) -> Committer:
         """Take the stream over."""
@@ -86,7 +86,7 @@ class MadeRoute(MadeStream):
         for target, count in {**rows, "dead-letters": rejected}.items():
             offsets = {0: np.arange(self.at, self.at + count)}
             if target in self.absent:
-                folder = self.tables.beside_home(key)
+                folder = self.tables.waiting_folder(key)
                 files += self.write(self.tables.main.refresh(), key, target, offsets, folder=folder)
             else:
                 files += self.write(self.tables.handle(target).refresh(), key, target, offsets)

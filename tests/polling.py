@@ -11,18 +11,18 @@ OF_AIRFLOW_S = 0.5
 """An answer costs Airflow tens of milliseconds of CPU: asked twenty times a second, it would take a core."""
 
 
-def eventually(look: Callable[[], Any], *, within_s: float = 120, every_s: float = POLL_S) -> Any:
+def eventually(check: Callable[[], Any], *, within_s: float = 120, every_s: float = POLL_S) -> Any:
     """Poll until `look()` is true, and return its result."""
     deadline = time.monotonic() + within_s
-    while not (seen := look()):
+    while not (seen := check()):
         assert time.monotonic() < deadline, f"not true within {within_s:.0f} s"
         time.sleep(every_s)
     return seen
 
 
-def throughout(look: Callable[[], Any], *, for_s: float) -> None:
+def throughout(check: Callable[[], Any], *, for_s: float) -> None:
     """Assert that `look()` stays true."""
     deadline = time.monotonic() + for_s
     while time.monotonic() < deadline:
-        assert look(), f"not true for {for_s:.0f} s"
+        assert check(), f"not true for {for_s:.0f} s"
         time.sleep(POLL_S)

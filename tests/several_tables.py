@@ -34,7 +34,7 @@ from frazil.table.metadata_times import keep_times_in_order
 NAMESPACE = "several"
 NAMES = tuple("abcde")
 NUMBER = "test.number"
-RETRY_POLICY = RetryPolicy(total_s=60, first_s=0.005, most_s=0.1)
+RETRY_POLICY = RetryPolicy(total_s=60, first_s=0.005, max_s=0.1)
 
 
 def open_catalog(uri: str, warehouse: str) -> SqlCatalog:
@@ -81,7 +81,7 @@ class Cuts:
         self.catalog, self.io = catalog, PyArrowFileIO()
         self.known: dict[str, int] = {}
 
-    def look(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         where = IcebergTables.table_namespace == NAMESPACE
         with Session(self.catalog.engine) as session:
             rows = session.execute(select(IcebergTables.table_name, IcebergTables.metadata_location).where(where)).all()

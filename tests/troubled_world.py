@@ -37,8 +37,8 @@ from tests.made_history import HOUR_MS, MINUTE_MS, MadeHistory
 from tests.silent_server import silent_server
 
 HISTORY_HOURS = 50
-"""So much that yesterday is complete, whatever the time of day."""
-BEAT_S = 3.0
+"""Enough hours that yesterday is complete, whatever the time of day."""
+HEARTBEAT_INTERVAL_S = 3.0
 SILENT = "far"
 """The catalog that hangs."""
 DECLARED = """\
@@ -61,10 +61,10 @@ class TroubledWorld:
     folder: Path
     kafka: EmbeddedKafka
     commits: int
-    """Of each stream, one a minute."""
+    """Commits of each stream, one a minute."""
     silent_port: int
     now_ms: int = field(default_factory=clock.now_ms)
-    _beats: list[Callable[[int], None]] = field(default_factory=list)
+    _heartbeats: list[Callable[[int], None]] = field(default_factory=list)
 
     @property
     def streams(self) -> Path:
@@ -102,21 +102,21 @@ class TroubledWorld:
         with ExitStack() as dated:  # PyIceberg dates a new table by the host's clock
             for module in ("pyiceberg.table.metadata", "pyiceberg.table.update"):
                 dated.enter_context(patch(f"{module}.datetime_to_millis", lambda _: made.now_ms))
-            return MadeHistory(made, [0] * made.partitions, made.now_ms, self._beats.append)
+            return MadeHistory(made, [0] * made.partitions, made.now_ms, self._heartbeats.append)
 
     @contextmanager
     def alive(self) -> Iterator[None]:
         """Heartbeats come, as from writers that run."""
         over = threading.Event()
 
-        def beat() -> None:
+        def heartbeat() -> None:
             while True:
-                for one in self._beats:
+                for one in self._heartbeats:
                     one(clock.now_ms())
-                if over.wait(BEAT_S):
+                if over.wait(HEARTBEAT_INTERVAL_S):
                     return
 
-        thread = threading.Thread(target=beat, name="heartbeats", daemon=True)
+        thread = threading.Thread(target=heartbeat, name="heartbeats", daemon=True)
         thread.start()
         yield
         over.set()
@@ -152,9 +152,9 @@ def troubled_world(
         yield world
 
 
-def wave(most: int, partitions: int = 4) -> Callable[[int], list[int]]:
+def wave(limit: int, partitions: int = 4) -> Callable[[int], list[int]]:
     """Records of each partition, minute by minute: a little up and down, as people buy."""
-    return lambda minute: [int(most * (0.8 + 0.2 * np.sin(minute / 5 + p))) for p in range(partitions)]
+    return lambda minute: [int(limit * (0.8 + 0.2 * np.sin(minute / 5 + p))) for p in range(partitions)]
 
 
 def _orders(world: TroubledWorld, pid: int) -> MadeHistory:

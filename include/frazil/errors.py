@@ -6,7 +6,7 @@ FrazilError                  exit  restart?
 ├── OffsetGap                 11   no   Kafka deleted records that were not yet read
 ├── RolledBack                12   no   the table was rolled back behind the stream's marker
 ├── Fenced                    13   no   another writer of this stream took over
-│   └── BackfillAbandoned     30   no   a person abandoned the backfill or replay that this run had begun
+│   └── BackfillAbandoned     30   no   an operator abandoned the backfill or replay that this run had begun
 ├── TopicRecreated            14   no   the topic's id is not the marker's
 ├── SchemaIncompatible        15   no   the declared schema does not fit the table's
 ├── AccessDenied              16   no   Kafka, the catalog or the storage refuses our credentials
@@ -15,17 +15,17 @@ FrazilError                  exit  restart?
 ├── CommitRefused             19   no   the catalog refuses a request, and waiting does not help
 ├── StaleBatch                20   yes  the batch does not start at the marker's offsets: stage it again
 ├── CommitUnavailable         21   yes  the catalog could not be reached, or kept refusing, for too long
-│   └── TableLost             25   yes  the catalog answers, and lacks a table whose files are there
+│   └── TableLost             25   yes  the catalog answers, without a table whose files exist
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
 │   └── TopicMissing          24   yes  the brokers answer, but have no such topic (yet)
 ├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
 ├── VersionChanged            26   yes  another version of frazil was installed while the writer ran
 ├── CircuitOpen               27   no   most records of a batch would be dead letters: nothing of it is committed
 ├── RegistryUnavailable       28   yes  the schema registry does not give the schemas of records
-├── RouteBehind               29   no   a table of the stream's route lacks rows, for too long or before a replay
+├── RouteBehind               29   no   a table of the stream's route is missing rows, for too long or before a replay
 ├── DesiredMoved              31   no   another user paused, resumed or restarted the stream meanwhile
 ├── WorkerDied                 1 crash Spark gave a task up because its processes died again and again
-└── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
+└── EnvironmentUnusable        1   no   something is missing on this machine (Java, a port, a download)
     └── MissingExtra           1   no   a package of an extra is not installed: frazil[spark], frazil[airflow], …
 
 The writer's process ends with the exit code of the error, from which the supervisor decides whether to restart it.
@@ -151,7 +151,7 @@ class EnvironmentUnusable(FrazilError):
 
 
 class MissingExtra(EnvironmentUnusable, ImportError):
-    """Also an ImportError, for code that tests whether `frazil.airflow` can be imported."""
+    """Is an ImportError too, for code that tests whether `frazil.airflow` can be imported."""
 
 
 def kinds(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:

@@ -57,7 +57,7 @@ class BatchCommitted:
     commit_s: float
     """Including the journal, and the merge."""
     bytes: int = 0
-    """Of the files, before a merge."""
+    """Size of the staged files, before a merge."""
     changes: Mapping[str, int] = field(default_factory=dict)
     """What a merge made of the records, by the names of `frazil.commit.history.CHANGES`; empty without one."""
 
@@ -81,7 +81,7 @@ class LagMeasured:
     freshness_ms: int
     """The time since the last commit while records wait, or since this writer began if it has made none; else 0."""
     backpressure_ms: int
-    """By how much the last batch took longer than the commit interval, or the current one already does; else 0."""
+    """Excess of the last batch, or of the current one so far, over the commit interval; else 0."""
     in_transactions: int = 0
     """Offsets beyond `lag`, which wait for transactions to end."""
 
@@ -92,7 +92,7 @@ class FutureEventTimes:
 
     key: BatchKey
     rows: int
-    most: TopicPartition
+    furthest: TopicPartition
     """The topic-partition that most of them come from."""
     max_future: str
     """The declared limit, such as `10m`."""
@@ -152,7 +152,7 @@ class TableEvolved:
 
     key: BatchKey
     changes: tuple[str, ...]
-    """In words, such as `added column gate string`."""
+    """Sentences such as `added column gate string`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +165,11 @@ class OutageMet:
 
 @dataclass(frozen=True, slots=True)
 class TablesBehind:
-    """Tables of the stream's route lack rows, which the writer tries to bring; with no names, all have all again."""
+    """Routed tables are missing rows, which the writer tries to bring. Without names, all have all rows again."""
 
     names: frozenset[str]
     sentence: str
-    """Which rows, why, and what will be done."""
+    """The rows, the reason, and the next step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where frazil keeps the files of this machine: `$FRAZIL_HOME`, by default `.frazil` in the current folder.
+"""The folders of this machine's files: `$FRAZIL_HOME`, by default `.frazil` in the current folder.
 
 <home>/streams/<name>/   the run folder of a stream, or of an application that streams share: lock, status.json,
                          exit.json, writer.log

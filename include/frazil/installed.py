@@ -1,6 +1,6 @@
 """Whether frazil's files are still those that this process began with.
 
-A process that goes on while they are replaced loads some of the new ones beside the old ones. What then fails says
+A process that goes on while they are replaced loads some of the new ones next to the old ones. What then fails says
 nothing about a table, a catalog or Kafka.
 """
 
@@ -19,7 +19,7 @@ Files = frozenset[tuple[str, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """With what a process began. `process` is its name in a sentence."""
+    """The files that a process started with. `process` is its name in a sentence."""
 
     process: str
     files: Files
@@ -29,7 +29,7 @@ _began: list[Began] = []
 
 
 def remember(process: str) -> None:
-    """To be called when a process begins that goes on for long."""
+    """Remember the files; call it when a long-lived process starts."""
     _began[:] = [Began(process, _files(FOLDER))]
 
 
@@ -39,14 +39,14 @@ def outdated(error: BaseException) -> str | None:
         return None
     process = _began[0].process
     return (
-        f"frazil was changed under this {process} since it began, and only parts of it are loaded anew: restart it. "
+        f"frazil was changed under this {process} since it began, and only parts of it are loaded again: restart it. "
         f"If it fails again after that, the change is not the cause: {type(error).__name__}: "
         f"{' '.join(str(error).split())}"
     )
 
 
 def fingerprint(folder: Path) -> str:
-    """Of the files that a package has now: another one as soon as any of them is replaced."""
+    """Digest a package's files: it changes once any of them is replaced."""
     return hashlib.sha256(repr(sorted(_files(folder))).encode()).hexdigest()
 
 
@@ -54,8 +54,8 @@ def _files(folder: Path) -> Files:
     found = set()
     for file in folder.rglob("*.py"):
         try:
-            told = file.stat()
+            status = file.stat()
         except OSError:  # it is being replaced just now
             continue
-        found.add((str(file), told.st_size, told.st_mtime_ns))
+        found.add((str(file), status.st_size, status.st_mtime_ns))
     return frozenset(found)

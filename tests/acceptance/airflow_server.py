@@ -19,7 +19,7 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parents[2]
 ANSWER = "ANSWER "
 
-Told = tuple[str, int]
+Published = tuple[str, int]
 """A window's key and the number of a signal."""
 
 
@@ -57,7 +57,7 @@ class AirflowServer:
             )  # fmt: skip
 
     def begin(self, *, streams: Path, home: Path) -> None:
-        """An Airflow that was installed just now, beside the declarations and the FRAZIL_HOME of a host."""
+        """An Airflow that was installed just now, next to the declarations and the FRAZIL_HOME of a host."""
         self._ask("begin", streams=str(streams), home=str(home))
 
     def run(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, hours_ahead: int = 0) -> DagRun:
@@ -68,9 +68,9 @@ class AirflowServer:
         """What the button *Create event* of an asset's page asks the API server for."""
         self._ask("create_event", asset=asset, extra=extra, key=key)
 
-    def told(self, asset: str) -> list[Told]:
+    def published(self, asset: str) -> list[Published]:
         """What frazil told an asset of: events that people made are left out."""
-        return [(key, number) for key, number in self._ask("told", asset=asset)]
+        return [(key, number) for key, number in self._ask("published", asset=asset)]
 
     def alert_states(self) -> Mapping[str, Any]:
         """What `frazil_health` remembers to be wrong, or to be about to be, by subject."""
@@ -109,7 +109,7 @@ def _serve(home: Path) -> None:
 
 
 class _Server:
-    """What the process does; Airflow is imported by nobody else."""
+    """What the process does; Airflow is imported by no one else."""
 
     def __init__(self, home: Path) -> None:
         from airflow.dag_processing.bundles.manager import DagBundlesManager  # noqa: PLC0415
@@ -173,7 +173,7 @@ class _Server:
             body = CreateAssetEventsBody(asset_id=found.id, partition_key=key, extra=extra)
             create_asset_event(body, session, None)  # type: ignore[arg-type]
 
-    def told(self, asset: str) -> list[Told]:
+    def published(self, asset: str) -> list[Published]:
         from airflow.models.asset import AssetEvent, AssetModel  # noqa: PLC0415
         from airflow.utils.session import create_session  # noqa: PLC0415
         from sqlalchemy import select  # noqa: PLC0415
@@ -193,7 +193,7 @@ class _Server:
         from airflow.utils.session import create_session  # noqa: PLC0415
         from sqlalchemy import select  # noqa: PLC0415
 
-        from frazil.airflow.maintenance.look import TURNS  # noqa: PLC0415
+        from frazil.airflow.maintenance.due import TURNS  # noqa: PLC0415
 
         with create_session() as session:
             found = session.execute(
@@ -209,7 +209,7 @@ class _Server:
         return {"dags": sorted(self._dags), "errors": self._errors}
 
     def _parse(self) -> None:
-        """As Airflow's DAG processor does all the time: where nothing changed, it comes to the same."""
+        """Parse the DAGs, as Airflow's DAG processor does all the time; without a change the result is the same."""
         from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db  # noqa: PLC0415
 
         files = {path.name: path.read_bytes() for path in self._streams.glob("*.yaml")}

@@ -52,9 +52,9 @@ class Shape:
     partitions: int
     yaml: str
     properties: str = "{}"
-    """Of its table."""
+    """The table's properties."""
     keeps: Literal["all", "first", "newest"] = "all"
-    """Which of the records of an id become its row. Where not all do, each record is sent with another version."""
+    """The records of an id that become its row. If not all do, each record is sent with another version."""
 
     def __str__(self) -> str:
         return self.name
@@ -98,7 +98,7 @@ class World:
     generation: int = 0
     extra_columns: str = ""
     more: str = ""
-    """Of the declaration, beside what all have."""
+    """More lines of the declaration."""
     grows: int = 0
     """How many more fields the records have from now on."""
     idle_timeout: str = "1h"
@@ -147,7 +147,7 @@ class World:
 
     @property
     def windows(self) -> str | None:
-        """Which windows of event time complete: of the table, as its time partition is."""
+        """The grain of the table's windows, which is that of its time partition."""
         return load_stream(self.file).window
 
     @property
@@ -248,7 +248,7 @@ class World:
             assert done.code == 0, done.err[-3000:]
 
     def pause(self) -> None:
-        """Say that no writer shall run: nobody is to be alarmed that none does."""
+        """Pause the stream, so that no alert says that no writer runs."""
         done = self.frazil("pause", self.name)
         assert done.code == 0, done.err
 
@@ -262,13 +262,13 @@ class World:
     def quiet(self, running: Running, host: str = "one") -> bool:
         """Wait until a writer has committed all there is, or has ended; whether it still runs."""
 
-        def look() -> bool:
+        def check() -> bool:
             seen = self.status(host)
             mine = seen.get("writer", {}).get("pid") is not None
             return not running.runs or (mine and seen["lag"] == 0 and seen["writer"]["phase"] == "waiting")
 
         try:
-            eventually(look)
+            eventually(check)
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.status(host)}\n{running.said[-3000:]}") from error
         return running.runs
@@ -417,10 +417,10 @@ class World:
         eventually(lambda: self.airflow_run(f"partitions_{self.identifier}").state == "waiting")
         signals = TableSignals.load(load_catalog(None), self.identifier)
         made, newest = signals.after(0), signals.newest(from_us=0, to_us=2**62)
-        assert Counter(self.airflow.told(self.identifier)) == Counter(
+        assert Counter(self.airflow.published(self.identifier)) == Counter(
             (s.partition, s.number) for s in made if s.revision == 1
         )
-        again = Counter(self.airflow.told(f"{self.identifier}.reopened"))
+        again = Counter(self.airflow.published(f"{self.identifier}.reopened"))
         assert again <= Counter((s.partition, s.number) for s in made if s.revision > 1)
         assert {(s.partition, s.number) for s in newest.values() if s.revision > 1} <= set(again)
         return newest
@@ -432,7 +432,7 @@ class World:
         return done
 
     def alerts(self) -> list[str]:
-        """What a run of `frazil_health` is red for; what it tells beside is its change since the last run."""
+        """What a run of `frazil_health` is red for; what else it reports is its change since the last run."""
         done = self.airflow.run("frazil_health")
         measured = done.xcom["measure"]
         said = [alert["sentence"] for alert in measured["active"]]
@@ -457,7 +457,7 @@ class World:
         assert {(w.start_us - BEGIN_US) // (length // MICROSECOND): s.rows for w, s in said.items()} == complete
 
     def mend(self) -> None:
-        """Put right what is so, unless somebody did."""
+        """Put right what is so, unless a user did."""
         mending, self.mending = self.mending, None
         if mending:
             mending()
@@ -494,7 +494,7 @@ class World:
             return True
 
     def close(self) -> None:
-        """Also where the test failed, whatever stands still by then."""
+        """Close everything, also after a failed test."""
         self.commands.end_all()
         for clean in reversed(self.cleanups):
             clean()

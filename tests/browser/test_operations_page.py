@@ -168,9 +168,9 @@ def test_a_catalog_that_hangs_is_named_within_two_seconds_and_leaves_the_others_
 ):
     context = browser.new_context()
     context.add_cookies([server.cookie("VIEWER")])
-    asked = time.monotonic()
+    requested = time.monotonic()
     first = context.request.get(f"{server.url}/frazil/ops/api/overview").json()
-    took_s = time.monotonic() - asked
+    took_s = time.monotonic() - requested
     words = {line["stream"]: line["word"] for line in first["lines"]}
     assert (words["suppliers"], words["orders"]) == ("no answer", "running")
     assert took_s < 4, "1.6 s, on a machine that does nothing else"
@@ -240,7 +240,7 @@ def test_who_is_not_signed_in_is_sent_to_sign_in_and_gets_nothing_else(browser: 
     context.close()
 
 
-def test_a_viewer_looks_has_no_button_that_acts_and_is_refused_what_is_sent_nevertheless(open_page: Open):
+def test_a_viewer_checks_has_no_button_that_acts_and_is_refused_what_is_sent_nevertheless(open_page: Open):
     page = open_page(f"{PAGE}#/stream/orders", role="VIEWER")
     for at in ("#/stream/orders", "#/stream/payments", "#/table/shop.shipments"):
         view(page, at, VIEWS[at])

@@ -39,6 +39,10 @@ class DagRunner:
         """See `in_airflow.run`."""
         return dict(self._process.call(in_airflow.run, dag_id, conf, moment, later=later))
 
+    def pause(self, dag_id: str, *, paused: bool) -> None:
+        """See `in_airflow.pause`."""
+        self._process.call(in_airflow.pause, dag_id, paused)
+
     def put(self, asset: str, **what: Any) -> None:
         """See `in_airflow.put`."""
         self._process.call(in_airflow.put, asset, **what)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from frazil import clock
 from frazil.airflow.health.tasks import measure_all
-from frazil.maintenance import measure
+from frazil.errors import KafkaUnavailable
+from frazil.maintenance import lag, measure
 from frazil.spec.load import load_stream
 from frazil.table import rest_catalog
 from tests.dags.test_maintenance import Store
@@ -27,7 +29,7 @@ event-time: at
 maintenance: {orphans: off}
 """
 HALF = timedelta(minutes=8)
-"""Of the hold time, and a little more."""
+"""Half of the hold time, and a little more."""
 
 
 @pytest.fixture
@@ -69,13 +71,13 @@ def test_maintenance_that_fails_twice_is_an_alert_until_a_run_succeeds(
         assert failed["tasks"]["table.rewrite[city.rides]"] == failed["state"] == "failed"
 
     for number, later in enumerate((timedelta(0), HALF)):
-        looked = airflow.run("frazil_health", moment=begin - timedelta(seconds=number), later=later)
-        assert looked["tasks"]["alerts"] == "skipped", "the hold has begun"
+        checked = airflow.run("frazil_health", moment=begin - timedelta(seconds=number), later=later)
+        assert checked["tasks"]["alerts"] == "skipped", "the hold has begun"
     fired = airflow.run("frazil_health", moment=begin + timedelta(seconds=3), later=2 * HALF)
     assert (fired["state"], fired["tasks"]["alerts"], fired["tasks"]["changed"]) == ("failed", "failed", "success")
-    told = fired["events"][-1][2]
-    assert rules(told["fired"]) >= {"runs:frazil_maintenance", "unmeasured"}
-    (failed_runs,) = [alert for alert in told["fired"] if alert["rule"] == "runs:frazil_maintenance"]
+    reported = fired["events"][-1][2]
+    assert rules(reported["fired"]) >= {"runs:frazil_maintenance", "unmeasured"}
+    (failed_runs,) = [alert for alert in reported["fired"] if alert["rule"] == "runs:frazil_maintenance"]
     assert failed_runs["sentence"].startswith("the last 2 runs of the DAG frazil_maintenance failed")
     assert failed_runs["runbook"] == "docs/runbook.md#runs"
 
@@ -86,6 +88,25 @@ def test_maintenance_that_fails_twice_is_an_alert_until_a_run_succeeds(
     assert rules(well["events"][-1][2]["resolved"]) >= {"runs:frazil_maintenance", "unmeasured"}
 
 
+def test_paused_audits_are_an_alert_until_they_are_unpaused(
+    far: MadeCatalog, streams: Path, dag_runner: Callable[[Path], Any]
+) -> None:
+    assert far.mood is Mood.WELL
+    airflow, begin = dag_runner(streams), datetime.now(UTC)
+    rule = "runs:frazil_audits"
+
+    def checked(number: int) -> Any:
+        moment = begin + timedelta(seconds=number)
+        return airflow.run("frazil_health", moment=moment, later=number * HALF)["events"]
+
+    airflow.pause("frazil_audits", paused=True)
+    fired = [checked(number) for number in range(3)][-1][-1][2]
+    assert rule in rules(fired["fired"])
+    assert airflow.run("frazil_audits", moment=begin)["state"] == "success"
+    airflow.pause("frazil_audits", paused=False)
+    assert rule in rules(checked(3)[-1][2]["resolved"])
+
+
 @pytest.mark.parametrize(("mood", "said"), [(Mood.REFUSES, "the token has expired"), (Mood.HANGS, "no answer in time")])
 def test_a_catalog_that_does_not_answer_is_an_alert_until_it_does(
     far: MadeCatalog, streams: Path, mood: Mood, said: str, monkeypatch: pytest.MonkeyPatch
@@ -94,17 +115,36 @@ def test_a_catalog_that_does_not_answer_is_an_alert_until_it_does(
     monkeypatch.setattr(measure, "kafka_lag", lambda *_: None)
     begin_ms, store = clock.now_ms(), Store()
 
-    def look(after: timedelta) -> dict[str, Any]:
+    def check(after: timedelta) -> dict[str, Any]:
         monkeypatch.setattr(clock, "now_ms", lambda: begin_ms + after // timedelta(milliseconds=1))
         return measure_all(streams, store)
 
     far.mood = mood
-    assert [look(after)["active"] for after in (timedelta(0), HALF)] == [[], []]
-    fired = look(2 * HALF)["fired"]
+    assert [check(after)["active"] for after in (timedelta(0), HALF)] == [[], []]
+    fired = check(2 * HALF)["fired"]
     (of_table,) = [alert for alert in fired if alert["table"] == "city.rides"]
     assert of_table["rule"] == "unmeasured"
     assert said in of_table["sentence"]
     far.mood = Mood.WELL
-    over = look(3 * HALF)
+    over = check(3 * HALF)
     assert ("city.rides", "unmeasured") in {(alert["table"], alert["rule"]) for alert in over["resolved"]}
     assert over["active"] == []
+
+
+def test_an_unreachable_kafka_does_not_keep_an_old_commit_fresh(
+    streams: Path, far: MadeCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert far.mood is Mood.WELL
+    monkeypatch.setattr(lag, "open_kafka", Mock(side_effect=KafkaUnavailable("no broker at 127.0.0.1:1 answers")))
+    begin_ms, store = clock.now_ms(), Store()
+
+    def fired(after: timedelta) -> list[dict[str, Any]]:
+        monkeypatch.setattr(clock, "now_ms", lambda: begin_ms + after // timedelta(milliseconds=1))
+        found: list[dict[str, Any]] = measure_all(streams, store)["fired"]
+        return found
+
+    old = timedelta(minutes=16)
+    assert [*fired(timedelta(0)), *fired(old), *fired(old + HALF)] == []
+    (alert,) = fired(old + 2 * HALF)
+    assert alert["rule"] == "freshness:rides"
+    assert "its lag is unknown (no broker at 127.0.0.1:1 answers): last commit" in alert["sentence"]

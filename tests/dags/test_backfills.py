@@ -20,10 +20,10 @@ from frazil.airflow.backfills import dag as backfills
 from frazil.airflow.backfills.stage import StageOperator
 from frazil.airflow.task import run_name
 from frazil.audit.run import audit_stream
-from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill
-from frazil.commit.lane import Lane, LaneState, read_lane
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
 from frazil.commit.opened import open_stream
 from frazil.operations.abandoning import plan_abandon
 from frazil.spec.load import find_stream
@@ -32,7 +32,9 @@ from tests.made_batches import MadeStream
 RUN = "frazil_backfill/manual of 2026-11-27T08:00:00+00:00"
 
 
-def test_the_form_asks_for_a_declared_stream_and_is_a_dry_run_unless_told_otherwise(parsed: dict[str, Any]) -> None:
+def test_the_form_asks_for_a_declared_stream_and_is_a_dry_run_unless_requested_otherwise(
+    parsed: dict[str, Any],
+) -> None:
     dag = parsed["dags"]["frazil_backfill"]
     assert dag["tasks"] == {
         "plan": "FrazilShortCircuit",
@@ -100,15 +102,15 @@ def test_a_run_whose_backfill_a_person_abandons_ends_for_good_and_a_task_of_it_t
     submitted: list[str] = []
 
     def spark_submit(_: Any, __: Any) -> None:
-        lane = LaneCommitter.begin(made.tables, parse_request({"stream": "ticks", "run": RUN}))
-        submitted.append(lane.lane.id)
+        committer = BackfillCommitter.begin(made.tables, parse_request({"stream": "ticks", "run": RUN}))
+        submitted.append(committer.backfill.id)
         plan_abandon(made.spec, by="ada, Airflow").carry_out()
         raise AirflowException("Cannot execute: spark-submit. Error code is: 30.")
 
     monkeypatch.setattr(SparkSubmitOperator, "execute", spark_submit)
     operator = StageOperator(task_id="stage", streams=str(tmp_path), application="app.py")
     for _ in ("the run's first try", "a try that Airflow, or a person who clears it, begins"):
-        with pytest.raises(AirflowFailException, match=rf"a person abandoned what run {re.escape(RUN)} had begun"):
+        with pytest.raises(AirflowFailException, match=rf"an operator abandoned what run {re.escape(RUN)} had begun"):
             operator.execute({"ti": Instance()})
     monkeypatch.setattr(backfills, "get_current_context", lambda: context_of("2026-11-27T08:00:00Z"))
     for again in (
@@ -117,15 +119,15 @@ def test_a_run_whose_backfill_a_person_abandons_ends_for_good_and_a_task_of_it_t
     ):
         with pytest.raises(AirflowFailException, match="BackfillAbandoned"):
             again()
-    assert submitted == [lane(made).id]
-    assert (lane(made).state, lane(made).abandoned_by) == (LaneState.ABANDONED, "ada, Airflow")
+    assert submitted == [last_backfill(made).id]
+    assert (last_backfill(made).state, last_backfill(made).abandoned_by) == (BackfillState.ABANDONED, "ada, Airflow")
 
 
 def test_a_run_with_the_id_of_an_abandoned_one_that_was_deleted_is_another_run(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deleted = run_name(context_of("2026-11-27T08:00:00Z"))
-    LaneCommitter.begin(made.tables, parse_request({"stream": "ticks", "run": deleted}))
+    BackfillCommitter.begin(made.tables, parse_request({"stream": "ticks", "run": deleted}))
     plan_abandon(made.spec, by="ada, Airflow").carry_out()
 
     class Planned(Exception):
@@ -140,15 +142,15 @@ def test_a_run_with_the_id_of_an_abandoned_one_that_was_deleted_is_another_run(
         backfills.plan(str(tmp_path))
 
 
-def context_of(asked_at: str) -> dict[str, Any]:
-    """Of a task in the run `manual` that somebody asked for then."""
-    run = SimpleNamespace(run_after=datetime.fromisoformat(asked_at))
+def context_of(requested_at: str) -> dict[str, Any]:
+    """The context of a task in the run `manual` that a user requested then."""
+    run = SimpleNamespace(run_after=datetime.fromisoformat(requested_at))
     params = {"stream": "ticks", "dry-run": False}
     return {"params": params, "dag": DAG("frazil_backfill"), "run_id": "manual", "dag_run": run}
 
 
-def lane(made: MadeStream) -> Lane:
-    found = read_lane(made.tables.main.refresh().metadata.properties, "ticks")
+def last_backfill(made: MadeStream) -> BackfillMarker:
+    found = read_backfill(made.tables.main.refresh().metadata.properties, "ticks")
     assert found is not None
     return found
 

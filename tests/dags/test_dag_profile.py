@@ -84,8 +84,8 @@ def test_one_setting_gives_every_task_its_notifiers_and_defaults(
     found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=streams)
     assert found["errors"] == {}
     for dag_id, dag in found["dags"].items():
-        for task_id, told in dag["told"].items():
-            assert told == ["ToSlack", "by_mail"], (dag_id, task_id)
+        for task_id, reported in dag["reported"].items():
+            assert reported == ["ToSlack", "by_mail"], (dag_id, task_id)
     assert found["dags"]["frazil_health"]["owner"] == "platform"
     assert found["dags"]["frazil_writer_rides"]["owner"] == "mobility", "what a stream declares goes before"
     assert found["dags"]["frazil_health"]["retries"]["measure"] == 7
@@ -109,7 +109,7 @@ def test_schedules_and_the_arguments_of_one_purpose_are_settings(
     assert (dags["frazil_audits"]["schedule"], dags["frazil_audits"]["params"]["hours"]) == ("15 */6 * * *", 6)
     assert (dags["frazil_reconcile_days"]["every"], dags["frazil_health"]["every"]) == ("1:00:00", "0:10:00")
     assert (dags["frazil_audits"]["retries"]["audit"], dags["frazil_health"]["retries"]["measure"]) == (9, 7)
-    assert dags["frazil_audits"]["retries"]["stream.verdict"] == 0, "a finding is no accident"
+    assert dags["frazil_audits"]["retries"]["stream.report"] == 0, "a finding is no accident"
     assert set(dags["frazil_daily_days"]["queues"].values()) == {"large"}
     assert set(dags["frazil_audits"]["queues"].values()) == {"default"}
 

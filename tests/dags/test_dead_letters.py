@@ -22,7 +22,9 @@ FORM = {
 }
 
 
-def test_the_form_asks_for_a_declared_stream_and_is_a_dry_run_unless_told_otherwise(parsed: dict[str, Any]) -> None:
+def test_the_form_asks_for_a_declared_stream_and_is_a_dry_run_unless_requested_otherwise(
+    parsed: dict[str, Any],
+) -> None:
     dag = parsed["dags"]["frazil_dead_letters"]
     assert dag["tasks"] == {"settle": "FrazilTask"}
     assert (dag["schedule"], dag["max_active_runs"], dag["tags"]) == (None, 1, ["dead letters", "frazil"])

@@ -105,27 +105,27 @@ def test_a_trigger_is_made_again_from_what_it_tells_and_tells_no_secret() -> Non
 
 
 def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
-    lines, told = WriterLines(), []
+    lines, reported = WriterLines(), []
     for second in range(3_600):
         words = "".join(chr(ord("a") + int(digit)) for digit in f"{second:04}")
-        told += lines.telling([(logging.WARNING, words), (logging.INFO, f"said {words}")], now_s=second)
-    assert len(told) == WARNINGS_AN_HOUR + OTHERS_AN_HOUR
+        reported += lines.telling([(logging.WARNING, words), (logging.INFO, f"said {words}")], now_s=second)
+    assert len(reported) == WARNINGS_AN_HOUR + OTHERS_AN_HOUR
     (_, first), (_, second) = lines.telling([(logging.ERROR, "the last")], now_s=3 * HOUR_S)
     assert first == f"{3_600 - WARNINGS_AN_HOUR} warnings of the writer are not shown here; writer.log has them"
     assert second == "the last"
 
 
-def test_lines_that_differ_in_numbers_only_are_told_once_an_hour_with_the_newest_and_how_many_there_were() -> None:
-    lines, told = WriterLines(), []
+def test_lines_that_differ_in_numbers_only_are_reported_once_an_hour_with_the_newest_and_how_many_there_were() -> None:
+    lines, reported = WriterLines(), []
     for minute in range(24 * 60):
         batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
-        told += [(minute, line) for _, line in lines.telling(batch, now_s=minute * 60.0)]
-    assert told[0] == (0, "batch 0: 0 records")
-    of_batches = [one for one in told if one[1].startswith("batch")]
+        reported += [(minute, line) for _, line in lines.telling(batch, now_s=minute * 60.0)]
+    assert reported[0] == (0, "batch 0: 0 records")
+    of_batches = [one for one in reported if one[1].startswith("batch")]
     assert of_batches[1] == (60, "batch 59: 590 records (of 59 such lines since the last one here; writer.log has all)")
     assert len(of_batches) == 24
-    assert len(told) - 24 == 10 + 23
-    # A writer that starts anew is heard.
+    assert len(reported) - 24 == 10 + 23
+    # A writer that starts again is heard.
     assert list(lines.telling([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0)) == []
     lines.begin()
     assert len(list(lines.telling([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0))) == 1
@@ -141,7 +141,7 @@ def test_what_stopped_is_still_counted_and_then_forgotten() -> None:
     assert lines._alike == {}
 
 
-def test_a_decision_that_stands_is_told_again_once_an_hour_with_since_when(
+def test_a_decision_that_stands_is_reported_again_once_an_hour_with_since_when(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     triggers = importlib.import_module("frazil.airflow.writers.trigger")
@@ -231,7 +231,7 @@ def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
     acts = importlib.import_module("frazil.airflow.writers.acts")
     trigger = _trigger_of("run", 1)
 
-    async def look_up() -> Any:
+    async def fetch_task() -> Any:
         claim = read_claim("s")
         number = claim.try_number if claim is not None else None
         return acts.DeferredTask(1, "deferred", exists_now=True, try_number_now=number)
@@ -240,7 +240,7 @@ def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
         if claimed is not None:
             write_claim("s", Claim(*claimed))
 
-    monkeypatch.setattr(trigger, "_look_up", look_up)
+    monkeypatch.setattr(trigger, "_fetch_task", fetch_task)
     monkeypatch.setattr(importlib.import_module("frazil.airflow.writers.trigger").asyncio, "sleep", meanwhile)
     assert asyncio.run(trigger._act()) is acts.Act[act]
 

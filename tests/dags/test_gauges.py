@@ -23,31 +23,31 @@ TABLE = {"table": "demo.flights"}
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, dict[str, Any]]]:
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, dict[str, Any]]]:
     found: list[tuple[str, float, dict[str, Any]]] = []
     monkeypatch.setattr(stats, "gauge", lambda name, value, tags: found.append((name, value, tags)))
     return found
 
 
-def test_the_health_of_each_measured_table_its_streams_and_its_alerts_are_told(told: Any) -> None:
+def test_the_health_of_each_measured_table_its_streams_and_its_alerts_are_reported(reported: Any) -> None:
     active = [{"table": "demo.flights"}, {"table": "demo.flights"}, {"table": "application x"}]
     tell_health({"demo.flights": HEALTH, "demo.gone": None, "demo.away": "no route"}, active)
-    assert ("frazil.table.data_files", 4, TABLE) in told
-    assert ("frazil.table.manifest_list_bytes_per_file", 250, TABLE) in told
+    assert ("frazil.table.data_files", 4, TABLE) in reported
+    assert ("frazil.table.manifest_list_bytes_per_file", 250, TABLE) in reported
     flights = {**TABLE, "stream": "flights"}
-    of_streams = [one for one in told if one[0].startswith("frazil.stream.")]
+    of_streams = [one for one in reported if one[0].startswith("frazil.stream.")]
     assert of_streams == [
         ("frazil.stream.lag", 7, flights),
         ("frazil.stream.last_commit_timestamp_seconds", 5.0, flights),
     ]
-    alerts = {tags["table"]: value for name, value, tags in told if name == "frazil.table.alerts"}
+    alerts = {tags["table"]: value for name, value, tags in reported if name == "frazil.table.alerts"}
     assert alerts == {"demo.flights": 2, "application x": 1, "demo.gone": 0, "demo.away": 0}
 
 
-def test_how_far_windows_are_decided_and_how_many_are_held_is_told(told: Any) -> None:
+def test_how_far_windows_are_decided_and_how_many_are_held_is_reported(reported: Any) -> None:
     tell_windows("demo.flights", Cursor(Grain.HOUR, 0, 7_200_000_000, 1, frozenset({0})))
     tell_windows("demo.new", None)
-    assert told == [
+    assert reported == [
         ("frazil.windows.complete_through_timestamp_seconds", 7_200.0, TABLE),
         ("frazil.windows.held", 1, TABLE),
     ]
@@ -61,9 +61,9 @@ def test_a_backend_that_fails_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> 
     tell_health({"demo.flights": HEALTH}, [])
 
 
-def test_each_gauge_is_documented_and_told(told: Any) -> None:
+def test_each_gauge_is_documented_and_reported(reported: Any) -> None:
     tell_health({"demo.flights": HEALTH}, [])
     tell_windows("demo.flights", Cursor(Grain.HOUR, 0, 1, 1))
-    assert {name for name, _, _ in told} == set(GAUGES)
+    assert {name for name, _, _ in reported} == set(GAUGES)
     page = Path("docs/how-to/watch-with-prometheus.md").read_text()
     assert dict(re.findall(r"^\| `(frazil\.(?:table|stream|windows)\.\w+)` \| (.+) \|$", page, re.MULTILINE)) == GAUGES

@@ -79,7 +79,7 @@ def test_it_is_made_again_from_what_it_tells(trigger: Any) -> None:
     assert type(trigger())(**arguments).serialize() == (path, arguments)
 
 
-def test_the_task_fails_once_its_application_gave_up_and_a_retry_nobody_asked_for_resumes_nothing(trigger: Any) -> None:
+def test_the_task_fails_once_its_application_gave_up_and_a_retry_nobody_requested_resumes_nothing(trigger: Any) -> None:
     give_up()
     assert first_event(trigger(resume=True)).payload == {"reason": "exit code 11"}
     assert desired() == ("running", "")
@@ -115,10 +115,10 @@ def test_marked_pauses_and_cleared_restarts_it_alone(
     acts = importlib.import_module("frazil.airflow.writers.acts")
     one = trigger()
 
-    async def look_up() -> Any:
+    async def fetch_task() -> Any:
         return acts.DeferredTask(1, state, exists_now=True, try_number_now=1)
 
-    monkeypatch.setattr(one, "_look_up", look_up)
+    monkeypatch.setattr(one, "_fetch_task", fetch_task)
     asyncio.run(one.on_kill())
     assert desired() == (mode, "Airflow")
     assert (DesiredStore("s", None).read().restart_generation > 0) == (mode == "running")
@@ -141,21 +141,21 @@ def test_it_says_who_paused_a_stream_that_does_not_run(trigger: Any, module: Any
     assert not trigger()._paused(module.Seen("running", is_alive=True))
 
 
-def test_a_look_that_fails_does_not_end_it_and_a_stream_that_left_the_application_does(
+def test_a_check_that_fails_does_not_end_it_and_a_stream_that_left_the_application_does(
     trigger: Any, module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one, looks = trigger(), iter([OSError("no space"), module.Seen("running", is_alive=True)])
+    one, checks = trigger(), iter([OSError("no space"), module.Seen("running", is_alive=True)])
     real = one._look
 
-    def look() -> Any:
-        found = next(looks, None)
+    def watch() -> Any:
+        found = next(checks, None)
         if isinstance(found, OSError):
             raise found
         if found is None:
             (tmp_path / "streams" / "s.yaml").write_text(STREAM.format(application="other"))
         return found or real()
 
-    monkeypatch.setattr(one, "_look", look)
+    monkeypatch.setattr(one, "_observe", watch)
     assert type(first_event(one)).__name__ == "TaskSuccessEvent"
 
 

@@ -18,6 +18,7 @@ from frazil.airflow.health import dag as health
 from frazil.airflow.health import subjects as watched
 from frazil.airflow.health import tasks as table_health
 from frazil.airflow.maintenance import tasks as table_care
+from frazil.maintenance.alert_rules import Reading
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
@@ -62,7 +63,7 @@ def declare(folder: Path, maintenance: str, *, name: str = "made") -> None:
 
 def test_one_dag_maintains_all_tables_and_one_watches_them(parsed: dict[str, Any]) -> None:
     maintenance = parsed["dags"]["frazil_maintenance"]
-    assert set(maintenance["tasks"]) == {"look", "table.rewrite", "table.orphans"}
+    assert set(maintenance["tasks"]) == {"check_due", "table.rewrite", "table.orphans"}
     assert maintenance["catchup"] is False
     every = ["compaction", "manifests", "expiry", "orphans"]
     assert maintenance["params"] == {"tables": [], "actions": every, "dry-run": False}
@@ -90,7 +91,7 @@ def test_alerts_fire_once_stand_and_resolve(tmp_path: Path, caplog: pytest.LogCa
     assert [alert["rule"] for alert in fired["fired"]] == ["snapshots"]
     stands = table_health.measure_all(tmp_path, store)
     assert (stands["fired"], [alert["rule"] for alert in stands["active"]]) == ([], ["snapshots"])
-    with pytest.raises(AirflowFailException, match=r"alerts stand \(1\): snapshots"), caplog.at_level(logging.ERROR):
+    with pytest.raises(AirflowFailException, match=r"active alerts \(1\): snapshots"), caplog.at_level(logging.ERROR):
         health.alerts(stands)
     assert "frazil maintain demo.made --actions expiry" in caplog.messages[-1]
     declare(tmp_path, "{alerts: {hold: 1ms, snapshots: 300}}")
@@ -151,7 +152,7 @@ def test_alerts_of_a_stream_that_is_removed_resolve_and_those_of_a_broken_file_s
 
 
 @pytest.mark.usefixtures("made")
-def test_days_from_before_an_aggregation_was_first_looked_at_are_no_alert(tmp_path: Path) -> None:
+def test_days_from_before_an_aggregation_was_first_checked_are_no_alert(tmp_path: Path) -> None:
     aggregations = tmp_path / "aggregations"
     aggregations.mkdir()
     (aggregations / "daily.yaml").write_text(
@@ -168,7 +169,7 @@ def test_days_from_before_an_aggregation_was_first_looked_at_are_no_alert(tmp_pa
     assert (alerts(), again) == ([], {"frazil.first-day": "2013-12-30"})
     signal_days("demo.made", "2013-12-30", 1)
     (late,) = alerts()
-    assert "demo.daily lacks 2013-12-30 (complete since" in late
+    assert "demo.daily is missing 2013-12-30 (complete since" in late
 
 
 def signal_days(table: str, first: str, count: int) -> None:
@@ -191,11 +192,21 @@ def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
     subject = watched.Subject(Alerts(failed_runs=7), list, ("frazil_audits",))
 
     def beyond(failed: int) -> bool:
-        seen = watched.read_all({"s": subject}, lambda _, most: min(failed, most), at_once=1)["s"]
+        seen = watched.read_all({"s": subject}, lambda _, limit: min(failed, limit), at_once=1)["s"]
         assert not isinstance(seen, str)
         return seen[0].is_beyond
 
     assert (beyond(7), beyond(8), beyond(100)) == (False, True, True)
+
+
+def test_a_paused_dag_of_all_streams_is_an_alert_although_no_run_of_it_failed() -> None:
+    subjects = {dag_id: watched.Subject(Alerts(), list, (dag_id,)) for dag_id in (*watched.ABOUT_ALL, "frazil_other")}
+    seen = watched.read_all(subjects, lambda *_: 0, lambda _: True, at_once=1)
+    readings = {name: one for name, (one,) in seen.items() if isinstance(one, Reading)}
+    assert {name for name, one in readings.items() if one.is_beyond} == set(watched.ABOUT_ALL)
+    assert readings["frazil_audits"].sentence == (
+        "the DAG frazil_audits is paused in Airflow, so its work is not done: unpause it"
+    )
 
 
 def test_a_stream_that_is_removed_beside_others_is_no_alert_while_it_may_be_for_a_moment(
@@ -225,7 +236,7 @@ def test_a_worker_that_never_read_a_declaration_sound_fails_instead_of_maintaini
     if left:
         (tmp_path / "made.yaml").write_text(left)
     with pytest.raises(AirflowFailException, match=r"demo\.made: not maintained, because this worker has never read"):
-        table_care.look(["demo.made"], tmp_path, actions=["compaction"], dry_run=False)
+        table_care.due_sentences(["demo.made"], tmp_path, actions=["compaction"], dry_run=False)
     with pytest.raises(AirflowFailException, match=str(tmp_path)):
         table_care.orphans(["demo.made"], tmp_path, Store(), dry_run=False)
 
@@ -233,7 +244,9 @@ def test_a_worker_that_never_read_a_declaration_sound_fails_instead_of_maintaini
 @pytest.mark.usefixtures("made")
 def test_what_is_due_is_said_for_each_action(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        found = table_care.look(["demo.made", "demo.none"], tmp_path, actions=["compaction", "expiry"], dry_run=False)
+        found = table_care.due_sentences(
+            ["demo.made", "demo.none"], tmp_path, actions=["compaction", "expiry"], dry_run=False
+        )
     assert [sentence.split(":")[0] for sentence in found] == ["demo.made"] * len(found)
     assert any("expiry is due" in sentence for sentence in found)
     assert "manifests" not in caplog.text, "nobody asked for it"
@@ -243,13 +256,13 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     made: MadeStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert table_care.look(["demo.made"], tmp_path, actions=["expiry"], dry_run=True) == []
+        assert table_care.due_sentences(["demo.made"], tmp_path, actions=["expiry"], dry_run=True) == []
     assert "expiry would be: " in caplog.text
     assert len(made.tables.main.refresh().metadata.snapshots) == 6
 
 
 @pytest.mark.usefixtures("made")
-def test_orphans_are_looked_for_once_a_day(tmp_path: Path) -> None:
+def test_orphans_are_searched_for_once_a_day(tmp_path: Path) -> None:
     store = Store()
     reports = table_care.orphans(["demo.made"], tmp_path, store, dry_run=False)
     assert reports["demo.made"]["refused"] is None

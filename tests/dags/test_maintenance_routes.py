@@ -18,7 +18,7 @@ from frazil.airflow.health import tasks as table_health
 from frazil.airflow.health.routes import RUNS, RouteFindings, next_after
 from frazil.airflow.maintenance import route as route_care
 from frazil.airflow.maintenance import tasks as table_care
-from frazil.airflow.maintenance.look import Run, look_at_all
+from frazil.airflow.maintenance.due import Run, due_tables
 from frazil.airflow.maintenance.route import RouteTables
 from frazil.errors import FrazilError
 from frazil.maintenance import measure, orphan_cleanup
@@ -43,7 +43,7 @@ EAGER = "{alerts: {hold: 1ms, snapshots: 3}, expiry: {keep: 1ms, at-least: 1}, o
 
 @pytest.fixture
 def made(frazil_home: Path, tmp_path: Path) -> MadeRoute:  # noqa: ARG001
-    """`shop.raw_b` has most snapshots; `shop.raw_c` was only made; `shop.raw_x` is somebody else's."""
+    """`shop.raw_b` has most snapshots; `shop.raw_c` was only made; `shop.raw_x` is another owner's."""
     (tmp_path / "shop.yaml").write_text(STREAM.format(maintenance=EAGER))
     stream = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000 - 60_000)
     stream.begin_route("a", "b", "c")
@@ -73,14 +73,14 @@ def tables_of(made: MadeRoute) -> RouteTables:
     return RouteTables(ROUTE, made.spec, [made.spec])
 
 
-def test_one_look_hands_a_route_on_as_one_name_as_long_as_one_of_its_tables_needs_something(
+def test_one_check_hands_a_route_on_as_one_name_as_long_as_one_of_its_tables_needs_something(
     made: MadeRoute, tmp_path: Path
 ) -> None:
     assert made
     run = Run("run-1", 0, (), ACTIONS, dry_run=False, by_hand=False)
-    assert ROUTE in look_at_all(["shop.other", ROUTE], tmp_path, run, Store(), lambda _: {})
+    assert ROUTE in due_tables(["shop.other", ROUTE], tmp_path, run, Store(), lambda _: {})
     (tmp_path / "shop.yaml").write_text(STREAM.format(maintenance="off"))
-    assert look_at_all(["shop.other", ROUTE], tmp_path, run, Store(), lambda _: {}) == []
+    assert due_tables(["shop.other", ROUTE], tmp_path, run, Store(), lambda _: {}) == []
 
 
 @pytest.mark.usefixtures("made")
@@ -179,7 +179,7 @@ def test_what_was_found_of_a_table_stays_until_its_next_turn(made: MadeRoute, mo
     monkeypatch.setattr(health_routes, "FEWEST", 1)
     found, turns = RouteFindings({}), []
     for _ in range(4):
-        found, _ = health_routes.look_on(made.spec, [made.spec], found, now_ms=made.now_ms)
+        found, _ = health_routes.reread_route(made.spec, [made.spec], found, now_ms=made.now_ms)
         turns.append(found.after)
     assert turns == ["shop.raw_a", "shop.raw_b", "shop.raw_c", "shop.raw_x"]
     assert found.beyond == {"shop.raw_a": ["snapshots"], "shop.raw_b": ["snapshots"]}

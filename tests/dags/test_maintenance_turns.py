@@ -1,4 +1,4 @@
-"""Whose turn it is to be looked at: each table as often as it declares, and none that an earlier run works on."""
+"""The tables to check: each as often as it declares, and none that an earlier run works on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from airflow.sdk.exceptions import AirflowSkipException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.airflow.maintenance import look
-from frazil.airflow.maintenance.look import TASKS, TURNS, Run, look_at_all
+from frazil.airflow.maintenance import due
+from frazil.airflow.maintenance.due import TASKS, TURNS, Run, due_tables
 from frazil.airflow.maintenance.rewrite import RewriteOperator
 from frazil.airflow.maintenance.turns import ENDED, Turn, busy, pause_between, whose_turn
 from frazil.errors import FrazilError
@@ -53,30 +53,30 @@ NAMES = ["demo.made", "demo.well"]
 @pytest.mark.usefixtures("streams")
 def test_only_tables_that_need_something_get_a_task(streams: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    found = look_at_all(NAMES, streams, run(12), Store(), nobody_works)
+    found = due_tables(NAMES, streams, run(12), Store(), nobody_works)
     assert "demo.made" in found
     assert "demo.made: expiry is due" in caplog.text
     assert "demo.well: expiry is not due" in caplog.text
 
 
-def test_each_table_is_looked_at_as_often_as_it_declares(
+def test_each_table_is_checked_as_often_as_it_declares(
     streams: Path, monkeypatch: pytest.MonkeyPatch, frazil_home: Path
 ) -> None:
     assert frazil_home
-    looked: list[str] = []
-    measured = look.due_actions
+    checked: list[str] = []
+    measured = due.due_actions
 
     def seen(catalog: Any, table: Any, actions: Any) -> Any:
-        looked.append(table.name)
+        checked.append(table.name)
         return measured(catalog, table, actions)
 
-    monkeypatch.setattr(look, "due_actions", seen)
+    monkeypatch.setattr(due, "due_actions", seen)
     store = Store()
 
     def tables(at: Run) -> list[str]:
-        looked.clear()
-        look_at_all(NAMES, streams, at, store, nobody_works)
-        return [name for name in looked if "dead_letters" not in name]
+        checked.clear()
+        due_tables(NAMES, streams, at, store, nobody_works)
+        return [name for name in checked if "dead_letters" not in name]
 
     assert sorted(tables(run(12))) == NAMES
     assert tables(run(13)) == ["demo.made"], "every hour"
@@ -87,64 +87,64 @@ def test_each_table_is_looked_at_as_often_as_it_declares(
 
 def test_a_table_that_an_earlier_run_works_on_is_left_out_until_that_has_ended(streams: Path) -> None:
     store = Store()
-    first = look_at_all(NAMES, streams, run(12), store, nobody_works)
+    first = due_tables(NAMES, streams, run(12), store, nobody_works)
     index = first.index("demo.made")
     states = {"run-12": {f"table.rewrite_{index}": "running", f"table.orphans_{index}": None}}
-    asked: list[list[str]] = []
+    requested: list[list[str]] = []
 
     def answers(run_ids: list[str]) -> Any:
-        asked.append(run_ids)
+        requested.append(run_ids)
         return states
 
-    assert look_at_all(NAMES, streams, run(13), store, answers) == []
-    assert look_at_all(NAMES, streams, run(14, by_hand=True), store, answers) == []
+    assert due_tables(NAMES, streams, run(13), store, answers) == []
+    assert due_tables(NAMES, streams, run(14, by_hand=True), store, answers) == []
     states["run-12"] = {f"table.rewrite_{index}": "failed", f"table.orphans_{index}": "upstream_failed"}
-    assert "demo.made" in look_at_all(NAMES, streams, run(15), store, answers)
-    assert asked == [["run-12"]] * 3
-    look_at_all(NAMES, streams, run(16), store, answers)
-    assert asked[-1] == ["run-15"], "one that ended is asked for no more"
+    assert "demo.made" in due_tables(NAMES, streams, run(15), store, answers)
+    assert requested == [["run-12"]] * 3
+    due_tables(NAMES, streams, run(16), store, answers)
+    assert requested[-1] == ["run-15"], "one that ended is asked for no more"
 
 
 def test_one_table_that_cannot_be_measured_gets_a_task_that_says_so_and_all_of_them_one_error(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured, broken = look.due_actions, {"demo.well"}
+    measured, broken = due.due_actions, {"demo.well"}
 
     def on_fire(catalog: Any, table: Any, actions: Any) -> Any:
         if table.name in broken:
             raise OSError("the storage is on fire")
         return measured(catalog, table, actions)
 
-    monkeypatch.setattr(look, "due_actions", on_fire)
-    assert look_at_all(NAMES, streams, run(12), Store(), nobody_works) == NAMES
+    monkeypatch.setattr(due, "due_actions", on_fire)
+    assert due_tables(NAMES, streams, run(12), Store(), nobody_works) == NAMES
     broken.add("demo.made")
     store = Store()
     with pytest.raises(FrazilError, match=r"none of 2 tables could be measured; demo\.made: OSError"):
-        look_at_all(NAMES, streams, run(12), store, nobody_works)
+        due_tables(NAMES, streams, run(12), store, nobody_works)
     assert TURNS not in store, "the retry looks at all of them"
 
 
 def test_a_table_that_this_worker_knows_nothing_of_gets_a_task_that_fails(streams: Path) -> None:
-    assert "demo.gone" in look_at_all([*NAMES, "demo.gone"], streams, run(12), Store(), nobody_works)
+    assert "demo.gone" in due_tables([*NAMES, "demo.gone"], streams, run(12), Store(), nobody_works)
 
 
 def test_a_dry_run_hands_on_what_is_chosen_and_remembers_nothing(streams: Path) -> None:
     store = Store()
-    assert look_at_all(NAMES, streams, run(12, dry_run=True), store, nobody_works) == NAMES
+    assert due_tables(NAMES, streams, run(12, dry_run=True), store, nobody_works) == NAMES
     assert store == {}
 
 
 def test_more_tables_than_a_run_may_have_come_first_in_the_next(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "MAX_TABLES", 1)
+    monkeypatch.setattr(due, "MAX_TABLES", 1)
     store = Store()
     declare(streams, EAGER, name="also")
     also = MadeStream(load_stream(streams / "also.yaml"), time.time_ns() // 1_000_000, partitions=1)
     for batch in range(5):
         also.land({0: (batch * 10, batch * 10 + 10)})
     names = ["demo.also", "demo.made"]
-    assert look_at_all(names, streams, run(12), store, nobody_works) == ["demo.also"]
+    assert due_tables(names, streams, run(12), store, nobody_works) == ["demo.also"]
     assert list(store[TURNS]) == ["demo.also"], "the other one still waits"
-    assert look_at_all(names, streams, run(13), store, nobody_works) == ["demo.made"]
+    assert due_tables(names, streams, run(13), store, nobody_works) == ["demo.made"]
     assert store[TURNS]["demo.also"] == [12 * HOUR_MS]
 
 
@@ -152,7 +152,7 @@ def test_more_tables_than_a_run_may_have_come_first_in_the_next(streams: Path, m
     st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 48).map(lambda h: timedelta(hours=h)), min_size=1),
     st.integers(1, 200),
 )
-def test_every_table_is_looked_at_within_its_interval_and_one_pause(every: dict[str, timedelta], runs: int) -> None:
+def test_every_table_is_checked_within_its_interval_and_one_pause(every: dict[str, timedelta], runs: int) -> None:
     pause = pause_between(every.values())
     turns: dict[str, Turn] = {}
     for number in range(runs):
@@ -186,7 +186,7 @@ def test_a_table_is_free_when_all_its_tasks_have_ended(state: str | None) -> Non
 
 def test_a_run_whose_tasks_are_not_mapped_yet_works_on_all_its_tables_and_a_deleted_one_on_none() -> None:
     turns = {"t": Turn(1, "r", 3), "gone": Turn(1, "deleted", 0)}
-    assert busy(turns, {"r": {"look": "success", "table.rewrite": None}}, tasks=TASKS) == {"t": "r"}
+    assert busy(turns, {"r": {"check_due": "success", "table.rewrite": None}}, tasks=TASKS) == {"t": "r"}
 
 
 @given(st.one_of(st.builds(Turn, st.integers(0), st.text(), st.integers(0)), st.builds(Turn, st.integers(0))))
@@ -228,15 +228,15 @@ def test_a_run_has_tasks_for_tables_that_need_something_and_the_next_one_asks_wh
     first = runner.run("frazil_maintenance", conf=form)
     assert first["state"] == "success"
     assert first["tasks"] == {
-        "look": "success",
+        "check_due": "success",
         "table.rewrite[demo.made]": "skipped",
         "table.orphans[demo.made]": "success",
     }
     second = runner.run("frazil_maintenance", conf=form)
-    assert second["tasks"] == {"look": "success", "table.rewrite": "skipped", "table.orphans": "skipped"}
+    assert second["tasks"] == {"check_due": "success", "table.rewrite": "skipped", "table.orphans": "skipped"}
     dry = runner.run("frazil_maintenance", conf={"tables": ["demo.well"], "actions": ["expiry"], "dry-run": True})
     assert dry["tasks"] == {
-        "look": "success",
+        "check_due": "success",
         "table.rewrite[demo.well]": "skipped",
         "table.orphans[demo.well]": "skipped",
     }

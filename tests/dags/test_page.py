@@ -1,4 +1,4 @@
-"""The operations page on Airflow's own API server: who may see what, and what hangs delays nobody."""
+"""The operations page on Airflow's own API server: who may see what, and what hangs delays no one."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def airflow_process(home: Path, airflow_database: Path, streams: Path, silent: S
 
 @pytest.fixture(scope="module")
 def ask(airflow_process: AirflowProcess) -> Ask:
-    def asked(role: str | None, path: str, *, method: str = "GET", **more: Any) -> dict[str, Any]:
+    def requested(role: str | None, path: str, *, method: str = "GET", **more: Any) -> dict[str, Any]:
         headers = more.pop("headers", {})
         call = (in_airflow.ask, role, method, f"/frazil/ops/{path}")
         return dict(airflow_process.call(*call, headers=headers, **more))
 
-    return asked
+    return requested
 
 
 def test_who_is_not_signed_in_sees_nothing(ask: Ask):
@@ -107,7 +107,7 @@ def test_every_module_that_the_page_imports_is_served_and_nothing_else_is(ask: A
         assert str(CHECKOUT) not in str(answer["body"])
 
 
-def test_without_a_stream_the_overview_says_where_they_are_looked_for(ask: Ask, streams: Path):
+def test_without_a_stream_the_overview_says_where_they_are_searched_for(ask: Ask, streams: Path):
     empty = ask("VIEWER", "api/overview")["body"]
     assert empty["lines"] == []
     assert empty["notes"] == [
@@ -153,7 +153,7 @@ def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: Sile
 
 
 @pytest.mark.usefixtures("declared")
-def test_an_api_server_that_begins_shows_what_was_known_last_while_it_looks_again(
+def test_an_api_server_that_begins_shows_what_was_known_last_while_it_checks_again(
     ask: Ask, airflow_process: AirflowProcess, kept: Path, streams: Path
 ):
     def saved() -> Any:
@@ -269,7 +269,7 @@ def test_a_viewer_may_not_act_and_who_is_not_signed_in_even_less(ask: Ask, act: 
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_scheduler_that_died_is_told_on_each_view_and_by_each_act_that_waits_for_it(
+def test_a_scheduler_that_died_is_reported_on_each_view_and_by_each_act_that_waits_for_it(
     ask: Ask, airflow_process: AirflowProcess
 ):
     def views() -> list[list[str]]:
@@ -279,28 +279,29 @@ def test_a_scheduler_that_died_is_told_on_each_view_and_by_each_act_that_waits_f
     def says(act: str) -> str:
         return " ".join(ask("OP", f"api/plan/{act}", method="POST", headers=OURS, body={})["body"]["says"])
 
-    airflow_process.call(in_airflow.put_beats, **in_airflow.ALIVE)
+    airflow_process.call(in_airflow.put_heartbeats, **in_airflow.ALIVE)
     assert views() == [[], [], []]
-    airflow_process.call(in_airflow.put_beats, **{**in_airflow.ALIVE, "SchedulerJob": 425.0})
-    for told in views():
-        (said,) = told
+    airflow_process.call(in_airflow.put_heartbeats, **{**in_airflow.ALIVE, "SchedulerJob": 425.0})
+    for reported in views():
+        (said,) = reported
         assert said.startswith("Airflow's scheduler has given no sign of life for 7 min")
         assert said.endswith("Start it: `airflow scheduler`")
     assert "scheduler has given no sign of life for 7 min" in says("maintain/demo.ticks")
     assert "no sign of life" not in says("pause/ticks")
-    airflow_process.call(in_airflow.put_beats, **in_airflow.ALIVE)
+    airflow_process.call(in_airflow.put_heartbeats, **in_airflow.ALIVE)
     airflow_process.call(in_airflow.forget_answers)
 
 
+@pytest.mark.parametrize("dag_id", ["frazil_maintenance", "frazil_audits"])
 @pytest.mark.usefixtures("declared")
-def test_the_overview_says_that_the_dag_of_maintenance_is_paused(ask: Ask, airflow_process: AirflowProcess):
+def test_the_overview_says_that_a_dag_of_all_streams_is_paused(ask: Ask, airflow_process: AirflowProcess, dag_id: str):
     def said() -> list[str]:
-        return [note for note in ask("VIEWER", "api/overview")["body"]["notes"] if "frazil_maintenance" in note]
+        return [note for note in ask("VIEWER", "api/overview")["body"]["notes"] if dag_id in note]
 
-    for paused in (True, False):
-        airflow_process.call(in_airflow.pause, "frazil_maintenance", paused)
+    for paused in (True, False, None):
+        airflow_process.call(in_airflow.pause, dag_id, paused)
         airflow_process.call(in_airflow.forget_answers)
-        eventually(lambda paused=paused: bool(said()) == paused, within_s=60)
+        eventually(lambda paused=paused: bool(said()) == bool(paused), within_s=60)
 
 
 VIEWS = ("overview", "stream/ticks", "table/demo.ticks")
@@ -316,14 +317,16 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
         return [rest for owner, *rest in airflow_process.call(in_airflow.audit_log, event) if owner == "op"]
 
     plan, stale = post("plan", "pause")["body"], post("plan", "restart")["body"]["seal"]
-    assert "No writer starts before somebody resumes ticks." in plan["says"]
+    assert "No writer starts until ticks is resumed." in plan["says"]
     paused = post("act", "pause", reason="an upgrade", seal=plan["seal"])
     assert paused["body"]["said"].startswith("ticks is paused.")
     for act in ("restart", "resume"):  # their dialogs were open in another tab before
         refused = post("act", act, seal=stale)
         assert refused["status"] == 422
-        assert refused["body"]["detail"].startswith(f"{MOVED}: somebody paused, resumed or restarted it. Look again")
-    assert post("act", "resume")["body"]["detail"].startswith("Nobody has looked at what it would do to ticks")
+        assert refused["body"]["detail"].startswith(
+            f"{MOVED}: another user paused, resumed or restarted it. Look again"
+        )
+    assert post("act", "resume")["body"]["detail"].startswith("Nothing was done to ticks")
     line = eventually(
         lambda: next((x for x in [ask("OP", "api/stream/ticks")["body"]["line"]] if x["word"] == "paused"), None),
         within_s=60,
@@ -334,8 +337,8 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
     assert resumed["body"]["said"].startswith("ticks is to run.")
     ((dag_id, extra),) = entries("frazil_pause")
     assert dag_id == "frazil_writer_ticks"
-    told = json.loads(extra)
-    assert (told["reason"], told["outcome"]) == ("an upgrade", f"done: {paused['body']['said']}")
+    reported = json.loads(extra)
+    assert (reported["reason"], reported["outcome"]) == ("an upgrade", f"done: {paused['body']['said']}")
     resumes = [json.loads(extra)["outcome"] for _, extra in entries("frazil_resume")]
     assert [outcome.partition(":")[0] for outcome in resumes] == ["refused", "refused", "done"]
     assert MOVED in resumes[0]
@@ -390,7 +393,7 @@ def test_of_two_who_confirm_the_same_at_once_one_is_refused(ask: Ask, airflow_pr
     both = {act: {"seal": seal(act)} for act in ("restart", "pause")}
     first, second = airflow_process.call(in_airflow.act_between, "OP", "/frazil/ops/api/act", both, headers=OURS)
     assert (first["status"], second["status"]) == (200, 422)
-    assert "Nothing was done: ticks was paused, resumed or restarted by somebody else" in second["body"]["detail"]
+    assert "Nothing was done: ticks was paused, resumed or restarted by another user" in second["body"]["detail"]
     assert ask("OP", "api/plan/pause/ticks", method="POST", headers=OURS, body={})["body"]["refused"] == (
         "ticks is paused already"
     )
@@ -493,7 +496,7 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
 @pytest.mark.parametrize("typed", ["2020-01-01T05", "2020-01-01 05:00"])
 def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: str) -> None:
     from frazil.airflow.page.forms import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
+    from frazil.operations.acts import Act  # noqa: PLC0415 - next to it
 
     form = {"partition": typed, "reason": "checked"}
     assert run_form(Act.RELEASE, "demo.ticks", form)["partition"] == "2020-01-01T05"
@@ -503,10 +506,10 @@ def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: st
 def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_confirmed(
     act: str, form: dict[str, Any], said: str | None
 ) -> None:
-    from frazil.airflow.page.forms import lacking  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
+    from frazil.airflow.page.forms import missing_value  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.operations.acts import Act  # noqa: PLC0415 - next to it
 
-    found = lacking(Act(act), "ticks", form, now_ms=1_577_923_200_000)
+    found = missing_value(Act(act), "ticks", form, now_ms=1_577_923_200_000)
     assert (found is None) if said is None else said in (found or "")
 
 
@@ -536,7 +539,7 @@ def test_before_the_first_window_of_a_table_is_signalled_none_is_held() -> None:
 
 def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
     from frazil.airflow.page.forms import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
+    from frazil.operations.acts import Act  # noqa: PLC0415 - next to it
 
     assert run_form(Act.MAINTAIN, "demo.ticks", {"dry-run": False}) == {"tables": ["demo.ticks"], "dry-run": False}
 
@@ -555,12 +558,12 @@ def test_what_is_remembered_of_airflows_processes_is_judged_at_the_moment_when_i
 ) -> None:
     from frazil.airflow.components import COMPONENTS  # noqa: PLC0415 - needs AIRFLOW_HOME
     from frazil.airflow.page import alive  # noqa: PLC0415 - as above
-    from frazil.operations.answers import Answer  # noqa: PLC0415 - beside it
-    from frazil.operations.silence import Beat  # noqa: PLC0415 - beside it
+    from frazil.operations.answers import Answer  # noqa: PLC0415 - next to it
+    from frazil.operations.silence import ComponentHeartbeat  # noqa: PLC0415 - next to it
 
     hours_ago_ms = clock.now_ms() - 7_200_000
     for age_ms, silent in ((5_000, 0), (61_000, len(COMPONENTS))):
-        seen = Answer(dict.fromkeys(COMPONENTS.values(), Beat(hours_ago_ms - age_ms)), hours_ago_ms)
+        seen = Answer(dict.fromkeys(COMPONENTS.values(), ComponentHeartbeat(hours_ago_ms - age_ms)), hours_ago_ms)
         monkeypatch.setattr(alive, "answers", lambda seen=seen: SimpleNamespace(one=lambda *_, **__: seen))
         assert len(alive.silent_now()) == silent
 

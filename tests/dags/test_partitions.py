@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import runpy
 import time
 from collections.abc import Callable
@@ -17,15 +18,19 @@ from airflow.triggers.base import TaskSkippedEvent
 
 from frazil.airflow.aggregations.dag import daily_dags
 from frazil.airflow.declared import nobody_feeds
+from frazil.airflow.health.tasks import measure_all
 from frazil.airflow.partitions import dag
 from frazil.airflow.partitions.dag import partition_dags
+from frazil.airflow.partitions.gates import gates_of
 from frazil.airflow.partitions.sent_events import to_send
 from frazil.airflow.partitions.wait import CompletionTrigger
+from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.completion import assess, send_again, signal
 from frazil.signals.signal import Signal, SignalState
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from tests.dags.test_maintenance import Store
 from tests.made_batches import EventTimes, MadeStream
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -87,9 +92,9 @@ def world(frazil_home: Path, tmp_path: Path, dag_runner: Callable[[Path], Any]) 
     return World(tmp_path / "streams", dag_runner)
 
 
-def test_every_table_with_windows_has_a_dag_that_always_looks_once_at_a_time(parsed: dict[str, Any]) -> None:
+def test_every_table_with_windows_has_a_dag_that_always_checks_once_at_a_time(parsed: dict[str, Any]) -> None:
     flights = parsed["dags"]["frazil_partitions_demo.flights"]
-    assert set(flights["tasks"]) == {"look", "complete", "reopened", "held"}
+    assert set(flights["tasks"]) == {"watch", "complete", "reopened", "held"}
     assert flights["outlets"] == {"complete": ["demo.flights"], "reopened": ["demo.flights.reopened"]}
     assert (flights["timetable"], flights["max_active_runs"]) == ("ContinuousTimetable", 1)
     assert "frazil partitions demo.flights" in flights["doc"]
@@ -99,7 +104,7 @@ def test_every_table_with_windows_has_a_dag_that_always_looks_once_at_a_time(par
 def test_airflow_gets_one_event_a_window_and_revision_whatever_is_run_again(world: World) -> None:
     world.land(0, 13)
     first = world.run()
-    assert first["tasks"] == {"look": "success", "complete": "success", "reopened": "skipped", "held": "skipped"}
+    assert first["tasks"] == {"watch": "success", "complete": "success", "reopened": "skipped", "held": "skipped"}
     assert {(name, key) for name, key, _ in first["events"]} == {
         ("demo.made", "2013-12-30T12"),
         ("demo.made", "2013-12-30T13"),
@@ -142,7 +147,7 @@ def test_foreign_events_and_values_in_the_store_stop_nothing_and_hide_nothing(wo
     ]
     sent = len(ran["events"])
     for n, value in enumerate(["text", -1, 2**62, True, [], {"a": 1}, 1.5]):
-        world.put(store={"frazil.sent-to": value, "frazil.told-to": value, "frazil.sending": value})
+        world.put(store={"frazil.sent-to": value, "frazil.published-to": value, "frazil.sending": value})
         world.land(19 + 6 * n, 25 + 6 * n)
         ran = world.run()
         assert (ran["state"], len(ran["events"])) == ("success", sent + n + 1), value
@@ -158,7 +163,7 @@ def test_a_consumer_whose_run_stays_queued_stops_nothing(world: World) -> None:
         assert [key for _, key, _ in ran["events"]][2:] == [f"2013-12-30T{hour}" for hour in range(14, 15 + n)]
 
 
-def test_a_look_at_a_table_whose_streams_were_removed_ends_without_a_worker(
+def test_a_check_at_a_table_whose_streams_were_removed_ends_without_a_worker(
     frazil_home: Path,
     tmp_path: Path,
     settled: None,  # noqa: ARG001
@@ -166,9 +171,9 @@ def test_a_look_at_a_table_whose_streams_were_removed_ends_without_a_worker(
     folder = tmp_path / "streams"
     folder.mkdir()
     (folder / "made.yaml").write_text(STREAM)
-    look = CompletionTrigger(table="demo.made", streams=str(folder), number=0, poll_seconds=0.0)
+    check = CompletionTrigger(table="demo.made", streams=str(folder), number=0, poll_seconds=0.0)
     assert nobody_feeds(folder, "demo.made") is False
-    assert not (look.attempt()[0] or {}).get("removed")
+    assert not (check.attempt()[0] or {}).get("removed")
     (folder / "made.yaml").write_text("name: made\n# of demo.made\n")
     assert nobody_feeds(folder, "demo.made") is False, "it is broken, not gone"
     (folder / "made.yaml").unlink()
@@ -179,7 +184,7 @@ def test_a_look_at_a_table_whose_streams_were_removed_ends_without_a_worker(
     assert nobody_feeds(folder, "demo.made") is True
 
     async def events() -> list[Any]:
-        return [event async for event in look.run()]
+        return [event async for event in check.run()]
 
     (ended,) = asyncio.run(events())
     assert isinstance(ended, TaskSkippedEvent)
@@ -194,21 +199,21 @@ def one(number: int, **changes: Any) -> Signal:
     )  # fmt: skip
 
 
-def told(*numbers: int) -> set[tuple[str, int]]:
+def reported(*numbers: int) -> set[tuple[str, int]]:
     """Signals as `test_only_what_airflow_lacks…` numbers them."""
     return {(one(number, hour=number - 1).partition, number) for number in numbers}
 
 
 def test_only_what_airflow_lacks_is_sent_and_of_each_window_the_newest() -> None:
     signals = [one(1), one(2, hour=1), one(3, revision=2), one(4, revision=3), one(5, hour=2, state=SignalState.HELD)]
-    assert [s.number for s in to_send(signals, told(1), reopened=False)] == [2]
+    assert [s.number for s in to_send(signals, reported(1), reopened=False)] == [2]
     assert [s.number for s in to_send(signals, set(), reopened=True)] == [4]
-    assert to_send(signals, told(1, 2), reopened=False) == []
+    assert to_send(signals, reported(1, 2), reopened=False) == []
     released = one(6, hour=2, state=SignalState.RELEASED)
-    assert [s.number for s in to_send([*signals, released], told(1, 2), reopened=False)] == [6]
-    asked = one(7, revision=2, state=SignalState.AGAIN)
-    assert [s.number for s in to_send([asked], told(1, 2), reopened=False)] == [7]
-    assert to_send([asked], told(1, 2), reopened=True) == []
+    assert [s.number for s in to_send([*signals, released], reported(1, 2), reopened=False)] == [6]
+    requested = one(7, revision=2, state=SignalState.AGAIN)
+    assert [s.number for s in to_send([requested], reported(1, 2), reopened=False)] == [7]
+    assert to_send([requested], reported(1, 2), reopened=True) == []
 
 
 ROUTED = """
@@ -263,6 +268,37 @@ def test_suites_are_read_where_the_environment_says(named: str, folder: str, mon
     monkeypatch.setattr("frazil.airflow.partition_dags", lambda _, **named: given.update(named) or {}, raising=False)
     runpy.run_path(str(CHECKOUT / "dags" / "partitions.py"))
     assert str(given["expectations"]) == folder
+
+
+def test_a_suite_that_vanishes_is_not_taken_for_a_table_without_a_gate(tmp_path: Path) -> None:
+    store, suite = Store(), tmp_path / "shop.orders.json"
+    assert gates_of(tmp_path, "shop.orders", store) is None
+    expectation = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id"}}
+    suite.write_text(json.dumps({"name": "orders", "expectations": [expectation]}))
+    assert gates_of(tmp_path, "shop.orders", store) is not None
+    suite.rename(tmp_path / "shop.order.json")
+    with pytest.raises(SpecError, match=r"shop\.orders\.json, is gone: no window is signalled without it"):
+        gates_of(tmp_path, "shop.orders", store)
+    suite.write_text(json.dumps({"name": "orders", "expectations": []}))
+    assert gates_of(tmp_path, "shop.orders", store) is not None
+    suite.unlink()
+    assert gates_of(tmp_path, "shop.orders", store) is None, "the gate was ended on purpose"
+
+
+def test_a_suite_named_like_no_table_is_an_alert(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
+    streams, suites = tmp_path / "streams", tmp_path / "suites"
+    streams.mkdir()
+    suites.mkdir()
+    (streams / "made.yaml").write_text(STREAM)
+    (suites / "demo.maid.json").write_text("{}")
+
+    def active() -> list[str]:
+        return [one["sentence"] for one in measure_all(streams, Store(), expectations=suites)["active"]]
+
+    (sentence,) = active()
+    assert sentence.startswith(f"demo.maid.json in {suites} gate no window: no stream declares windows")
+    (suites / "demo.maid.json").rename(suites / "demo.made.json")
+    assert active() == []
 
 
 def test_a_window_is_not_released_with_a_reason_that_cannot_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:

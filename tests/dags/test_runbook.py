@@ -111,7 +111,7 @@ class Shift:
             self.later(EVERY)
         return self.red()
 
-    def look(self, rule: str, *, but: str = " ") -> str:
+    def show(self, rule: str, *, but: str = " ") -> str:
         """Give the commands of the entry's *Look*."""
         return give(rule, "Look", but)
 
@@ -157,19 +157,19 @@ def test_a_stopped_stream_runs_again_or_is_wanted_no_more(shift: Shift) -> None:
     shift.later(EVERY)
     shift.ended(1)
     assert "writer" in shift.red_after_the_hold()
-    assert "MemoryError: no room" in shift.look("writer", but="doctor")
+    assert "MemoryError: no room" in shift.show("writer", but="doctor")
     assert "rides" in shift.do("writer"), "it is resumed, and then paused"
     assert "writer" not in shift.red(), "nobody wants it to run"
     assert "paused" in shift.be_sure("writer")
 
 
-def test_a_writer_that_gets_nowhere_is_told_with_its_last_words(shift: Shift) -> None:
+def test_a_writer_that_gets_nowhere_is_reported_with_its_last_words(shift: Shift) -> None:
     shift.land()
     for number in range(4):
         shift.ended(number, "WorkerEnvironment: the workers' Python has no frazil")
     assert "restarts" in shift.red_after_the_hold()
-    assert "the workers' Python has no frazil" in shift.look("restarts")
-    shift.land()  # somebody installed it
+    assert "the workers' Python has no frazil" in shift.show("restarts")
+    shift.land()  # a user installed it
     shift.ended(9, committed=True)
     assert "restarts" not in shift.red()
     assert "ago" in shift.be_sure("restarts")
@@ -179,7 +179,7 @@ def test_a_registry_that_is_away_is_named(shift: Shift, monkeypatch: pytest.Monk
     shift.land()
     shift.ended(1, "RegistryUnavailable: http://registry does not answer", code=RegistryUnavailable.exit_code)
     assert "registry" in shift.red_after_the_hold()
-    assert "http://registry does not answer" in shift.look("registry")
+    assert "http://registry does not answer" in shift.show("registry")
     monkeypatch.setattr(connections, "_kafka", lambda _: "topic rides: 1 partition")
     with made_registry() as registry:
         avro = f'format: {{type: avro, registry: {{url: "{registry.url}", timeout: 200ms}}}}, bootstrap-servers'
@@ -192,32 +192,32 @@ def test_a_registry_that_is_away_is_named(shift: Shift, monkeypatch: pytest.Monk
     assert "registry" not in shift.red()
 
 
-def test_a_stall_is_told_until_it_is_over(shift: Shift) -> None:
+def test_a_stall_is_reported_until_it_is_over(shift: Shift) -> None:
     shift.land()
     launch = Launch("l1", LaunchKind.SUPERVISED, shift.now_ms, writer=mark(os.getpid()))
     (shift.run_folder / "lock").write_text(json.dumps(launch.to_json()))
 
-    def beats(stall: Stall | None) -> None:
-        beat = Heartbeat("rides", os.getpid(), "f", Phase.WAITING, shift.now_ms, shift.now_ms, stall=stall)
-        beat.write(open_exchange(shift.run_folder))
+    def write_heartbeat(stall: Stall | None) -> None:
+        heartbeat = Heartbeat("rides", os.getpid(), "f", Phase.WAITING, shift.now_ms, shift.now_ms, stall=stall)
+        heartbeat.write(open_exchange(shift.run_folder))
 
     held_back = Stall(StallKind.OFFSETS, shift.now_ms, "rides-0", "a transaction on rides-0 is open since 08:30")
     for _ in range(8):
-        beats(held_back)
+        write_heartbeat(held_back)
         shift.red()
         shift.later(EVERY)
-    beats(held_back)
+    write_heartbeat(held_back)
     assert "stall" in shift.red()
-    assert "a transaction on rides-0 is open" in shift.look("stall")
-    beats(None)
+    assert "a transaction on rides-0 is open" in shift.show("stall")
+    write_heartbeat(None)
     assert "stall" not in shift.red()
     assert "a transaction" not in shift.be_sure("stall")
 
 
-def test_a_poison_producer_is_seen_looked_at_and_settled(shift: Shift) -> None:
+def test_a_poison_producer_is_seen_checked_and_settled(shift: Shift) -> None:
     shift.land(200, bad=50)
     assert "dead-letters" in shift.red_after_the_hold()
-    assert "NotJson" in shift.look("dead-letters")
+    assert "NotJson" in shift.show("dead-letters")
     done = shift.do("dead-letters")
     assert "50 dead letters would be decoded again" in done.replace(" of stream rides", "")
     assert "50 dead letters of stream rides discarded" in done
@@ -232,7 +232,7 @@ def test_a_typo_in_a_file_is_found_and_corrected(shift: Shift) -> None:
     shift.red()
     shift.file.write_text(STREAM.replace("event-time", "event-tmie"))
     assert "declaration" in shift.red()
-    assert "did you mean event-time?" in shift.look("declaration")
+    assert "did you mean event-time?" in shift.show("declaration")
     shift.file.write_text(STREAM)
     assert "declaration" not in shift.red()
     assert shift.be_sure("declaration")
@@ -244,7 +244,7 @@ def test_a_table_that_was_dropped_is_registered_again(shift: Shift) -> None:
     shift.made.tables.main.refresh()
     load_catalog(None).drop_table("city.rides")
     assert "table" in shift.red()
-    (command,) = set(re.findall(r"^    (frazil register .+)$", shift.look("table"), re.MULTILINE))
+    (command,) = set(re.findall(r"^    (frazil register .+)$", shift.show("table"), re.MULTILINE))
     assert "city.rides is in the catalog 'default' again" in said(shlex.split(command)[1:])
     assert "table" not in shift.red()
     assert "each offset once" in shift.be_sure("table")
@@ -260,7 +260,7 @@ def test_rows_that_somebody_deleted_are_found_and_brought_back(shift: Shift) -> 
     shift.made.tables.main.refresh().delete("kafka_offset < 5")
     audit()
     assert "audit" in shift.red()
-    assert "the table is missing 5 rows" in shift.look("audit")
+    assert "the table is missing 5 rows" in shift.show("audit")
     (mend,) = re.findall(r"```python\n(.*?)```", part("audit", "Do"), re.DOTALL)
     exec(compile(mend, "docs/runbook.md", "exec"), {})
     assert "each offset once" in shift.be_sure("audit")
@@ -268,12 +268,12 @@ def test_rows_that_somebody_deleted_are_found_and_brought_back(shift: Shift) -> 
     assert "audit" not in shift.red()
 
 
-def test_a_late_window_is_told_with_what_it_waits_for(shift: Shift) -> None:
+def test_a_late_window_is_reported_with_what_it_waits_for(shift: Shift) -> None:
     shift.land()
     complete(shift)
     shift.later(timedelta(hours=4))
     assert "late-window" in shift.red_after_the_hold()
-    assert "the watermark of rides is 2033-05-18T08:30:00Z" in shift.look("late-window")
+    assert "the watermark of rides is 2033-05-18T08:30:00Z" in shift.show("late-window")
     shift.land()
     complete(shift)
     assert "late-window" not in shift.red()
@@ -296,7 +296,7 @@ def test_a_held_window_is_released(shift: Shift) -> None:
     shift.land()
     complete(shift, held="2033-05-18T09", note="expect_column_values_to_be_between fare: not so in 3 rows")
     assert "held" in shift.red()
-    assert "not so in 3 rows" in shift.look("held")
+    assert "not so in 3 rows" in shift.show("held")
     shift.do("held")
     assert "held" not in shift.red()
     assert re.search(r"2033-05-18T09 +1 +released", shift.be_sure("held"))
@@ -314,7 +314,7 @@ def complete(shift: Shift, *, held: str = "", note: str = "") -> None:
     signal(catalog, seen, clock_ms=shift.now_ms, gates=gates)
 
 
-def test_a_day_that_was_not_aggregated_is_told_until_it_is(shift: Shift) -> None:
+def test_a_day_that_was_not_aggregated_is_reported_until_it_is(shift: Shift) -> None:
     shift.file.write_text(STREAM.replace("complete: hour", "complete: day").replace("hour(at)", "day(at)"))
     shift.land()
     complete(shift)
@@ -342,7 +342,7 @@ def test_a_day_that_was_not_aggregated_is_told_until_it_is(shift: Shift) -> None
     assert "aggregation" not in shift.red()
 
 
-def test_failed_runs_are_told_until_one_succeeds(shift: Shift) -> None:
+def test_failed_runs_are_reported_until_one_succeeds(shift: Shift) -> None:
     shift.failed_runs = 2
     assert "runs" in shift.red_after_the_hold()
     shift.failed_runs = 0
@@ -355,7 +355,7 @@ def test_what_cannot_be_measured_is_an_alert_until_it_answers(shift: Shift) -> N
     metadata = Path(shift.made.tables.main.refresh().metadata_location.removeprefix("file://"))
     away = metadata.rename(metadata.with_suffix(".away"))
     assert "unmeasured" in shift.red_after_the_hold()
-    assert metadata.name in shift.look("unmeasured")
+    assert metadata.name in shift.show("unmeasured")
     away.rename(metadata)
     assert "unmeasured" not in shift.red()
     assert "city.rides" in shift.be_sure("unmeasured")

@@ -84,7 +84,7 @@ def flow(frazil_home: Path, tmp_path: Path, settled: None) -> Flow:  # noqa: ARG
     return Flow(tmp_path)
 
 
-def test_however_often_it_looks_it_fires_only_when_airflow_knows_that_its_task_has_deferred(
+def test_however_often_it_checks_it_fires_only_when_airflow_knows_that_its_task_has_deferred(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow.land(4)
@@ -100,23 +100,23 @@ def test_however_often_it_looks_it_fires_only_when_airflow_knows_that_its_task_h
     assert slept == [SETTLED_SECONDS]
 
 
-def test_what_it_waits_for_is_told_when_it_is_of_another_kind_and_its_numbers_every_hour(
+def test_what_it_waits_for_is_reported_when_it_is_of_another_kind_and_its_numbers_every_hour(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trigger, said, looks = flow.trigger("2013-12-30"), Said(), 0
+    trigger, said, checks = flow.trigger("2013-12-30"), Said(), 0
     trigger._log = said
 
     async def nothing(_: float) -> None: ...
 
-    def look() -> tuple[dict[str, Any] | None, str]:
-        nonlocal looks
-        looks += 1
-        held = " is held" if looks > 100 else ""
-        return ({"problem": None} if looks > 240 else None), f"look {min(looks, 120)}{held}"
+    def check() -> tuple[dict[str, Any] | None, str]:
+        nonlocal checks
+        checks += 1
+        held = " is held" if checks > 100 else ""
+        return ({"problem": None} if checks > 240 else None), f"look {min(checks, 120)}{held}"
 
-    monkeypatch.setattr(waiting_trigger, "time", SimpleNamespace(monotonic=lambda: 1e6 + 60.0 * looks))
+    monkeypatch.setattr(waiting_trigger, "time", SimpleNamespace(monotonic=lambda: 1e6 + 60.0 * checks))
     monkeypatch.setattr(waiting_trigger.asyncio, "sleep", nothing)
-    monkeypatch.setattr(trigger, "poll", look)
+    monkeypatch.setattr(trigger, "poll", check)
 
     async def fired() -> Any:
         return await anext(trigger.run())
@@ -213,7 +213,7 @@ def test_the_task_defers_and_its_trigger_can_be_made_again(flow: Flow) -> None:
     }  # fmt: skip
 
 
-def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_person_must_mend_ends_the_wait(
+def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_person_must_fix_ends_the_wait(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow.land(4)

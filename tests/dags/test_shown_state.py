@@ -78,7 +78,7 @@ def test_a_state_that_changes_each_second_is_written_sixteen_times_in_its_first_
     assert board.written[-1]["state"] == "given up"
 
 
-def test_an_airflow_that_refuses_is_told_of_once_and_gets_the_state_when_it_answers(board: Board) -> None:
+def test_an_airflow_that_refuses_is_reported_once_and_gets_the_state_when_it_answers(board: Board) -> None:
     async def outage() -> None:
         def refused() -> Any:
             raise RuntimeError("500")

@@ -43,7 +43,7 @@ class StandIn(BaseNotifier):
 
 
 class SlackWebhookNotifier(StandIn):
-    """Of the provider 9.11.1."""
+    """The interface of provider 9.11.1."""
 
     needs = frozenset({"text"})
     takes = frozenset({"unfurl_links", "unfurl_media", "retry_handlers"})
@@ -51,7 +51,7 @@ class SlackWebhookNotifier(StandIn):
 
 
 class PagerdutyNotifier(StandIn):
-    """Of the provider 5.3.1."""
+    """The interface of provider 5.3.1."""
 
     needs = frozenset({"summary", "severity"})
     takes = frozenset({"pagerduty_events_conn_id", "integration_key"})
@@ -127,7 +127,7 @@ def context(task_id: str, **measured: Any) -> dict[str, Any]:
     return {"ti": ti, "dag": DAG("frazil_health"), "exception": AirflowFailException("a text")}
 
 
-def told(notifier: Any, **measured: Any) -> list[tuple[str, dict[str, Any]]]:
+def reported(notifier: Any, **measured: Any) -> list[tuple[str, dict[str, Any]]]:
     """What a notifier sent, given to both ends of an alert."""
     SENT.clear()
     telling(notifier, health._fired)(context("alerts", **measured))
@@ -135,22 +135,22 @@ def told(notifier: Any, **measured: Any) -> list[tuple[str, dict[str, Any]]]:
     return list(SENT)
 
 
-def test_slack_is_told_when_an_alert_fires_and_when_it_is_over(examples: dict[str, ModuleType]) -> None:
+def test_slack_is_reported_when_an_alert_fires_and_when_it_is_over(examples: dict[str, ModuleType]) -> None:
     to_platform = examples["alerts/slack.py"].to_platform
-    assert told(to_platform) == [], "nothing fired"
-    assert told(to_platform, active=[alert()]) == [], "it was told when it fired"
-    ((_, fired),) = told(to_platform, fired=[alert()], active=[alert()])
+    assert reported(to_platform) == [], "nothing fired"
+    assert reported(to_platform, active=[alert()]) == [], "it was told when it fired"
+    ((_, fired),) = reported(to_platform, fired=[alert()], active=[alert()])
     assert fired["slack_webhook_conn_id"] == "slack_alerts"
     assert fired["text"].startswith("*frazil: freshness, stream rides of city.rides*\n\nstream rides does not commit\n")
     assert "<https://airflow.example/frazil/ops/index.html#/stream/rides|page>" in fired["text"]
     assert "<https://wiki.example/runbook#freshness|runbook>" in fired["text"]
-    ((_, over),) = told(to_platform, resolved=[alert()])
+    ((_, over),) = reported(to_platform, resolved=[alert()])
     assert over["text"].startswith("*frazil: over: freshness"), "the notifier tells each time what it is called for"
-    assert len(told(to_platform, fired=[alert(f"s{n}") for n in range(300)], active=[{}] * 300)) == 1
+    assert len(reported(to_platform, fired=[alert(f"s{n}") for n in range(300)], active=[{}] * 300)) == 1
 
 
 def test_a_mail_has_a_subject_of_one_line_and_links(examples: dict[str, ModuleType]) -> None:
-    ((_, mail),) = told(examples["alerts/mail.py"].to_platform, fired=[alert()], active=[alert()])
+    ((_, mail),) = reported(examples["alerts/mail.py"].to_platform, fired=[alert()], active=[alert()])
     assert (mail["to"], mail["subject"]) == ("platform@example.com", "frazil: freshness, stream rides of city.rides")
     assert '<a href="https://wiki.example/runbook#freshness">' in mail["html_content"]
 
@@ -158,7 +158,7 @@ def test_a_mail_has_a_subject_of_one_line_and_links(examples: dict[str, ModuleTy
 def test_pagerduty_has_an_incident_for_each_alert_and_each_is_closed(examples: dict[str, ModuleType]) -> None:
     pager = examples["alerts/pager.py"]
     both = [alert("rides"), alert("taxis")]
-    opened = told(pager.page, fired=both, active=both)
+    opened = reported(pager.page, fired=both, active=both)
     assert [event["action"] for _, event in opened] == ["trigger", "trigger"]
     assert [event["summary"] for _, event in opened] == [
         "frazil: freshness, stream rides of city.rides",
@@ -167,12 +167,12 @@ def test_pagerduty_has_an_incident_for_each_alert_and_each_is_closed(examples: d
     assert opened[1][1]["links"] == [
         {"href": "https://airflow.example/frazil/ops/index.html#/stream/taxis", "text": "operations page"}
     ]
-    closed = told(pager.resolve, resolved=both)
+    closed = reported(pager.resolve, resolved=both)
     assert {event["action"] for _, event in closed} == {"resolve"}
     assert {event["dedup_key"] for _, event in opened} <= {event["dedup_key"] for _, event in closed}
-    assert told(pager.page, fired=both, active=both) == opened, "twice: PagerDuty knows the key"
+    assert reported(pager.page, fired=both, active=both) == opened, "twice: PagerDuty knows the key"
     many = [alert(f"s{n}") for n in range(300)]
-    assert len(told(pager.page, fired=many, active=many)) == 21
+    assert len(reported(pager.page, fired=many, active=many)) == 21
 
 
 def test_the_dag_file_of_the_page_tells_slack_of_all_and_the_pager_of_alerts(examples: dict[str, ModuleType]) -> None:
@@ -183,7 +183,7 @@ def test_the_dag_file_of_the_page_tells_slack_of_all_and_the_pager_of_alerts(exa
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_an_alert_that_could_not_be_told_is_told_again_after_the_others(
+def test_an_alert_that_could_not_be_reported_is_reported_again_after_the_others(
     is_away: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys: list[str] = []
@@ -196,7 +196,7 @@ def test_an_alert_that_could_not_be_told_is_told_again_after_the_others(
 
     three = [alert(f"s{n}") for n in range(3)]
     with pytest.raises(ConnectionError, match="the chat is away") if is_away else nullcontext():
-        told(each_alert(fragile), fired=three, active=three)
+        reported(each_alert(fragile), fired=three, active=three)
     assert [key[-2:] for key in keys] == ["s0", "s1", "s2", "s0"]
     assert "not told: frazil: freshness, stream s0 of city.s0" in caplog.text
 
@@ -204,8 +204,8 @@ def test_an_alert_that_could_not_be_told_is_told_again_after_the_others(
 LATE: list[dict[str, Any]] = []
 
 
-async def on_late(**told: Any) -> None:
-    LATE.append(told)
+async def on_late(**reported: Any) -> None:
+    LATE.append(reported)
 
 
 async def of_old(*, sentence: str) -> None:
@@ -213,18 +213,20 @@ async def of_old(*, sentence: str) -> None:
 
 
 @pytest.mark.parametrize("function", [on_late, of_old])
-def test_a_late_run_is_told_with_all_that_other_messages_have(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_run_is_reported_with_all_that_other_messages_have(
+    function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     LATE.clear()
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/")
     made = deadline(timedelta(minutes=15), sentence="no alert can fire", on_late=function).callback
     run = {"dag_id": "frazil_health", "dag_run_id": "scheduled 1", "queued_at": "2033-05-18T08:30:00Z"}
     module, _, name = made.path.rpartition(".")
     asyncio.run(getattr(import_module(module), name)(**made.kwargs, context={"dag_run": run}))
-    (told,) = LATE
-    assert told["sentence"] == "no alert can fire"
+    (reported,) = LATE
+    assert reported["sentence"] == "no alert can fire"
     if function is on_late:
-        assert told["context"]["dag_run"] == run
-        message = told["context"]["frazil"]
+        assert reported["context"]["dag_run"] == run
+        message = reported["context"]["frazil"]
         assert message.title == "frazil: frazil_health: late"
         assert "\nsince: 2033-05-18 08:30:00Z\nrunbook: docs/runbook.md#runs\n" in message.text
         assert message.text.endswith("log: https://airflow.example/dags/frazil_health/runs/scheduled%201")
@@ -255,7 +257,7 @@ class Wordless(Exception):
         (Wordless(), "Wordless"),
     ],
 )
-def test_a_failed_task_is_told_with_its_reason_its_table_and_its_log(error: Exception | None, said: str) -> None:
+def test_a_failed_task_is_reported_with_its_reason_its_table_and_its_log(error: Exception | None, said: str) -> None:
     given = context("table.rewrite")
     given["ti"].dag_id, given["ti"].rendered_map_index, given["exception"] = "frazil_maintenance", "city.rides", error
     message = failure(given)
@@ -264,5 +266,5 @@ def test_a_failed_task_is_told_with_its_reason_its_table_and_its_log(error: Exce
     assert "log: https://airflow.example/log" in message.text
 
 
-def test_a_context_of_another_shape_is_told_all_the_same(tmp_path: Path) -> None:
+def test_a_context_of_another_shape_is_reported_all_the_same(tmp_path: Path) -> None:
     assert f"{tmp_path} is full" in failure({"reason": f"{tmp_path} is full"}).text

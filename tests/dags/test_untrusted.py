@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.audits import dag as audits
 from frazil.airflow.health import dag as health
-from frazil.airflow.untrusted import extra_text, sent_in, stored_mapping, stored_names, stored_number, told_pairs
+from frazil.airflow.untrusted import extra_text, published_pairs, sent_in, stored_mapping, stored_names, stored_number
 from frazil.maintenance.alerts import AlertState, AlertStates
 
 FOREIGN: list[Any] = [
@@ -57,7 +57,7 @@ def test_only_an_event_with_facts_of_its_own_key_tells_of_a_signal(caplog: pytes
 
 def test_a_foreign_value_in_a_store_counts_as_none(caplog: pytest.LogCaptureFixture) -> None:
     assert stored_number(Store(k=0), "k") == 0
-    assert stored_number(Store(k=9), "k", most=8) is None
+    assert stored_number(Store(k=9), "k", limit=8) is None
     assert stored_names(Store(k=["a", 1, "b"]), "k") == ["a", "b"]
     assert caplog.text.count("skipped") == 2
     for value in FOREIGN:
@@ -65,7 +65,7 @@ def test_a_foreign_value_in_a_store_counts_as_none(caplog: pytest.LogCaptureFixt
         assert stored_number(store, "k") is None
         assert stored_names(store, "k") == []
         assert stored_mapping(store, "k") == (value if isinstance(value, dict) else {})
-        assert told_pairs(value) == frozenset()
+        assert published_pairs(value) == frozenset()
         assert extra_text({"k": value}, "k") == (value if value == "text" else None)
         assert extra_text(value, "k") is None
         assert AlertStates.from_json({"snapshots": value, "manifests": [1, True]}).rules == {
@@ -79,4 +79,4 @@ def test_a_foreign_xcom_fails_its_task_with_the_way_out() -> None:
             with pytest.raises(AirflowFailException, match="Clear measure"):
                 task(value)
         with pytest.raises(AirflowFailException, match="Clear confirm"):
-            audits.verdict(value)
+            audits.report(value)

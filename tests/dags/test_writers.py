@@ -49,7 +49,7 @@ json.dump(in_airflow.serialized(sys.argv[1]), open(sys.argv[2], "w"))
 
 
 def test_another_dag_processor_serializes_the_same_dags_so_that_no_version_follows_another(tmp_path: Path) -> None:
-    """With another hash seed, environment and FRAZIL_HOME, forty days later, and from files that were written anew."""
+    """Parse with another hash seed, environment and FRAZIL_HOME, forty days later, and files written again."""
     (streams := tmp_path / "streams").mkdir()
     names = [f"s{number}" for number in range(6)]
     text = STREAM + "partition-by: [day(ts)]\n"
@@ -129,8 +129,11 @@ def test_a_removed_streams_dag_stays_without_a_schedule_so_that_its_run_can_end(
     assert (gone["timetable"], gone["tags"]) == ("NullTimetable", ["frazil", "removed", *about("gone"), "writer"])
     assert (kept["timetable"], kept["tags"]) == ("ContinuousTimetable", ["frazil", *about("kept"), "writer"])
     assert "stream:gone" not in found["dags"]["frazil_audits"]["tags"]
-    looks = found["dags"]["frazil_partitions_demo.gone"]
-    assert (looks["timetable"], looks["tags"]) == ("NullTimetable", ["frazil", "partitions", "removed", *about("gone")])
+    checks = found["dags"]["frazil_partitions_demo.gone"]
+    assert (checks["timetable"], checks["tags"]) == (
+        "NullTimetable",
+        ["frazil", "partitions", "removed", *about("gone")],
+    )
 
 
 def test_streams_of_one_application_share_a_dag_with_a_task_for_each(tmp_path: Path, parse: Parse) -> None:

@@ -19,12 +19,12 @@ from frazil.audit.run import audit_stream
 from frazil.audit.source import ask_kafka
 from frazil.backfill import commit as backfill_commit
 from frazil.backfill import stage as stage_module
-from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, open_backfill
 from frazil.backfill.stage import run, stage
+from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
 from frazil.commit.journal import JournalStore
-from frazil.commit.lane import LaneState, branch_name, read_lane
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import open_stream
 from frazil.commit.period import last
@@ -59,20 +59,20 @@ def begun(stream: Any, events: Any) -> Any:
 
 
 @pytest.fixture
-def engine(begun: Any, asked_spark: Any) -> Iterator[Engine]:
-    with SparkEngine(begun.spec, asked_spark) if asked_spark else InProcessEngine() as engine:
+def engine(begun: Any, requested_spark: Any) -> Iterator[Engine]:
+    with SparkEngine(begun.spec, requested_spark) if requested_spark else InProcessEngine() as engine:
         yield engine
 
 
 @contextmanager
-def asking(stream: Any, **asked: Any) -> Iterator[Backfill]:
-    raw = {"stream": stream.name, **{k.replace("_", "-"): v for k, v in asked.items()}}
+def asking(stream: Any, **requested: Any) -> Iterator[Backfill]:
+    raw = {"stream": stream.name, **{k.replace("_", "-"): v for k, v in requested.items()}}
     with open_backfill(stream.spec, parse_request(raw)) as backfill:
         yield backfill
 
 
 def is_clean(stream: Any) -> bool:
-    """By the audit of all times and by that of the last hour, both held against Kafka."""
+    """Audit all times and the last hour, both compared with Kafka."""
     tables = open_stream(stream.spec).tables
     for window in (None, last(timedelta(hours=1), datetime.now(UTC))):
         found = audit_stream(tables, window=window, ask_kafka=partial(ask_kafka, stream.spec))
@@ -80,8 +80,8 @@ def is_clean(stream: Any) -> bool:
     return sum(p.rows for p in found.partitions) == len(stream.ids())
 
 
-def lane_of(stream: Any) -> Any:
-    return read_lane(stream.table().properties, stream.name)
+def last_backfill(stream: Any) -> Any:
+    return read_backfill(stream.table().properties, stream.name)
 
 
 @pytest.mark.usefixtures("spark")
@@ -91,14 +91,14 @@ def test_what_lies_before_a_stream_is_published_at_once_while_its_writer_goes_on
     with begun.writing(), asking(begun, chunk_records=1001) as backfill:
         marker = backfill.opened.tables.marker()
         plan = backfill.plan()
-        assert (offsets(plan.spans), lane_of(begun)) == (BEFORE + 2, None)
+        assert (offsets(plan.spans), last_backfill(begun)) == (BEFORE + 2, None)
         begun.produce(events(range(BEFORE + 100, BEFORE + 200)), partitions=4)
         staged = stage(backfill, engine)
         eventually(lambda: begun.has_rows(200))
         assert begun.ids() == list(range(BEFORE, BEFORE + 200)), "what is staged is not in main"
-        assert (staged.state, staged.records, staged.rejected, staged.chunks) == (LaneState.STAGED, BEFORE, 2, 2)
+        assert (staged.state, staged.records, staged.rejected, staged.chunks) == (BackfillState.STAGED, BEFORE, 2, 2)
         done = backfill.publish()
-    assert done.state is LaneState.PUBLISHED
+    assert done.state is BackfillState.PUBLISHED
     table = begun.table()
     assert branch_name(begun.name) not in table.metadata.refs
     after = read_marker(table.properties, begun.name)
@@ -135,12 +135,12 @@ def letters(_: Any, handle: Any, *__: Any) -> bool:
 
 
 KILLS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-    "after it took the lane over": (LaneCommitter, "begin", lambda *_: True),
+    "after it took the lane over": (BackfillCommitter, "begin", lambda *_: True),
     "after a chunk's files": (stage_module, "_chunk", lambda *_: True),
     "after a chunk's journal": (JournalStore, "put", lambda *_: True),
-    "after a chunk": (LaneCommitter, "commit", lambda *_: True),
-    "after a chunk's dead letters": (LaneCommitter, "_change", letters),
-    "after staging": (LaneCommitter, "staged", lambda *_: True),
+    "after a chunk": (BackfillCommitter, "commit", lambda *_: True),
+    "after a chunk's dead letters": (BackfillCommitter, "_change", letters),
+    "after staging": (BackfillCommitter, "staged", lambda *_: True),
     "after the audit": (Backfill, "_audit", lambda *_: True),
     "before its dead letters are published": (backfill_commit, "_publish", lambda *_: True),
 }
@@ -155,10 +155,10 @@ def test_killed_at_every_point_and_run_again_it_lands_everything_once(
             kill_after(patch, owner, name, when=when)
             with pytest.raises(Killed, match=name):
                 run(backfill, engine)
-        seen.append(lane_of(begun))
-    assert [lane.chunks for lane in seen] == [0, 0, 0, 2, 4, 5, 5, 5]
-    assert len({lane.id for lane in seen}) == 1, "the same request goes on with the same lane"
-    assert seen[-1].state is LaneState.PUBLISHED
+        seen.append(last_backfill(begun))
+    assert [last.chunks for last in seen] == [0, 0, 0, 2, 4, 5, 5, 5]
+    assert len({last.id for last in seen}) == 1, "the same request goes on with the same lane"
+    assert seen[-1].state is BackfillState.PUBLISHED
 
     with asking(begun) as backfill:
         assert run(backfill, engine) is None
@@ -172,11 +172,11 @@ def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_targ
 ) -> None:
     half = {begun.topic: {str(p): BEFORE // 8 for p in range(4)}}
     dry = json.loads(frazil("backfill", begun.name, "--to", json.dumps(half), "--dry-run", "--json").stdout)
-    assert (dry["records-at-most"], dry["records"], dry["partitions"], dry["chunks"]) == (1000, 1000, 1, 1)
-    assert (lane_of(begun), begun.ids()) == (None, list(range(BEFORE, BEFORE + 100))), "a dry run touches nothing"
+    assert (dry["max-records"], dry["records"], dry["partitions"], dry["chunks"]) == (1000, 1000, 1, 1)
+    assert (last_backfill(begun), begun.ids()) == (None, list(range(BEFORE, BEFORE + 100))), "a dry run touches nothing"
     with asking(begun, to_offsets=half, target="branch") as backfill:
         left = run(backfill, engine)
-    assert (left.state, left.records, len(begun.ids())) == (LaneState.STAGED, BEFORE // 2, 100)
+    assert (left.state, left.records, len(begun.ids())) == (BackfillState.STAGED, BEFORE // 2, 100)
     branch = begun.table().metadata.refs[branch_name(begun.name)].snapshot_id
     staged = begun.table().scan(snapshot_id=branch, selected_fields=("id",)).to_arrow()["id"].to_pylist()
     assert sorted(staged) == list(range(BEFORE // 2)), "a branch holds what is backfilled, and no more"
@@ -213,15 +213,15 @@ def test_the_application_that_is_killed_in_a_chunk_goes_on_with_the_next(begun: 
     command += ["--request", request]
     first = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     try:
-        eventually(lambda: (lane := lane_of(begun)) is not None and lane.chunks >= 2)
+        eventually(lambda: (last := last_backfill(begun)) is not None and last.chunks >= 2)
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
-    killed = lane_of(begun)
-    assert killed.state is LaneState.STAGING
+    killed = last_backfill(begun)
+    assert killed.state is BackfillState.STAGING
     subprocess.run(command, check=True, capture_output=True, timeout=250)
-    staged = lane_of(begun)
-    assert (staged.id, staged.state, staged.epoch) == (killed.id, LaneState.STAGED, killed.epoch + 1)
+    staged = last_backfill(begun)
+    assert (staged.id, staged.state, staged.epoch) == (killed.id, BackfillState.STAGED, killed.epoch + 1)
     with asking(begun) as backfill:
         backfill.publish()
     check_exact(begun, range(BEFORE + 100), rejected=BAD)

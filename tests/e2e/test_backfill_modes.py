@@ -14,11 +14,11 @@ from pyiceberg.exceptions import ForbiddenError, NoSuchTableError
 
 from frazil.audit.declared import audit
 from frazil.backfill import commit as backfill_commit
-from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, open_backfill
 from frazil.backfill.stage import run, stage
-from frazil.commit.lane import Lane, LaneState
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState
 from frazil.commit.sweep import bare_path
 from frazil.errors import CommitUnavailable, SpecError, WriterBusy
 from frazil.table.catalogs import load_catalog
@@ -67,7 +67,7 @@ def asking(stream: Any, **bounds: Any) -> Iterator[Backfill]:
         yield backfill
 
 
-def backfilled(stream: Any, **bounds: Any) -> Lane | None:
+def backfilled(stream: Any, **bounds: Any) -> BackfillMarker | None:
     with asking(stream, **bounds) as backfill, InProcessEngine() as engine:
         return run(backfill, engine)
 
@@ -166,7 +166,12 @@ def test_killed_at_each_point_it_lands_once(
     declare(more, start=True)
     stream.produce(NEW)
     stream.catch_up()
-    points = [(LaneCommitter, "begin"), (LaneCommitter, "commit"), (LaneCommitter, "staged"), (Backfill, "_audit")]
+    points = [
+        (BackfillCommitter, "begin"),
+        (BackfillCommitter, "commit"),
+        (BackfillCommitter, "staged"),
+        (Backfill, "_audit"),
+    ]
     for owner, name in (*points, (backfill_commit, "_publish"), (backfill_commit, "bring")):
         with monkeypatch.context() as patch:
             kill_after(patch, owner, name)
@@ -220,7 +225,7 @@ def test_deleted_rows_stay_deleted(stream: Any, declare: Any) -> None:
         assert rows("test.events") == [(4, 4)]
         done = run(backfill, engine)
     assert done is not None
-    assert done.state is LaneState.PUBLISHED
+    assert done.state is BackfillState.PUBLISHED
     assert rows("test.events") == [(3, 3), (4, 4)]
     assert is_right(stream)
     for bound in ({"to_time": "2090-01-01T00:00:00Z"}, {"files": "/tmp"}, {"from_event_time": "2020-01-01T00:00:00Z"}):

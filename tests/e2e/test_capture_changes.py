@@ -58,8 +58,8 @@ class Database:
             else:
                 changed = {"name": self.draw.choice("cdef")} if self.draw.random() < 0.7 else {"note": "another"}
                 self.rows[key] = {**row, **changed}
-                told = {"note": UNAVAILABLE} if "name" in changed else {}
-                self._write(key, "u", before={"id": key}, after={**self.rows[key], **told})
+                reported = {"note": UNAVAILABLE} if "name" in changed else {}
+                self._write(key, "u", before={"id": key}, after={**self.rows[key], **reported})
 
     def _write(self, key: int, op: str, **states: Any) -> None:
         lsn = len(self.log) + 1
@@ -80,8 +80,8 @@ class Database:
         found = self.stream.table().scan(selected_fields=("id", "name", "note")).to_arrow().to_pylist()
         assert sorted(found, key=lambda row: row["id"]) == [self.rows[key] for key in sorted(self.rows)]
         assert self.stream.table("_dead_letters").scan().to_arrow().num_rows == 0
-        told = [snapshot.summary for snapshot in self.stream.table().metadata.snapshots]
-        assert sum(int(one.get("frazil.other-events") or 0) for one in told) == self.heartbeats
+        reported = [snapshot.summary for snapshot in self.stream.table().metadata.snapshots]
+        assert sum(int(one.get("frazil.other-events") or 0) for one in reported) == self.heartbeats
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 12))])
@@ -118,13 +118,13 @@ def test_a_column_that_the_source_gets_becomes_one_of_the_table(stream: Any) -> 
         (2, {"tags": []}, {"note": UNAVAILABLE}),
         (7, {"id": 7, "name": 7, "note": None, "tags": ["a"], "price": 2}, {}),
     ]
-    for key, changed, told in changes:
+    for key, changed, reported in changes:
         database.rows[key] = {**database.rows.get(key, {}), **changed}
         before = {"id": key, "tags": ["no", "state"], "gone": 1}
-        database._write(key, "u", before=before, after={**database.rows[key], **told})
+        database._write(key, "u", before=before, after={**database.rows[key], **reported})
     del database.rows[3]
     database._write(3, "d", before={"id": 3, "name": 1, "note": "n", "tags": None, "price": None})
-    for _ in range(2):  # the connector sends all again, and the writer starts anew
+    for _ in range(2):  # the connector sends all again, and the writer starts again
         database.send()
         stream.catch_up()
     table = stream.table()

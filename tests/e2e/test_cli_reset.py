@@ -42,9 +42,9 @@ def test_a_rolled_back_table_is_written_again_from_where_it_stands(stream: Any, 
     accepting = frazil("reset", stream.name, "--to", "marker")
     assert "It skips 601 offsets" in accepting.stdout
     assert frazil("reset", stream.name, "--to", "table", "--yes").returncode == 0
-    told = read_history(find_stream(stream.streams, stream.name), since_ms=0).happened
+    reported = read_history(find_stream(stream.streams, stream.name), since_ms=0).happened
     said = f"the stream was reset to table by {person()}: it skips nothing, and reads nothing again"
-    assert [what.sentence for what in told if what.kind is Kind.ACT] == [said]
+    assert [what.sentence for what in reported if what.kind is Kind.ACT] == [said]
     stream.catch_up()
     assert stream.ids() == list(range(1000))
     _check_clean(frazil, stream)
@@ -75,7 +75,7 @@ def test_after_an_offset_gap_the_stream_goes_on_at_what_is_left(stream: Any, eve
         stream.catch_up()
     done = frazil("reset", stream.name, "--to", "marker", "--yes")
     assert done.returncode == 0
-    assert "It skips 50 offsets, 50 of which Kafka has deleted already" in done.stdout
+    assert "It skips 50 offsets; Kafka has already deleted 50 of them" in done.stdout
     stream.catch_up()
     assert stream.ids() == [n for n in range(800) if n % 4 or not 400 <= n < 600]
     audit = _check_clean(frazil, stream)
@@ -123,8 +123,8 @@ def test_a_stream_that_was_forgotten_in_a_shared_table_asks_before_it_reads_ever
         stream.catch_up()
 
     assert stream.ids() == list(range(30))
-    asked = frazil("adopt", stream.name, "--yes")
-    assert "It was forgotten, and its rows are still in the table" in asked.stdout
+    requested = frazil("adopt", stream.name, "--yes")
+    assert "It was forgotten, and its rows are still in the table" in requested.stdout
     ends = json.dumps({stream.topic: {str(p): 5 for p in range(4)}})
     assert frazil("reset", stream.name, "--to", "offsets", "--offsets", ends, "--yes").returncode == 0
     stream.produce(events(range(30, 40)), partitions=4)

@@ -73,8 +73,8 @@ def test_rows_that_are_shuffled_repeat_none(stream: Any, source: Source) -> None
 
 
 def repeated(stream: Any) -> int:
-    told = [snapshot.summary for snapshot in stream.table().metadata.snapshots if snapshot.summary]
-    return sum(int(one.get("frazil.repeated") or 0) for one in told)
+    reported = [snapshot.summary for snapshot in stream.table().metadata.snapshots if snapshot.summary]
+    return sum(int(one.get("frazil.repeated") or 0) for one in reported)
 
 
 def test_a_record_and_its_repeats_are_one_row(stream: Any, source: Source, frazil: Callable[..., Any]) -> None:

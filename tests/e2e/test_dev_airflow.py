@@ -57,7 +57,7 @@ def finished(client: AirflowClient, run_id: str) -> dict[str, Any]:
 
 
 def test_everything_listens_on_the_loopback_alone(airflow: EmbeddedAirflow) -> None:
-    """It comes first: a process that has run a task shows its connections to nobody but root."""
+    """It comes first: a process that has run a task shows its connections to no one but root."""
     listening = []
     for component in COMPONENTS:
         server = airflow.server(component)
@@ -80,7 +80,7 @@ def test_a_dag_runs_and_its_log_can_be_read(airflow: EmbeddedAirflow) -> None:
     assert "Could not read" not in log
 
 
-def test_a_viewer_may_look_but_not_act(airflow: EmbeddedAirflow) -> None:
+def test_a_viewer_may_check_but_not_act(airflow: EmbeddedAirflow) -> None:
     viewer = airflow.client("viewer")
     assert viewer.dags()
     with pytest.raises(EnvironmentUnusable, match="403"):

@@ -14,7 +14,7 @@ from frazil.errors import EnvironmentUnusable
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A broker that these tests may kill, beside the session's."""
+    """A broker that these tests may kill, next to the session's."""
     with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka")) as own:
         yield own
 
@@ -54,7 +54,7 @@ def test_a_second_start_on_the_folder_uses_the_broker_that_runs(broker: Embedded
     assert again.server() == first
 
 
-def test_a_topic_has_the_partitions_and_settings_it_was_asked_for(broker: EmbeddedKafka) -> None:
+def test_a_topic_has_the_partitions_and_settings_it_was_requested(broker: EmbeddedKafka) -> None:
     broker.create_topic("compacted", 3, {"cleanup.policy": "compact"})
     assert len(broker.admin().list_topics("compacted", timeout=10).topics["compacted"].partitions) == 3
 

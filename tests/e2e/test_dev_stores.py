@@ -20,7 +20,7 @@ from frazil.errors import EnvironmentUnusable
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedObjectStore]:
-    """A store that these tests may kill, beside the session's."""
+    """A store that these tests may kill, next to the session's."""
     with EmbeddedObjectStore(tmp_path_factory.mktemp("own-object-store")) as own:
         yield own
 
@@ -101,7 +101,7 @@ def test_postgres_comes_back_after_a_kill_and_ends_in_spite_of_a_client(postgres
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to start PostgreSQL as another user")
-def test_data_that_the_other_user_cannot_reach_are_told(tmp_path: Path) -> None:
+def test_data_that_the_other_user_cannot_reach_are_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with pytest.raises(EnvironmentUnusable, match="refuses to run as root"):
         EmbeddedPostgres(tmp_path / "postgres").start()

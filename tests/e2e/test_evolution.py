@@ -148,7 +148,7 @@ def test_a_column_that_others_add_is_filled_from_the_next_batch_on(evolving: Cal
     assert schemas(stream) == 2
 
 
-def test_fields_that_can_be_no_columns_are_ignored_and_told_once(
+def test_fields_that_can_be_no_columns_are_ignored_and_reported_once(
     evolving: Callable[[str], Any], caplog: pytest.LogCaptureFixture
 ):
     stream = evolving("{mode: additive, max-columns: 9}")

@@ -134,7 +134,7 @@ def test_the_planner_and_both_readers_get_in(source: Source, way: str, each_read
     ],
 )
 @pytest.mark.parametrize("asks", ["columns", "messages", "planner"])
-def test_who_is_refused_is_told_by_whom_and_what_to_check(
+def test_who_is_refused_is_reported_by_whom_and_what_to_check(
     source: Source, way: str, said: str, check: str, asks: str
 ) -> None:
     properties = source.ways[way]
@@ -155,7 +155,7 @@ def test_who_is_refused_is_told_by_whom_and_what_to_check(
     assert "\n" not in text
 
 
-def test_a_topic_that_the_broker_hides_is_told_from_one_that_it_lacks(source: Source) -> None:
+def test_a_topic_that_the_broker_hides_is_distinguished_from_one_that_it_lacks(source: Source) -> None:
     pattern = TopicPattern("ours|theirs|hidden|never-made")
     with KafkaOffsets(source.ways["PLAIN"], pattern, stream="flights") as kafka:
         assert kafka.describe().identity.topic_ids.keys() == {source.topic, source.of_others}
@@ -204,19 +204,19 @@ def test_a_writer_that_may_not_read_its_topic_ends_with_a_sentence(
 def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_starts(
     source: Source, stream: DeclaredStream
 ) -> None:
-    asked = declared(stream, source, "PLAIN", source.of_others)
-    spec = load_stream(asked.streams / f"{asked.name}.yaml")
+    requested = declared(stream, source, "PLAIN", source.of_others)
+    spec = load_stream(requested.streams / f"{requested.name}.yaml")
     found = Connections.of({Path("events.yaml"): spec})
     (fault,) = found.faults
     assert fault.said == (
-        f"events.yaml: source: AccessDenied: stream {asked.name}, brokers {asked.bootstrap}: Kafka refuses to let the "
-        "stream read theirs. Grant Read on them"
+        f"events.yaml: source: AccessDenied: stream {requested.name}, brokers {requested.bootstrap}: Kafka refuses to "
+        "let the stream read theirs. Grant Read on them"
     )
     assert fault.fix.endswith("--operation Describe --operation Read --topic NAME")
 
     whole, reads = JsonFormat(envelope=Envelope(transactions=source.of_others)), (source.topic,)
-    told = spec.model_copy(update={"source": spec.source.model_copy(update={"topics": reads, "format": whole})})
-    (fault,) = Connections.of({Path("events.yaml"): told}).faults
+    reported = spec.model_copy(update={"source": spec.source.model_copy(update={"topics": reads, "format": whole})})
+    (fault,) = Connections.of({Path("events.yaml"): reported}).faults
     assert "Kafka refuses to let the stream read theirs" in fault.said, "of transactions"
 
     admin = source.secured.broker.admin()
@@ -234,8 +234,8 @@ def test_what_the_column_reader_cannot_do_is_read_as_messages_and_a_person_sees_
     why = "records of Kafka are read one by one, which costs more CPU: sasl.oauthbearer.method is default"
 
     def notices() -> tuple[str, ...]:
-        beat = Heartbeat.read(open_exchange(run_folder(read.name)))
-        return beat.notices if beat else ()
+        heartbeat = Heartbeat.read(open_exchange(run_folder(read.name)))
+        return heartbeat.notices if heartbeat else ()
 
     with read.writing() as writing:
         polling.eventually(lambda: (read.has_rows(RECORDS) and notices()) or not writing.runs)

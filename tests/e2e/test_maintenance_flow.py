@@ -1,4 +1,4 @@
-"""A real Airflow keeps a table in shape: an alert fires, the table's DAG mends what it is about, the alert resolves."""
+"""A real Airflow keeps a table in shape: an alert fires, the table's DAG fixes what it is about, the alert resolves."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def land(folder: Path, *, batches: int) -> MadeStream:
 
 
 @pytest.mark.timeout(900)
-def test_an_alert_fires_its_table_is_mended_and_it_resolves(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
+def test_an_alert_fires_its_table_is_fixed_and_it_resolves(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
     client = airflow.client()
     stream = land(tmp_path / "streams", batches=12)
     before = stream.tables.main.refresh().scan().to_arrow().sort_by("kafka_offset")
@@ -104,7 +104,7 @@ def test_an_alert_fires_its_table_is_mended_and_it_resolves(airflow: EmbeddedAir
     slow = client.trigger("slow")["dag_run_id"]
     client.set_paused(HEALTH, False)
 
-    # It fires: the run that found it failed, an event says so, and people are told once, however long it stands.
+    # It fires: the run that found it failed, an event says so, and people hear it once, however long it stands.
     fired = eventually(lambda: [run for run in client.runs(HEALTH) if run["state"] == "failed"], within_s=240)
     log = client.log(HEALTH, fired[0]["dag_run_id"], "measure")
     assert "demo.trips has 13 snapshots" in log
@@ -127,7 +127,7 @@ def test_an_alert_fires_its_table_is_mended_and_it_resolves(airflow: EmbeddedAir
     tasks = {task["task_id"]: task for task in client.tasks(MAINTENANCE, run_id)}
     assert ended
     assert {name: task["state"] for name, task in tasks.items()} == dict.fromkeys(
-        ("look", "table.rewrite", "table.orphans"), "success"
+        ("check_due", "table.rewrite", "table.orphans"), "success"
     )
     assert tasks["table.rewrite"]["pool"] == SPARK_POOL
     assert tasks["table.orphans"]["rendered_map_index"] == tasks["table.rewrite"]["rendered_map_index"] == "demo.trips"
@@ -137,7 +137,7 @@ def test_an_alert_fires_its_table_is_mended_and_it_resolves(airflow: EmbeddedAir
     assert table.scan().to_arrow().sort_by("kafka_offset") == before
     assert stray.exists()
 
-    # It resolves, visibly: the first run that is well again says so, and people are told.
+    # It resolves, visibly: the first run that is well again says so, and people hear it.
     well = eventually(
         lambda: [r for r in client.runs(HEALTH) if r["run_after"] > fired[-1]["run_after"] and r["state"] == "success"],
         within_s=240,

@@ -135,7 +135,7 @@ def failed_run(client: AirflowClient, said: str) -> tuple[str, str] | None:
     """The failed run of the partition DAG whose first task logged this, and that log."""
     for run in client.runs(LOOKS):
         with suppress(EnvironmentUnusable):  # on a busy host the task of another run may never have begun
-            if run["state"] == "failed" and said in (log := client.log(LOOKS, run["dag_run_id"], "look")):
+            if run["state"] == "failed" and said in (log := client.log(LOOKS, run["dag_run_id"], "watch")):
                 return run["dag_run_id"], log
     return None
 
@@ -149,21 +149,21 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
     client.wait_for_dag("reader", within_s=120)
     waiting = client.trigger("reader")["dag_run_id"]
 
-    # The sixth hour breaks the suite: 23 hours are told of, and the run that found it failed.
+    # The sixth hour breaks the suite: 23 hours are reported, and the run that found it failed.
     trips.land(0, 6)
     trips.land(5, 6, count=1, fare=-7)
     trips.land(6, 26)
-    eventually(lambda: len(told(client, "demo.trips")) == 24, within_s=360)  # 00 to 04, 06 to 24
-    assert "2013-12-30T05" not in {key for key, _ in told(client, "demo.trips")}
+    eventually(lambda: len(reported(client, "demo.trips")) == 24, within_s=360)  # 00 to 04, 06 to 24
+    assert "2013-12-30T05" not in {key for key, _ in reported(client, "demo.trips")}
     held = "demo.trips 2013-12-30T05 is held by its quality gate: revision 1, 11 rows"
-    failed, look = eventually(lambda: failed_run(client, held), within_s=360)
-    assert "fare (min_value 0.0): not so in 1 of 11 rows, such as -7" in look
-    page = look.split(f"{airflow.url}/frazil/data-docs/")[-1].split(")")[0]
+    failed, check = eventually(lambda: failed_run(client, held), within_s=360)
+    assert "fare (min_value 0.0): not so in 1 of 11 rows, such as -7" in check
+    page = check.split(f"{airflow.url}/frazil/data-docs/")[-1].split(")")[0]
     check_page(airflow, page)
     assert client.runs(DAILY) == []
     airflow.kill("scheduler")
 
-    # From here on the stream's file has a typo, and somebody has pressed "Create event": nothing else changes.
+    # From here on the stream's file has a typo, and a user has pressed "Create event": nothing else changes.
     declared = tmp_path / "streams" / "trips.yaml"
     declared.write_text(STREAM + "maintenance: {compactoin: off}\n")
     for key in (None, "2013-12-30T07", "no window"):
@@ -178,7 +178,7 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
     eventually(lambda: trips.aggregate() == (241, 233), within_s=360)
     eventually(lambda: client.run("reader", waiting)["state"] == "success", within_s=360)
     assert "2013-12-30T05 is held by its quality gate" in client.log("reader", waiting, "wait")
-    (note,) = [extra["note"] for key, extra in told(client, "demo.trips") if key == "2013-12-30T05"]
+    (note,) = [extra["note"] for key, extra in reported(client, "demo.trips") if key == "2013-12-30T05"]
     assert note == "released by admin: a refund, not an error"
 
     # A task is repeated. Its run has its turn when the one that looks now has ended, which the late trips let it.
@@ -187,14 +187,14 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
     # Late trips reopen their hours, and the day is aggregated again: as if it had been at the end.
     trips.land(3, 5, count=2)
     eventually(lambda: trips.aggregate() == (245, 237), within_s=360)
-    reopened = {(key, extra["revision"], extra["late_rows"]) for key, extra in told(client, "demo.trips.reopened")}
+    reopened = {(key, extra["revision"], extra["late_rows"]) for key, extra in reported(client, "demo.trips.reopened")}
     assert reopened == {("2013-12-30T03", 2, 2), ("2013-12-30T04", 2, 2)}
     newest = load_catalog(None).load_table("demo.trips_per_day").current_snapshot()
     assert newest is not None
     assert newest.summary is not None
     assert json.loads(newest.summary["frazil.input-revisions"]) == {"2013-12-30T03": 2, "2013-12-30T04": 2}
     eventually(lambda: state(client, failed, "complete") == "skipped", within_s=360)
-    times = Counter(key for key, _ in told(client, "demo.trips"))
+    times = Counter(key for key, _ in reported(client, "demo.trips"))
     assert set(times.values()) == {1}, "each window once, whatever happened to the scheduler"
     assert len(times) == 25
 
@@ -205,7 +205,7 @@ def state(client: Any, run_id: str, task_id: str) -> str:
 
 
 def check_page(airflow: EmbeddedAirflow, page: str) -> None:
-    """Whoever is signed in sees the gate's page, and nothing beside it; nobody else sees anything."""
+    """Whoever is signed in sees the gate's page, and nothing next to it; no one else sees anything."""
     url = f"{airflow.url}/frazil/data-docs"
     signed = {"Authorization": f"Bearer {airflow.token('viewer')}"}
     assert httpx.get(f"{url}/{page}", trust_env=False).status_code == 401
@@ -215,7 +215,7 @@ def check_page(airflow: EmbeddedAirflow, page: str) -> None:
         assert httpx.get(f"{url}/{outside}", headers=signed, trust_env=False).status_code == 404
 
 
-def told(client: Any, asset: str) -> list[tuple[str, dict[str, Any]]]:
+def reported(client: Any, asset: str) -> list[tuple[str, dict[str, Any]]]:
     """The asset's events: their keys, and what their extra says of the key."""
     assets = asset_ids(client)
     if asset not in assets:

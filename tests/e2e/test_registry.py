@@ -108,7 +108,7 @@ def test_records_of_every_subject_land_and_wait_for_a_registry_that_is_away(
         assert drivers(stream) == ["Ann", "Bob", "Cid"]
         produce(framed(late, RENAMED, tip=2.5, at=AT, driver="Dee"))
         with monkeypatch.context() as patch:
-            patch.setattr(outage, "OUTAGE_PATIENCE_S", 0.0)
+            patch.setattr(outage, "OUTAGE_GRACE_S", 0.0)
             with pytest.raises(RegistryUnavailable, match="Records wait until it gives their schemas") as raised:
                 stream.catch_up()
         assert (raised.value.exit_code, raised.value.restartable) == (28, True)
@@ -194,7 +194,7 @@ def test_infer_reads_a_json_schema_and_its_stream_needs_no_registry(
     }
     known = registered(registry, f"{stream.topic}-value", schema, schemaType="JSON")
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for schema_id in (known, known + 1000):  # an id that the registry lacks is not looked at
+    for schema_id in (known, known + 1000):  # an id that the registry does not have is not looked at
         value = json.dumps({"at": AT.isoformat(), "count": schema_id}).encode()
         producer.produce(stream.topic, b"\0" + schema_id.to_bytes(4, "big") + value)
     assert producer.flush(30) == 0
@@ -210,9 +210,9 @@ def test_infer_reads_a_json_schema_and_its_stream_needs_no_registry(
 
 def inferred(stream: Any, registry: EmbeddedRegistry) -> str:
     """What `frazil infer` proposes, which becomes the stream's declaration."""
-    asked = ["infer", stream.topic, "--streams", str(stream.streams), "--bootstrap-servers", stream.bootstrap]
-    asked += ["--registry", registry.url, "--name", stream.name, "--table", f"test.{stream.name}"]
-    done = CliRunner().invoke(frazil_command, asked, catch_exceptions=False)
+    requested = ["infer", stream.topic, "--streams", str(stream.streams), "--bootstrap-servers", stream.bootstrap]
+    requested += ["--registry", registry.url, "--name", stream.name, "--table", f"test.{stream.name}"]
+    done = CliRunner().invoke(frazil_command, requested, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     (stream.streams / f"{stream.name}.yaml").write_text(done.output)
     return done.output

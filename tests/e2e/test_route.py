@@ -53,7 +53,8 @@ def test_records_go_to_tables_that_are_declared_and_to_tables_made_for_them(stre
     assert stream.ids() == [1]
     assert letters(stream) == [
         (
-            "field note: 'payment' gets no table: route.limit is 2, and so many tables were made. Raise it, or give "
+            "field note: 'payment' gets no table: route.limit is 2, and the writer has made that many tables. Raise "
+            "it, or give "
             "the value a table in route.tables; then replay its dead letters"
         ),
         "field note: 'users' gets no table: route.allow does not allow it",
@@ -78,13 +79,14 @@ def test_a_table_that_is_somebody_elses_is_never_written_to(stream: Any) -> None
     assert (ids("test.salaries"), stream.ids(), ids("test.mine")) == ([], [], [0, 4])
     assert len(letters(stream)) == 3
     assert letters(stream)[-1].endswith(
-        "'salaries' gets no table: test.salaries exists, and was not made for it; if it shall have these rows, add it "
+        "'salaries' gets no table: test.salaries exists, and was not made for it; if it is meant to have these "
+        "rows, add it "
         "to route.tables"
     )
 
 
 @pytest.mark.parametrize("commit", [BASE, "commit: {interval: 1s, atomic: true}\n"])
-def test_each_topic_has_its_table_and_others_go_home(stream: Any, commit: str) -> None:
+def test_each_topic_has_its_table_and_others_go_to_the_default_table(stream: Any, commit: str) -> None:
     stream.declare(commit + f"route: {{by: topic, tables: {{{stream.topic}: test.orders}}}}\n")
     stream.produce([record(number, None) for number in range(20)], partitions=4)
     stream.catch_up()
@@ -110,7 +112,7 @@ def test_a_table_in_trouble_is_left_behind_and_then_stops_the_stream_with_the_re
     with stream.writing():
         stream.produce([record(2, "a"), record(3, "b")])
         eventually(lambda: ids("test.b") == [1, 3], within_s=60)
-        eventually(lambda: "test.a lacks 1 row of 1 batch" in stream.outage(), within_s=60)
+        eventually(lambda: "test.a is missing 1 row of 1 batch" in stream.outage(), within_s=60)
         assert "The writer tries on, and ends with RouteBehind after 2" in stream.outage()
     stream.declare(BASE + route % "1s")
     stream.produce([record(4, "a")])
@@ -178,7 +180,10 @@ def test_a_table_that_was_dropped_while_rows_wait_goes_on_only_when_a_person_say
     stream.declare(BASE + "route: {by: field, name: note, template: 'test.of_{value}', lag: 1s}\n")
     stream.produce([record(0, "a")])
     stream.catch_up()
-    assert frazil("route", "events").stdout == "All tables of the route of events have all rows that its home has.\n"
+    assert (
+        frazil("route", "events").stdout
+        == "All tables of the route of events have all rows that its default table has.\n"
+    )
     broken = refuse_commits_to("test.of_a", monkeypatch)
     stream.produce([record(1, "a"), record(2, None)])
     with pytest.raises(RouteBehind):

@@ -67,7 +67,7 @@ class Cuts:
         self.engine, self.seen = catalog.engine, set[tuple[int, int]]()
         self.failed: list[BaseException] = []
 
-    def look(self) -> None:
+    def check(self) -> None:
         where = IcebergTables.table_namespace == "test"
         with Session(self.engine) as session:
             rows = session.execute(select(IcebergTables.table_name, IcebergTables.metadata_location).where(where)).all()
@@ -84,7 +84,7 @@ class Cuts:
         def repeat() -> None:
             try:
                 while not ended.wait(0.01):
-                    self.look()
+                    self.check()
             except BaseException as error:
                 self.failed.append(error)
 
@@ -122,7 +122,7 @@ def test_a_reader_never_sees_a_batch_in_some_tables_of_a_route_that_commits_in_o
             send()
             writers.kill()
         stream.catch_up()
-    cuts.look()
+    cuts.check()
     assert cuts.failed == []
     assert sorted(rows - position for rows, position in cuts.seen) == [0] * len(cuts.seen), "a mixed cut"
     assert max(cuts.seen) == (sent, sent)

@@ -55,7 +55,7 @@ def rides(
     return name, file
 
 
-def test_a_stream_that_lags_is_told_and_what_waits_is_written(kafka: EmbeddedKafka, rides: Rides) -> None:
+def test_a_stream_that_lags_is_reported_and_what_waits_is_written(kafka: EmbeddedKafka, rides: Rides) -> None:
     name, file = rides
     produce(kafka, name, 10)
     do("freshness")  # the first start makes the table
@@ -123,10 +123,10 @@ def do(rule: str) -> str:
     return give(commands(rule, "Do"))
 
 
-def give(asked: list[list[str]]) -> str:
+def give(requested: list[list[str]]) -> str:
     """A writer has a process of its own."""
     said = []
-    for words in asked:
+    for words in requested:
         if words[0] == "run":
             subprocess.run([Path(sys.executable).with_name("frazil"), *words], check=True, timeout=200)
         else:

@@ -151,8 +151,8 @@ def test_a_live_writer_begins_to_shuffle_once_that_saves_files(
     declared.write_text(text.replace("[day(at)]", "[bucket(40, id)]"))
 
     def chosen() -> str:
-        beat = Heartbeat.read(open_exchange(run_folder(stream.name)))
-        return str(beat and beat.distribution)
+        heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+        return str(heartbeat and heartbeat.distribution)
 
     def produced(batch: int) -> int:
         stream.produce(events(range(batch * each, (batch + 1) * each)), partitions=4)

@@ -21,11 +21,11 @@ def test_an_empty_partition_holds_the_watermark_until_it_has_a_record(
     def reported(*, partitions: int) -> Stall | None:
         """The stall in the heartbeat, while records go on coming to so many of the four partitions."""
         stream.produce([event(next(numbers)) for _ in range(partitions)], partitions=partitions)
-        beat = Heartbeat.read(open_exchange(run_folder(stream.name)))
-        if beat is None or beat.stall is None:
+        heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+        if heartbeat is None or heartbeat.stall is None:
             return None
-        seen.append(beat.stall)
-        return beat.stall if beat.stall.kind is StallKind.WATERMARK else None
+        seen.append(heartbeat.stall)
+        return heartbeat.stall if heartbeat.stall.kind is StallKind.WATERMARK else None
 
     with stream.writing():
         stall = eventually(lambda: reported(partitions=3))

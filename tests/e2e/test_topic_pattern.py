@@ -108,8 +108,8 @@ def test_topics_join_and_leave_while_the_writer_runs(
     # What Kafka has no more cannot be its witness.
     assert f"{topics.name('fr')}-0" in audited.stdout
     assert topics.name("de") not in json.dumps(json.loads(audited.stdout).get("findings", []))
-    told = frazil("status", stream.name, "--json")
-    assert '"lag": 0' in told.stdout, told.stdout
+    reported = frazil("status", stream.name, "--json")
+    assert '"lag": 0' in reported.stdout, reported.stdout
 
     topics.make("fr", range(20, 22))
     with pytest.raises(TopicRecreated, match=r"orders\.fr' of stream 'events' was deleted and made again"):

@@ -72,8 +72,8 @@ def source(stream: Any) -> Source:
 def counts(stream: Any) -> dict[str, int]:
     """What the batches say they did, added up."""
     names = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged")
-    told = [snapshot.summary for snapshot in stream.table().metadata.snapshots if snapshot.summary]
-    return {name: sum(int(one.get(f"frazil.{name}") or 0) for one in told) for name in names}
+    reported = [snapshot.summary for snapshot in stream.table().metadata.snapshots if snapshot.summary]
+    return {name: sum(int(one.get(f"frazil.{name}") or 0) for one in reported) for name in names}
 
 
 def test_the_table_has_the_newest_version_of_each_key(
@@ -86,11 +86,11 @@ def test_the_table_has_the_newest_version_of_each_key(
             source.check()
     stream.catch_up()  # nothing new
     source.check()
-    told = counts(stream)
-    assert sum(told.values()) == source.sent
-    assert min(told.values()) > 0
+    reported = counts(stream)
+    assert sum(reported.values()) == source.sent
+    assert min(reported.values()) > 0
     merged = [e["run"]["facets"]["frazil_changes"]["counts"] for e in traced if e["eventType"] == "COMPLETE"]
-    assert {name: sum(run.get(name, 0) for run in merged) for name in told} == told
+    assert {name: sum(run.get(name, 0) for run in merged) for name in reported} == reported
     assert "last changes" in frazil("status", "events").stdout
     assert frazil("audit", "events", "--last", "1h").returncode == 3, "only --source compares rows"
     audited = frazil("audit", "events", "--source")
@@ -157,13 +157,13 @@ def test_another_commit_in_between_is_merged_into(stream: Any, source: Source) -
         for _ in range(5):
             source.send(40)
             rows = stream.table().scan(limit=3).to_arrow()
-            # Foreign commits, each of which may make a merge begin anew.
+            # Foreign commits, each of which may make a merge begin again.
             stream.table().append(rows.slice(0, 0))
         eventually(lambda: sum(counts(stream).values()) == source.sent, within_s=60)
     source.check()
 
 
-def test_dead_letters_are_merged_in_their_order_once_the_declaration_is_mended(
+def test_dead_letters_are_merged_in_their_order_once_the_declaration_is_fixed(
     stream: Any, frazil: Callable[..., Any]
 ) -> None:
     def sent(key: int, at: object, note: str) -> bytes:

@@ -111,15 +111,15 @@ def test_a_second_run_goes_on_where_the_first_ended(stream: Any, events: Events)
 def test_a_writer_that_starts_with_nothing_unread_waits_in_one_epoch_and_takes_what_comes_later(
     stream: Any, events: Events, eventually: Any
 ):
-    """On an empty topic and on a stream that is caught up."""
+    """The topic is empty, or the stream is caught up."""
     stream.declare("commit: {interval: 1s}\nwatermark: {idle-timeout: 2s}\n")
     for epoch in (1, 2):
         known = range(1000 * (epoch - 1))
         with stream.writing():
             eventually(lambda at=epoch: _waits(stream, epoch=at))
-            eventually(lambda: len(_marker(stream).idle) == 4 and _beat(stream).phase is Phase.WAITING)
-            beat = _beat(stream)
-            assert (beat.stall, beat.lag, (beat.epoch, beat.batch)) == (None, 0, _marker(stream).at)
+            eventually(lambda: len(_marker(stream).idle) == 4 and _heartbeat(stream).phase is Phase.WAITING)
+            heartbeat = _heartbeat(stream)
+            assert (heartbeat.stall, heartbeat.lag, (heartbeat.epoch, heartbeat.batch)) == (None, 0, _marker(stream).at)
             assert stream.ids() == list(known)
             stream.produce(events(range(len(known), 1000 * epoch)), partitions=4)
             eventually(lambda at=epoch: stream.has_rows(1000 * at))
@@ -132,25 +132,25 @@ def test_a_writer_that_starts_with_nothing_unread_waits_in_one_epoch_and_takes_w
 def test_an_idle_writer_ends_soon_after_a_reset(
     stream: Any, events: Events, eventually: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("frazil.stream.fence_watch.LOOK_S", 0.5)
-    asked, answered, marker = Event(), Event(), StreamTables.marker_seen_by
+    monkeypatch.setattr("frazil.stream.fence_watch.POLL_INTERVAL_S", 0.5)
+    requested, answered, marker = Event(), Event(), StreamTables.marker_seen_by
 
     def hanging(tables: StreamTables, catalog: Catalog) -> Marker | None:
-        asked.set()
+        requested.set()
         answered.wait(180)
         return marker(tables, catalog)
 
     monkeypatch.setattr(StreamTables, "marker_seen_by", hanging)
     stream.produce(events(range(10)))
     with stream.writing() as writing:
-        eventually(lambda: stream.has_rows(10) and _beat(stream).phase is Phase.WAITING)
-        assert asked.wait(60)
+        eventually(lambda: stream.has_rows(10) and _heartbeat(stream).phase is Phase.WAITING)
+        assert requested.wait(60)
         stream.produce(events(range(10, 20)))
-        eventually(lambda: stream.has_rows(20) and _beat(stream).phase is Phase.WAITING)  # while the catalog hangs
+        eventually(lambda: stream.has_rows(20) and _heartbeat(stream).phase is Phase.WAITING)  # while the catalog hangs
         answered.set()
         assert frazil("reset", "events", "--to", "marker", "--yes").returncode == 0
         assert isinstance(writing.outcome(), Fenced)
-    assert _beat(stream).phase is Phase.ENDED
+    assert _heartbeat(stream).phase is Phase.ENDED
     stream.catch_up()
     assert stream.ids() == list(range(20))
 
@@ -161,7 +161,7 @@ def test_with_nothing_to_read_catching_up_ends_well(stream: Any):
     assert (_marker(stream).at, stream.ids()) == ((2, 0), [])
 
 
-def test_a_writer_that_is_told_to_sends_metrics_and_lineage(
+def test_a_writer_that_is_configured_to_sends_metrics_and_lineage(
     stream: Any, events: Events, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FRAZIL_METRICS", "otlp")
@@ -196,16 +196,16 @@ def test_sigterm_lets_the_batch_at_hand_commit_and_ends_with_zero(stream: Any, e
     stream.produce(events(range(3000)), partitions=4)
     writer = subprocess.Popen(stream.command(), stderr=subprocess.PIPE, text=True)
     try:
-        eventually(lambda: writer.poll() is not None or (_beat(stream) and _beat(stream).last_commit_at_ms))
+        eventually(lambda: writer.poll() is not None or (_heartbeat(stream) and _heartbeat(stream).last_commit_at_ms))
         writer.send_signal(signal.SIGTERM)
         _, log = writer.communicate(timeout=60)
     finally:
         writer.kill()
     assert writer.returncode == 0, log[-3000:]
     assert stream.ids() == list(range(3000))
-    beat = _beat(stream)
-    assert beat.phase is Phase.ENDED
-    assert beat.error is None
+    heartbeat = _heartbeat(stream)
+    assert heartbeat.phase is Phase.ENDED
+    assert heartbeat.error is None
 
 
 def test_a_writer_whose_broker_is_away_says_so_and_may_be_restarted(stream: Any):
@@ -261,7 +261,7 @@ def test_a_column_that_others_rename_costs_no_value(stream: Any, events: Events,
     assert stream.table().scan().to_arrow()["note"].to_pylist() == ["x"] * 200
 
 
-def _beat(stream: Any) -> Any:
+def _heartbeat(stream: Any) -> Any:
     return Heartbeat.read(open_exchange(run_folder(stream.name)))
 
 
@@ -271,8 +271,8 @@ def _marker(stream: Any) -> Any:
 
 def _waits(stream: Any, *, epoch: int) -> bool:
     """Whether the writer has taken over in that epoch, and its planner has found nothing to read."""
-    beat = _beat(stream)
-    return bool(beat) and (beat.phase, beat.epoch, beat.lag) == (Phase.WAITING, epoch, 0)
+    heartbeat = _heartbeat(stream)
+    return bool(heartbeat) and (heartbeat.phase, heartbeat.epoch, heartbeat.lag) == (Phase.WAITING, epoch, 0)
 
 
 def test_a_topic_that_does_not_exist_leaves_no_table_behind(stream: Any):

@@ -1,4 +1,4 @@
-"""Who signals the model's windows: the real assessment, and what it must come to, computed apart from it."""
+"""The signals of the model's windows: the real assessment, and the expected one, computed independently."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Signals:
     def __init__(self, world: World) -> None:
         self.world = world
         self.cursor: Cursor | None = None
-        self.told: Counter[int] = Counter()
+        self.reported: Counter[int] = Counter()
 
-    def look(self, declared: set[str], *, behind: int = 0) -> None:
+    def observe(self, declared: set[str], *, behind: int = 0) -> None:
         """Signal what is complete or reopened, at a catalog that may be some changes behind."""
         if not declared:
             return
@@ -45,7 +45,7 @@ class Signals:
         assert all(window.end_us <= passed for window in seen.decision.complete), "before every stream has passed it"
         self.cursor = seen.cursor
         for window in seen.decision.windows:
-            self.told[window.start_us] = rows[window.start_us]
+            self.reported[window.start_us] = rows[window.start_us]
         if self.cursor is not None and seen.decision.from_us is not None:
             assert self.cursor.through_us == max(through, Grain.HOUR.floor(passed)), "what all have passed is complete"
             self.check(rows)
@@ -61,12 +61,12 @@ class Signals:
         """No late row of any stream is missed: each window that was signalled has as many rows as was said last."""
         assert self.cursor
         covered = range(self.cursor.from_us, self.cursor.through_us, Grain.HOUR.us)
-        off = {start: (self.told[start], rows[start]) for start in covered if self.told[start] != rows[start]}
+        off = {start: (self.reported[start], rows[start]) for start in covered if self.reported[start] != rows[start]}
         assert not off, f"rows of windows, as said last and as they are: {off}"
 
     def rolled_back(self) -> None:
         """What a rollback takes from a window is not signalled; what is read again is."""
-        self.told = self._rows(head_of(self.world.catalog.metadata[MAIN]))
+        self.reported = self._rows(head_of(self.world.catalog.metadata[MAIN]))
 
     def _assess(self, table: Table, declared: set[str]) -> completion.Assessment:
         catalog: Any = mock.Mock(name="catalog")

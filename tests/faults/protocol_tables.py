@@ -161,9 +161,9 @@ class World:
     _past: dict[str, deque[Table]] = field(default_factory=dict)
     _markers: dict[str, Marker | None] = field(default_factory=dict)
     _rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """By metadata file."""
+    """Rows by metadata file."""
     _files: dict[str, list[str]] = field(default_factory=dict)
-    """By manifest."""
+    """Files by manifest."""
 
     def __post_init__(self) -> None:
         self.spec = spec_of(self.kind)
@@ -193,7 +193,7 @@ class World:
     # The catalog
 
     def load(self, name: str, *, behind: int = 0) -> Table:
-        """As it is, or as a cache has it that is so many changes behind."""
+        """Load the table, or a cached one that is `behind` changes old."""
         found = self.catalog.load_table(name)
         past = [t for t in self._past.get(name, ()) if t.metadata.table_uuid == found.metadata.table_uuid]
         return past[-behind] if 0 < behind <= len(past) else found
@@ -226,11 +226,11 @@ class World:
     def land_late(self) -> None:
         late, self.late = self.late, []
         for effect in late:
-            with suppress(Exception):  # a refusal has nobody to go to
+            with suppress(Exception):  # a refusal has no one to go to
                 effect()
 
     def tables(self, faults: Faults) -> tuple[StreamTables, ProcessCatalog]:
-        """As a process reaches them."""
+        """The tables as a process reaches them."""
         self.processes.append(faults)
         catalog: Any = ProcessCatalog(self, faults, len(self.processes) - 1)
         now = Clock()  # of this process's patience alone
@@ -356,7 +356,7 @@ class World:
     # What others do
 
     def append(self) -> None:
-        """Somebody's row of a key that no change has; a table with rows before the stream begins is to be adopted."""
+        """A user's row of a key that no change has; a table with rows before the stream begins is to be adopted."""
         if self.marker() is None:
             return
         key = max(self.foreign, default=FOREIGN) + 1

@@ -58,7 +58,7 @@ class Supervised:
             return None
         return seen.exits[-1].code if seen.exits[-1].launch_id == seen.launch.id else None
 
-    def beat(self) -> Heartbeat | None:
+    def heartbeat(self) -> Heartbeat | None:
         return self.launcher.observe().heartbeat
 
     def has_rows(self, count: int) -> bool:
@@ -100,8 +100,8 @@ def test_a_driver_in_the_cluster_writes_and_ends_as_it_is_asked(
     stream.produce([*events(range(1000)), *BAD], partitions=4)
     supervised.launch()
     eventually(lambda: supervised.has_rows(1000))
-    beat = eventually(lambda: (found := supervised.beat()) and found.last_commit_at_ms and found)
-    assert any("the driver is driver-" in notice for notice in beat.notices)
+    heartbeat = eventually(lambda: (found := supervised.heartbeat()) and found.last_commit_at_ms and found)
+    assert any("the driver is driver-" in notice for notice in heartbeat.notices)
     eventually(lambda: "committed" in supervised.log())
     supervised.launcher.stop(force=False)
     assert ended(supervised, eventually) == 0
@@ -124,7 +124,7 @@ def test_a_killed_agent_finds_its_driver_again_which_went_on_meanwhile(
     stream.produce(events(range(1000, 2000)), partitions=4)
     eventually(lambda: stream.has_rows(2000))
     supervised.launch()
-    eventually(lambda: (found := supervised.beat()) and found.batch is not None)
+    eventually(lambda: (found := supervised.heartbeat()) and found.batch is not None)
     assert supervised.folder.order() == order
     assert python_of(supervised, eventually) == driver
     supervised.launcher.stop(force=False)
@@ -184,11 +184,11 @@ def test_a_master_that_is_gone_for_a_while_ends_no_driver(
     supervised.launch()
     eventually(lambda: supervised.has_rows(1000))
     spark_cluster.master.kill()
-    eventually(lambda: (found := supervised.beat()) and any("cannot be reached" in said for said in found.notices))
+    eventually(lambda: (found := supervised.heartbeat()) and any("cannot be reached" in said for said in found.notices))
     stream.produce(events(range(1000, 2000)), partitions=4)
     eventually(lambda: supervised.has_rows(2000))
     spark_cluster.master.start()
-    eventually(lambda: (found := supervised.beat()) and any("it runs on" in said for said in found.notices))
+    eventually(lambda: (found := supervised.heartbeat()) and any("it runs on" in said for said in found.notices))
     supervised.launcher.stop(force=False)
     assert ended(supervised, eventually) == 0
     check_exact(stream, range(2000))

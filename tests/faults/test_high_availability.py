@@ -45,7 +45,7 @@ globals().update(
 )
 globals().update(writer_dags(ROOT + "/told", application=TESTS + "/unit/host/fake_writer.py", queue="host-two"))
 '''
-TOLD = """
+REPORT = """
 name: {name}
 source: {{topics: [{name}], bootstrap-servers: "127.0.0.1:1"}}
 table: demo.{name}
@@ -99,7 +99,7 @@ class Deployment:
         return seen.process is ProcessState.RUNNING and seen.heartbeat is not None and seen.heartbeat.epoch is not None
 
     def task(self, stream: str) -> dict[str, Any]:
-        """Of the stream's latest run."""
+        """The task of the stream's latest run."""
         dag_id = f"frazil_writer_{stream}"
         (task,) = self.client.tasks(dag_id, self.client.runs(dag_id)[-1]["dag_run_id"])
         return task
@@ -190,11 +190,11 @@ def test_one_of_each_is_killed_and_every_record_lands_once(
 
     # A DAG processor: the other finds what is declared meanwhile.
     deployment.kill("dag-processor")
-    (deployment.root / "told" / "told.yaml").write_text(TOLD.format(name="told"))
+    (deployment.root / "told" / "told.yaml").write_text(REPORT.format(name="told"))
     client.wait_for_dag("frazil_writer_told", within_s=180)
     eventually(lambda: deployment.runs_on("told", "two"), within_s=180)
 
-    # A triggerer and its host, as far as Airflow knows: the writer is there yet, and nobody stops it.
+    # A triggerer and its host, as far as Airflow knows: the writer is there yet, and no one stops it.
     deployment.kill("triggerer-one")
     eventually(lambda: deployment.has_taken_over("anywhere", "two"), within_s=240)
     more_land(anywhere, pinned)
@@ -228,7 +228,7 @@ def test_a_run_that_fails_on_another_host_than_the_triggerers_fails_once(deploym
     (deployment.root / "two").mkdir(exist_ok=True)
     orders = {"exit": 11, "error": "OffsetGap: refused-0 lost offsets 5 to 9"}
     (deployment.root / "two" / "orders-refused.json").write_text(json.dumps(orders))
-    (deployment.root / "told" / "refused.yaml").write_text(TOLD.format(name="refused"))
+    (deployment.root / "told" / "refused.yaml").write_text(REPORT.format(name="refused"))
     if process.find("triggerer-two", deployment.airflow.home) is None:
         deployment.triggerer("two")
     client, dag_id = deployment.client, "frazil_writer_refused"

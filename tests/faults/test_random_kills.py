@@ -73,12 +73,12 @@ class Load:
         self.sent += RECORDS_A_ROUND
 
 
-def beat(stream: Any) -> Heartbeat | None:
+def heartbeat(stream: Any) -> Heartbeat | None:
     return Heartbeat.read(open_exchange(run_folder(stream.name)))
 
 
 def committed_since(stream: Any, since_s: float) -> bool:
-    found = beat(stream)
+    found = heartbeat(stream)
     return bool(found and found.last_commit_at_ms and found.last_commit_at_ms > since_s * 1000)
 
 
@@ -92,13 +92,14 @@ def is_worker(process: psutil.Process) -> bool:
 
 def victims(stream: Any) -> dict[str, psutil.Process]:
     """The driver, and a Python worker under its JVM if one is alive."""
-    found = beat(stream)
+    found = heartbeat(stream)
     assert found is not None
     driver = psutil.Process(found.pid)
     leaves = [p for p in driver.children(recursive=True) if is_worker(p)]
     return {"driver": driver, **({"worker": random.choice(leaves)} if leaves else {})}
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     "kills",
     [3, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
@@ -106,9 +107,7 @@ def victims(stream: Any) -> dict[str, psutil.Process]:
 def test_kills_at_random_moments_under_load_lose_and_repeat_nothing(
     stream: Any, event: Callable[[int], bytes], eventually: Any, kills: int
 ):
-    seed = int(os.environ.get("FRAZIL_TEST_SEED") or random.randrange(2**32))
-    print(f"FRAZIL_TEST_SEED={seed}")
-    random.seed(seed)
+    random.seed(int(os.environ["FRAZIL_TEST_SEED"]))
     load = Load(stream, event)
     supervisor = Supervisor(WriterProgram(stream.name, stream.streams, APPLICATION))
     recoveries: dict[str, list[float]] = {"driver": [], "worker": []}

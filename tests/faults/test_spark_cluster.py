@@ -48,6 +48,7 @@ def caught_up(stream: Any) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.rotates(3)
 def test_the_cluster_listens_on_loopback_alone(spark_cluster: EmbeddedSparkCluster):
     processes = [psutil.Process(found.pid) for s in spark_cluster.servers.values() if (found := s.server())]
     ips = {c.laddr.ip for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
@@ -87,8 +88,8 @@ def executors(server: process.EmbeddedServer) -> list[psutil.Process]:
 
 
 def staging(stream: Any) -> bool:
-    beat = Heartbeat.read(open_exchange(run_folder(stream.name)))
-    return beat is not None and beat.phase is Phase.STAGING
+    heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+    return heartbeat is not None and heartbeat.phase is Phase.STAGING
 
 
 def has_ended(candidate: psutil.Process) -> bool:
@@ -101,6 +102,7 @@ def _is_daemon(candidate: psutil.Process | None) -> bool:
     return False
 
 
+@pytest.mark.rotates(3)
 def test_a_stream_is_written_by_the_executors_of_a_cluster(
     stream: Any, spark_cluster: EmbeddedSparkCluster, events: Events
 ):

@@ -1,4 +1,4 @@
-"""Whatever happens to a table in whatever order, no live file is ever missing, and what is nobody's goes at last."""
+"""Whatever happens to a table in whatever order, no live file is ever missing, and what is orphaned goes at last."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def local(path: str) -> Path:
 
 
 class CleanedTable(RuleBasedStateMachine):
-    """One stream whose writer dies and comes back, beside compaction, expiry and cleanup."""
+    """One stream whose writer dies and comes back, next to compaction, expiry and cleanup."""
 
     @initialize()
     def begin(self) -> None:
@@ -120,7 +120,7 @@ class CleanedTable(RuleBasedStateMachine):
 
     @rule(keep=st.integers(1, 3))
     def expire_and_die(self, keep: int) -> None:
-        """What expired snapshots alone needed is nobody's from now on."""
+        """What expired snapshots alone needed is orphaned from now on."""
         for name in TABLES:
             table = self.table(name)
             old = [s.snapshot_id for s in table.metadata.snapshots][:-keep]
@@ -140,7 +140,7 @@ class CleanedTable(RuleBasedStateMachine):
             os.utime(file, (time.time() - 5 * 86_400,) * 2)
 
     @rule(hours=st.sampled_from([1.0, 1.0, 0.5]), old=MOSTLY, compacted=MOSTLY)
-    def look_again(self, hours: float, old: bool, compacted: bool) -> None:
+    def check_again(self, hours: float, old: bool, compacted: bool) -> None:
         """Some time after the last cleanup, in which the table may have committed, the next one."""
         self.hours = min(self.hours + hours, 20)
         if old:

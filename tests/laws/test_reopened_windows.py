@@ -1,4 +1,4 @@
-"""Whatever two streams of a table do, the late rows of each signalled window are told once."""
+"""Whatever two streams of a table do, the late rows of each signalled window are reported once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.signals.minutes import Minutes
 moves = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["minutes", "others"]), st.integers(-2, 5), st.integers(1, 90)),
-        st.tuples(st.sampled_from(["look", "forget minutes", "forget others", "uncounted"])),
+        st.tuples(st.sampled_from(["check", "forget minutes", "forget others", "uncounted"])),
     ),
     min_size=4,
     max_size=14,
@@ -25,7 +25,7 @@ moves = st.lists(
 
 @settings(max_examples=max(10, settings().max_examples // 5), suppress_health_check=list(HealthCheck))
 @given(moves)
-def test_every_row_that_lands_in_a_window_after_its_signal_reopens_it_once_a_look(moves):
+def test_every_row_that_lands_in_a_window_after_its_signal_reopens_it_once_a_check(moves):
     """Two streams that begin, are forgotten and begin again; the commits of one may not tell their rows."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("FRAZIL_HOME", f"{folder}/home")
@@ -37,7 +37,7 @@ def test_every_row_that_lands_in_a_window_after_its_signal_reopens_it_once_a_loo
         one.signal_with(other)
         since: Counter[str] = Counter()
         revisions: dict[str, int] = {}
-        for move, *how in [*moves, ("minutes", 4, 61), ("others", 4, 61), ("look",)]:
+        for move, *how in [*moves, ("minutes", 4, 61), ("others", 4, 61), ("check",)]:
             if move in streams:
                 first, last = 60 * how[0], 60 * how[0] + how[1]
                 streams[move].send(first, last)

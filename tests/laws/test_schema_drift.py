@@ -139,7 +139,7 @@ def test_a_field_is_found_wherever_it_first_has_a_value():
     assert last.records == 1
 
 
-def test_no_more_records_are_looked_at_than_its_samples():
+def test_no_more_records_are_checked_than_its_samples():
     decode = decoder("json", BASE, {}, "additive")
     many = decode(Chunk.of_values([b'{"id":1,"n":1}'] * (SAMPLES + 1) + [b'{"id":1,"n":"x"}'])).drift
     assert many.new == {("n",): "long"}
@@ -151,7 +151,7 @@ def _but_a(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grown(schema: Schema, additions: list[Addition]) -> Schema:
-    """As a table makes of it, apart from the ids."""
+    """The schema that a table makes of it, apart from the ids."""
     struct = grown(schema.as_struct(), (), {addition.path: addition for addition in additions})
     return assign_fresh_schema_ids(Schema(*struct.fields))
 

@@ -18,10 +18,10 @@ from demo import aggregates
 from demo.flights import read_flights
 from frazil.aggregate import run as aggregate
 from frazil.aggregate.day_input import choose_input
+from frazil.aggregate.day_run import DayRun
 from frazil.aggregate.due import aggregated
 from frazil.aggregate.run import DayOutcome, aggregate_day
 from frazil.aggregate.spec import AggregationSpec, load_aggregation
-from frazil.aggregate.told import DayRun
 from frazil.errors import SchemaIncompatible, SpecError
 from frazil.lineage.jobs import telling
 from frazil.table.catalogs import load_catalog
@@ -87,7 +87,7 @@ def test_a_day_is_its_24_hours_in_utc_and_a_second_run_changes_nothing(shop: Sho
     assert [(str(f.transform), schema.find_column_name(f.source_id)) for f in spec.fields] == [("identity", "day")]
 
 
-def test_the_snapshot_says_what_it_was_made_from_and_so_is_a_lineage_backend_told(
+def test_the_snapshot_says_what_it_was_made_from_and_so_is_a_lineage_backend_reported(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.sell(1)
@@ -96,7 +96,7 @@ def test_the_snapshot_says_what_it_was_made_from_and_so_is_a_lineage_backend_tol
     with (
         tracing(monkeypatch) as received,
         telling() as jobs,
-        DayRun(shop.catalog, shop.spec, DAY, given).told(jobs),
+        DayRun(shop.catalog, shop.spec, DAY, given).reported(jobs),
     ):
         shop.run(given)
     assert [event["eventType"] for event in received] == ["START", "COMPLETE"]
@@ -122,7 +122,7 @@ def test_a_day_that_became_empty_is_emptied(shop: Shop) -> None:
     shop.source.delete("amount > 0")
     assert shop.run().written
     assert shop.rows() == []
-    # A day that never had a row is known to be done as well: nobody asks for it again.
+    # A day that never had a row is known to be done as well: no one asks for it again.
     assert shop.run(day=date(2013, 12, 29)).written
     done = aggregated(shop.target().metadata, shop.spec.name, source=shop.source.refresh().metadata)
     assert set(done.days) == {DAY, date(2013, 12, 29)}

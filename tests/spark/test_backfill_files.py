@@ -1,4 +1,4 @@
-"""Backfills from files instead of Kafka: by their coordinates, each record once, and nothing that cannot be told."""
+"""Backfills from files instead of Kafka: by coordinates, each record once, and none of an unknown position."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.audit.run import audit_stream
-from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, open_backfill
 from frazil.backfill.stage import run
 from frazil.cli.main import frazil
+from frazil.commit.backfill_marker import BackfillState, read_backfill
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.lane import LaneState, read_lane
 from frazil.commit.marker import BatchKey
 from frazil.commit.opened import open_stream
 from frazil.errors import SpecError, WriterBusy
@@ -103,8 +103,8 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 @contextmanager
-def asking(stream: Any, **asked: Any) -> Iterator[Backfill]:
-    raw = {"stream": stream.name, **{k.replace("_", "-"): v for k, v in asked.items()}}
+def asking(stream: Any, **requested: Any) -> Iterator[Backfill]:
+    raw = {"stream": stream.name, **{k.replace("_", "-"): v for k, v in requested.items()}}
     with open_backfill(stream.spec, parse_request(raw)) as backfill:
         yield backfill
 
@@ -126,16 +126,16 @@ def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is
     assert "401 of 401 records in 3 files (" in said
     assert "about 400 rows and 1 dead letter," in said
     assert "falls into 1 partition" in said
-    assert read_lane(live.table().properties, live.name) is None
+    assert read_backfill(live.table().properties, live.name) is None
     with asking(live, files=files, chunk_records=150) as backfill, monkeypatch.context() as patch:
-        patch.setattr(LaneCommitter, "_commit", committed_and_killed)
+        patch.setattr(BackfillCommitter, "_commit", committed_and_killed)
         with pytest.raises(KeyboardInterrupt):
             run(backfill, InProcessEngine())
-    killed = read_lane(live.table().properties, live.name)
-    assert (killed.state, killed.chunks, killed.planned, live.ids()) == (LaneState.STAGING, 1, 3, [])
+    killed = read_backfill(live.table().properties, live.name)
+    assert (killed.state, killed.chunks, killed.planned, live.ids()) == (BackfillState.STAGING, 1, 3, [])
     with asking(live, files=files) as backfill:
         done = run(backfill, InProcessEngine())
-    assert (done.id, done.state, done.chunks) == (killed.id, LaneState.PUBLISHED, 2)
+    assert (done.id, done.state, done.chunks) == (killed.id, BackfillState.PUBLISHED, 2)
     assert (done.records, done.rejected) == (400, 1)
     assert live.ids() == list(range(400))
     assert rejected(live) == [(998, bad)]
@@ -147,7 +147,7 @@ def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is
 
     archive("d.ndjson", range(400, 420))
     with asking(live, files=files, to_event_time="2024-01-01T00:00:41Z") as backfill:
-        assert backfill.source.at_most(backfill.plan().spans) == 20, "the others are in the tables"
+        assert backfill.source.max_records(backfill.plan().spans) == 20, "the others are in the tables"
         assert run(backfill, InProcessEngine()).records == 10
     assert live.ids() == list(range(410))
 
@@ -157,11 +157,11 @@ def dry_run(stream: Any, files: str) -> str:
     return CliRunner().invoke(frazil, arguments, catch_exceptions=False).stdout
 
 
-COMMIT = LaneCommitter._commit
+COMMIT = BackfillCommitter._commit
 
 
-def committed_and_killed(lane: LaneCommitter, journal: Any, *, planned: int) -> None:
-    COMMIT(lane, journal, planned=planned)
+def committed_and_killed(committer: BackfillCommitter, journal: Any, *, planned: int) -> None:
+    COMMIT(committer, journal, planned=planned)
     raise KeyboardInterrupt
 
 
@@ -192,7 +192,7 @@ def broken(folder: str) -> str:
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_told_is_refused_before_anything_is_staged(live: Any, archive: Written, what: str) -> None:
+def test_what_cannot_be_reported_is_refused_before_anything_is_staged(live: Any, archive: Written, what: str) -> None:
     make, said = REFUSED[what]
     with pytest.raises(SpecError, match=said), asking(live, files=make(archive)) as backfill:
         backfill.plan()
@@ -204,11 +204,11 @@ def test_files_that_changed_are_another_backfill_and_never_join_one_that_is_unde
     files = archive("a.jsonl", range(10))
     with asking(live, files=f"{files}/a.jsonl") as backfill:
         planned = backfill.request
-        LaneCommitter.begin(backfill.opened.tables, planned)
+        BackfillCommitter.begin(backfill.opened.tables, planned)
         archive("a.jsonl", range(11))
         with pytest.raises(SpecError, match="not those that this backfill was planned for"):
             backfill.plan()
     with pytest.raises(SpecError, match="not those"), open_backfill(live.spec, planned):
         pass
     with asking(live, files=f"{files}/a.jsonl") as backfill, pytest.raises(WriterBusy, match="--abandon"):
-        LaneCommitter.begin(backfill.opened.tables, backfill.request)
+        BackfillCommitter.begin(backfill.opened.tables, backfill.request)

@@ -183,8 +183,8 @@ def test_a_table_is_sorted_as_it_is_compacted_and_an_open_partition_waits_for_mo
     (compaction,) = made.maintain(Action.COMPACTION)
     assert (compaction.ending, compaction.numbers["files-removed"]) == (Ending.DONE, 3)
     assert sorted(files_of(made.table).values()) == [1, 3]
-    told = made.table.current_snapshot().summary  # type: ignore[union-attr]
-    assert compaction.numbers["bytes-added"] == int(told["added-files-size"])  # type: ignore[index,arg-type]
+    reported = made.table.current_snapshot().summary  # type: ignore[union-attr]
+    assert compaction.numbers["bytes-added"] == int(reported["added-files-size"])  # type: ignore[index,arg-type]
     made.land(newest_us=BEGIN_US + DAY_US)
     made.maintain(Action.COMPACTION)
     assert sorted(files_of(made.table).values()) == [1, 1]
@@ -218,7 +218,7 @@ def later(rows: int) -> Mapping[str, pa.Array]:
 
 
 def rewritten(made: Made) -> tuple[int, int]:
-    """Files as planned of the chosen partitions, and beside them, where Iceberg took exactly so many."""
+    """Files as planned of the chosen partitions, and next to them, where Iceberg took exactly so many."""
     plan = made.plan()
     done = SparkTable.load(made.spark, made.catalog, made.table).rewrite(plan.rewrites, sort=False)
     beside = sum(r.beside_files for r in plan.rewrites)
@@ -296,7 +296,7 @@ def on_disk(table: Table) -> set[str]:
 
 
 def referenced(table: Table) -> set[str]:
-    """By any snapshot of the table."""
+    """The files that any snapshot of the table refers to."""
     found: set[str] = set()
     for snapshot in table.metadata.snapshots:
         found.add(snapshot.manifest_list)

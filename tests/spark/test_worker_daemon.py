@@ -35,7 +35,7 @@ print(json.dumps({
 """
 
 
-def looked(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def checked(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, **environment},
@@ -47,7 +47,7 @@ def looked(program: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.skipif(not psutil.LINUX, reason="threads and files are counted in /proc")
 def test_a_stage_is_imported_and_neither_a_thread_nor_a_connection_is_there_to_be_forked():
-    found = json.loads(looked(LOOK).stdout)
+    found = json.loads(checked(LOOK).stdout)
     assert found == {
         "threads": 1,
         "files": 0,
@@ -75,7 +75,7 @@ def test_it_tells_spark_its_port_and_forks_a_worker_a_connection_until_spark_goe
 
 
 def test_where_a_stage_cannot_be_imported_the_daemon_says_so_and_goes_on():
-    done = looked("from frazil.stream import worker_daemon as d; d.STAGE = 'frazil.gone'; d.preload(); print('on')")
+    done = checked("from frazil.stream import worker_daemon as d; d.STAGE = 'frazil.gone'; d.preload(); print('on')")
     assert done.stdout == "on\n"
     assert "No module named 'frazil.gone'" in done.stderr
 
@@ -84,7 +84,7 @@ def test_what_is_installed_is_taken_before_sparks_archives_which_hold_no_compile
     archives = ":".join(map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
     assert archives.count(".zip") == 2
     program = "from frazil.stream.worker_daemon import preload; preload(); import pyspark, py4j; "
-    shown = looked(program + "print(pyspark.__file__, py4j.__file__)", PYTHONPATH=archives).stdout
+    shown = checked(program + "print(pyspark.__file__, py4j.__file__)", PYTHONPATH=archives).stdout
     assert ".zip" not in shown
 
 

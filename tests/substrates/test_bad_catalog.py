@@ -52,7 +52,7 @@ def gateway(
     frazil_home: object,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[TroubledProxy]:
-    """In front of SeaweedFS's REST catalog, whose catalog is opened only through it."""
+    """A proxy in front of SeaweedFS's REST catalog, whose catalog is opened only through it."""
     with proxy(object_store.catalog_uri) as gateway:
         configure(monkeypatch, SUBSTRATE, {**object_store.rest_catalog(), "uri": gateway.uri})
         yield gateway
@@ -119,9 +119,9 @@ def test_each_batch_lands_once_whatever_the_catalog_answers_to_a_commit(
             stream.land({0: (10 * number, 10 * number + 10)})
     gateway.trouble = none
     check_each_landed_once(stream, BATCHES)
-    told = [record.getMessage() for record in caplog.records if record.name == "frazil.commit.swap"]
-    assert any(re.search(said, line) for line in told), told
-    assert all(line.endswith("s at most") for line in told)
+    reported = [record.getMessage() for record in caplog.records if record.name == "frazil.commit.swap"]
+    assert any(re.search(said, line) for line in reported), reported
+    assert all(line.endswith("s at most") for line in reported)
 
 
 @pytest.mark.parametrize("status", [429, 503])

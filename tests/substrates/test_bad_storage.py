@@ -66,7 +66,7 @@ class Writer:
     made: MadeStream
     folder: Path
     waits: list[float] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
     """The sentences of outages."""
     while_staging: Any = None
     """Called before a task's records are read."""
@@ -79,7 +79,7 @@ class Writer:
 
     def _hear(self, event: Event) -> None:
         if isinstance(event.what, OutageMet):
-            self.told.append(event.what.sentence)
+            self.reported.append(event.what.sentence)
 
     def begin(self) -> Writer:
         made, tables = self.made, self.made.tables
@@ -107,7 +107,7 @@ class Writer:
         self.runner.run(lambda work: self.engine.run([json.dumps(task.to_json())], work), end, tasks=1)
 
     def read(self, _: object, ranges: tuple[OffsetRange, ...], **__: object) -> AbstractContextManager[Any]:
-        """In Kafka's place."""
+        """Yield made records instead of Kafka's."""
         if self.while_staging:
             self.while_staging()
         (one,) = ranges
@@ -122,8 +122,8 @@ class Writer:
         )
         return nullcontext(Reader([chunk]))
 
-    def beat(self) -> Heartbeat:
-        self.reporter.beat()
+    def heartbeat(self) -> Heartbeat:
+        self.reporter.send_heartbeat()
         found = Heartbeat.read(open_exchange(self.folder))
         assert found is not None
         return found
@@ -135,14 +135,14 @@ class Reader(list[Chunk]):
 
 @pytest.fixture
 def bucket(object_store: EmbeddedObjectStore) -> Iterator[TroubledProxy]:
-    """In front of SeaweedFS's S3."""
+    """A proxy in front of SeaweedFS's S3."""
     with proxy(object_store.endpoint) as bucket:
         yield bucket
 
 
 @pytest.fixture
 def gateway(object_store: EmbeddedObjectStore) -> Iterator[TroubledProxy]:
-    """In front of SeaweedFS's REST catalog."""
+    """A proxy in front of SeaweedFS's REST catalog."""
     with proxy(object_store.catalog_uri) as gateway:
         yield gateway
 
@@ -179,7 +179,7 @@ def is_put(call: Call) -> bool:
 
 
 def is_upload(call: Call) -> bool:
-    """Of a data file: Arrow tries it three times within a second."""
+    """Whether a data file is uploaded: Arrow tries it three times within a second."""
     return call.method in ("PUT", "POST") and ".parquet" in call.path
 
 
@@ -205,7 +205,7 @@ def test_a_storage_that_fails_now_and_then_costs_nothing(
         writer.run()
     bucket.trouble = none
     check_each_landed_once(writer.made, 2)
-    assert writer.told == [], "the clients' own retries are enough"
+    assert writer.reported == [], "the clients' own retries are enough"
 
 
 @pytest.mark.soak
@@ -234,23 +234,23 @@ def test_a_storage_that_stays_bad_turns_the_status_red_and_green_again(
     seen = []
 
     def wait(_: float) -> None:
-        seen.append(writer.beat().outage)
+        seen.append(writer.heartbeat().outage)
         bucket.trouble = none
 
     writer.runner.wait = wait
     writer.run()
-    (said,) = writer.told
+    (said,) = writer.reported
     assert re.search(r"batch \S+ cannot be staged: .*the object store fails: .*; trying again in \d+ s, for", said)
     assert said in caplog.text
     assert seen == [said]
-    assert writer.beat().outage is None
+    assert writer.heartbeat().outage is None
     check_each_landed_once(writer.made, 2)
 
 
 def test_a_storage_that_stays_away_ends_the_writer_restartably_and_the_next_one_goes_on(
     writer: Writer, bucket: TroubledProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage, "OUTAGE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(outage, "OUTAGE_GRACE_S", 0.0)
     writer.begin().run()
     bucket.trouble = of_uploads(reset)
     with pytest.raises(CommitUnavailable, match="the object store fails"):
@@ -347,7 +347,7 @@ def test_a_writer_runs_for_longer_than_vended_credentials_live(
     writer.run()
     writer.run()
     assert vending.refused or when == "before a batch"
-    assert len(writer.told) == (when == "while it is staged")
+    assert len(writer.reported) == (when == "while it is staged")
     assert sum(writer.waits) == 0, "newer credentials are there at once"
     check_each_landed_once(writer.made, 3)
 

@@ -15,41 +15,41 @@ def events(*sinks: object) -> Events:
     return Events("flights", *sinks, clock_ms=lambda: 7)  # type: ignore[arg-type]
 
 
-def test_every_sink_is_told_of_every_event_in_the_order_in_which_they_were_added():
-    told: list[tuple[str, Event]] = []
-    happening = events(lambda e: told.append(("first", e)))
-    happening.add(lambda e: told.append(("second", e)))
+def test_every_sink_is_reported_every_event_in_the_order_in_which_they_were_added():
+    reported: list[tuple[str, Event]] = []
+    happening = events(lambda e: reported.append(("first", e)))
+    happening.add(lambda e: reported.append(("second", e)))
     happening.emit(CommitRecordsFolded(1))
     happening.emit(CommitRecordsFolded(2))
     one, two = (Event("flights", 7, CommitRecordsFolded(n)) for n in (1, 2))
-    assert told == [("first", one), ("second", one), ("first", two), ("second", two)]
+    assert reported == [("first", one), ("second", one), ("first", two), ("second", two)]
 
 
-def test_a_sink_that_fails_is_logged_once_for_each_type_and_the_others_are_told(caplog: pytest.LogCaptureFixture):
-    told: list[Event] = []
+def test_a_sink_that_fails_is_logged_once_for_each_type_and_the_others_are_reported(caplog: pytest.LogCaptureFixture):
+    reported: list[Event] = []
 
     def full_disk(_: Event) -> None:
         raise OSError("no space left")
 
-    happening = events(full_disk, told.append)
+    happening = events(full_disk, reported.append)
     for _ in range(3):
         happening.emit(CommitRecordsFolded(1))
     happening.emit(PhaseBegan(Phase.WAITING))
-    assert len(told) == 4
+    assert len(reported) == 4
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert [("CommitRecordsFolded" in line, "PhaseBegan" in line) for line in said] == [(True, False), (False, True)]
     assert all("stream flights" in line and "no space left" in line for line in said)
 
 
 def test_a_sink_is_called_by_one_thread_at_a_time_and_may_emit_itself():
-    inside, most, seen = 0, 0, 0
+    inside, peak, seen = 0, 0, 0
 
     def counts(event: Event) -> None:
-        nonlocal inside, most, seen
+        nonlocal inside, peak, seen
         inside += 1
-        most, seen = max(most, inside), seen + 1
+        peak, seen = max(peak, inside), seen + 1
         if isinstance(event.what, PhaseBegan):
-            inside -= 1  # what it emits is told in the middle of this
+            inside -= 1  # what it emits is reported in the middle of this
             happening.emit(CommitRecordsFolded(1))
             inside += 1
         inside -= 1
@@ -63,4 +63,4 @@ def test_a_sink_is_called_by_one_thread_at_a_time_and_may_emit_itself():
         thread.start()
     for thread in threads:
         thread.join()
-    assert (most, seen) == (1, 1600)
+    assert (peak, seen) == (1, 1600)

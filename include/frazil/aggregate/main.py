@@ -7,9 +7,9 @@ from datetime import date
 from pathlib import Path
 
 from frazil.aggregate.day_input import NO_REVISIONS, choose_input, day_signals, given_input
+from frazil.aggregate.day_run import DayRun
 from frazil.aggregate.run import aggregate_day
 from frazil.aggregate.spec import AggregationSpec, find_aggregation, parse_day
-from frazil.aggregate.told import DayRun
 from frazil.errors import FrazilError
 from frazil.host.process_log import log_to_stderr
 from frazil.lineage.jobs import telling
@@ -41,7 +41,7 @@ def _run(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions
         given = choose_input(catalog, spec, day, day_signals(catalog, spec, day))
     else:
         given = given_input(catalog, spec, day, snapshot_id=snapshot_id, revisions=revisions)
-    with telling() as jobs, DayRun(catalog, spec, day, given).told(jobs):
+    with telling() as jobs, DayRun(catalog, spec, day, given).reported(jobs):
         spark = start_session(f"frazil {spec.name} {day}", spec.catalog)
         try:
             log.info(aggregate_day(spark, catalog, spec, day=day, given=given).sentence)

@@ -11,7 +11,7 @@ from airflow.jobs.job import Job
 from sqlalchemy import func, select
 
 from frazil.home import dev_airflow
-from frazil.operations.silence import Beat, Silent, silent
+from frazil.operations.silence import ComponentHeartbeat, Silent, silent
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "TriggererJob": "triggerer"}
 
 
-def silent_components(beats: Mapping[str, Beat], *, at_ms: int) -> tuple[Silent, ...]:
+def silent_components(heartbeats: Mapping[str, ComponentHeartbeat], *, at_ms: int) -> tuple[Silent, ...]:
     """Components of this Airflow without a heartbeat when `beats` were read."""
     home = os.environ.get("AIRFLOW_HOME")
-    return silent(beats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow())
+    return silent(heartbeats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow())
 
 
-def last_beats(session: Session) -> dict[str, Beat]:
+def last_heartbeats(session: Session) -> dict[str, ComponentHeartbeat]:
     """Last heartbeats by component, without those that have never run."""
     query = (
         select(Job.job_type, Job.state, func.max(Job.latest_heartbeat))
         .where(Job.job_type.in_(COMPONENTS))
         .group_by(Job.job_type, Job.state)
     )
-    found: dict[str, Beat] = {}
+    found: dict[str, ComponentHeartbeat] = {}
     for kind, state, at in session.execute(query):
         if at is None:
             continue
         component = COMPONENTS[str(kind)]
-        beat = Beat(int(at.timestamp() * 1000), runs=state == "running")
-        found[component] = max(found.get(component, beat), beat, key=lambda one: (one.runs, one.at_ms))
+        heartbeat = ComponentHeartbeat(int(at.timestamp() * 1000), runs=state == "running")
+        found[component] = max(found.get(component, heartbeat), heartbeat, key=lambda one: (one.runs, one.at_ms))
     return found

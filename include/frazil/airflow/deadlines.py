@@ -30,8 +30,8 @@ in notifiers.
 
 def deadline(interval: timedelta, *, sentence: str, on_late: OnLate | None = None) -> DeadlineAlert:
     """Report a run as late if it has not ended within `interval` of being queued; `sentence` explains that."""
-    told = AsyncCallback(on_late or late_callback() or say)
-    callback = AsyncCallback(tell, kwargs={"sentence": sentence, "to": told.path})
+    target = AsyncCallback(on_late or late_callback() or say)
+    callback = AsyncCallback(tell, kwargs={"sentence": sentence, "to": target.path})
     return DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, interval=interval, callback=callback)
 
 

@@ -22,7 +22,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from frazil import clock
-from frazil.airflow.components import COMPONENTS, last_beats, silent_components
+from frazil.airflow.components import COMPONENTS, last_heartbeats, silent_components
 from frazil.airflow.spark import POOL_VARIABLE, SPARK_CONNECTION
 from frazil.doctor.finding import Finding, State
 from frazil.spec.load import stream_files
@@ -73,7 +73,7 @@ def _settings(streams: Path) -> Iterator[Finding]:
 
 
 def _components(session: Session) -> Iterator[Finding]:
-    gone = {one.component: one for one in silent_components(last_beats(session), at_ms=clock.now_ms())}
+    gone = {one.component: one for one in silent_components(last_heartbeats(session), at_ms=clock.now_ms())}
     for component in COMPONENTS.values():
         if component in gone:
             one = gone[component]

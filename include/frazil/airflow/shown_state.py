@@ -44,7 +44,7 @@ class Instance(Protocol):
 class Turns:
     """When to write: at once where the state changed, within a limit, and now and then where it did not."""
 
-    _told: str | None = None
+    _published: str | None = None
     _tried_s: float = -AGAIN_S
     _left: float = BURST
     _failed: bool = False
@@ -53,11 +53,11 @@ class Turns:
         since_s = now_s - self._tried_s
         if self._failed and since_s < AGAIN_S:
             return False
-        return (state != self._told or since_s >= RENEW_S) and min(self._left + since_s / REFILL_S, BURST) >= 1
+        return (state != self._published or since_s >= RENEW_S) and min(self._left + since_s / REFILL_S, BURST) >= 1
 
     def shows(self, state: str) -> bool:
         """Whether that state is on the task."""
-        return state == self._told and not self._failed
+        return state == self._published and not self._failed
 
     def tried(self, *, now_s: float) -> None:
         self._left = min(self._left + (now_s - self._tried_s) / REFILL_S, BURST) - 1
@@ -66,7 +66,7 @@ class Turns:
     def answered(self, state: str | None) -> None:
         """That state is on the task now; None if the write failed."""
         self._failed = state is None
-        self._told = state or self._told
+        self._published = state or self._published
 
 
 @dataclass(slots=True)

@@ -13,18 +13,18 @@ AT_ONCE = 8
 
 
 def side_by_side(
-    names: Iterable[str], look: Callable[[str], T], *, within_s: float, at_once: int = AT_ONCE
+    names: Iterable[str], read: Callable[[str], T], *, within_s: float, at_once: int = AT_ONCE
 ) -> dict[str, T | Exception]:
-    """The result of `look` for each name, or its exception; a TimeoutError if it takes more than `within_s` seconds.
+    """The result of `read` for each name, or its exception; a TimeoutError if it takes more than `within_s` seconds.
 
-    `look` runs in threads, where a task cannot talk to Airflow. One that hangs keeps its thread until the task's
+    `read` runs in threads, where a task cannot talk to Airflow. One that hangs keeps its thread until the task's
     process ends, which does not wait for it.
     """
     pool = ThreadPoolExecutor(at_once)
-    asked = {name: pool.submit(look, name) for name in names}
-    wait(asked.values(), timeout=within_s)
+    futures = {name: pool.submit(read, name) for name in names}
+    wait(futures.values(), timeout=within_s)
     found: dict[str, T | Exception] = {}
-    for name, future in asked.items():
+    for name, future in futures.items():
         if not future.done():
             found[name] = TimeoutError(f"{name} was not looked at within {within_s:.0f} s")
         elif isinstance(error := future.exception(), Exception):

@@ -28,14 +28,14 @@ Call = Callable[[Any], None]
 def telling(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
     """Wrap `call` to get the message in its context; not called without one. Default: the message of a failed task."""
 
-    def told(context: Any) -> None:
+    def reported(context: Any) -> None:
         message = (message_of or failure)(context)
         if message is not None:
             # A notifier fills in its templates once and for all.
             copy.copy(call)({**context, CONTEXT_KEY: message})
 
-    told.__name__ = told.__qualname__ = str(getattr(call, "__qualname__", type(call).__name__))
-    return told
+    reported.__name__ = reported.__qualname__ = str(getattr(call, "__qualname__", type(call).__name__))
+    return reported
 
 
 class EachAlert:
@@ -48,11 +48,11 @@ class EachAlert:
         """Report all of them, retry failed ones after the others, then raise the first error."""
         left: Iterable[Message] = context[CONTEXT_KEY].each()
         for _ in range(TRIES):
-            left, errors = self._told(context, left)
+            left, errors = self._send(context, left)
         if errors:
             raise errors[0]
 
-    def _told(self, context: Any, messages: Iterable[Message]) -> tuple[list[Message], list[Exception]]:
+    def _send(self, context: Any, messages: Iterable[Message]) -> tuple[list[Message], list[Exception]]:
         failed: dict[str, tuple[Message, Exception]] = {}
         for message in messages:
             try:

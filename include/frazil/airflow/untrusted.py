@@ -48,26 +48,26 @@ def sent_in(events: Iterable[InletEvent], asset: str) -> SentSignals:
     The partition key of frazil's own events matches the facts in their extra. An event made by hand reports no
     signal, whatever it contains: it may have been sent before the window was complete.
     """
-    told, foreign = set(), []
+    published, foreign = set(), []
     for event in events:
-        number = _told(event)
+        number = _number_of(event)
         if number is None or event.partition_key is None:
             foreign.append(f"{_shown(event.partition_key)} with {_shown(event.extra)}")
         else:
-            told.add((event.partition_key, number))
+            published.add((event.partition_key, number))
     if foreign:
         log.warning("%d events of the asset %s are not frazil's and are skipped: %s", len(foreign), asset, foreign[-1])
-    return frozenset(told)
+    return frozenset(published)
 
 
-def told_pairs(value: Any) -> SentSignals:
+def published_pairs(value: Any) -> SentSignals:
     """The same, from a list of such pairs."""
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
     numbered = ((key, _number(number, LARGEST)) for key, number in pairs if isinstance(key, str))
     return frozenset((key, number) for key, number in numbered if number is not None)
 
 
-def _told(event: InletEvent) -> int | None:
+def _number_of(event: InletEvent) -> int | None:
     extra = event.extra
     if not isinstance(extra, Mapping) or "from_rest_api" in extra:
         return None
@@ -75,12 +75,12 @@ def _told(event: InletEvent) -> int | None:
     return _number(fact.get("number"), LARGEST) if isinstance(fact, Mapping) else None
 
 
-def stored_number(store: Store, key: str, *, most: int = LARGEST) -> int | None:
+def stored_number(store: Store, key: str, *, limit: int = LARGEST) -> int | None:
     """A number from 0 to `most` in an asset's store; None if it is missing or something else."""
     value = store.get(key)
-    number = _number(value, most)
+    number = _number(value, limit)
     if value is not None and number is None:
-        log.warning("%s in Airflow's store is not a number from 0 to %d and is skipped: %s", key, most, _shown(value))
+        log.warning("%s in Airflow's store is not a number from 0 to %d and is skipped: %s", key, limit, _shown(value))
     return number
 
 
@@ -133,9 +133,9 @@ def extra_text(extra: Any, key: str) -> str | None:
     return value or None
 
 
-def _number(value: Any, most: int) -> int | None:
+def _number(value: Any, limit: int) -> int | None:
     # True is 1 in Python, and a float loses digits.
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit else None
 
 
 def _shown(value: Any) -> str:

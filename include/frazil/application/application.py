@@ -41,7 +41,7 @@ from frazil.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 STEPS_A_SECOND = 20
 """Steps per second: checking one stream costs a millisecond or more, and two requests with an object store."""
 STEP_S = 2.0
@@ -117,10 +117,10 @@ class WriterApplication:
         """Supervise the writers until stopped. Raises errors that end them all, such as a dead JVM."""
         try:
             while not self.stopping.is_set():
-                self.look()
-                self._beat(Phase.WAITING)
+                self.check()
+                self._write_heartbeat(Phase.WAITING)
                 self._check()
-                self.stopping.wait(LOOK_S)
+                self.stopping.wait(POLL_INTERVAL_S)
         finally:
             for steppers in self._steppers.values():
                 steppers.close()
@@ -138,14 +138,14 @@ class WriterApplication:
                     log.error("stream %s is not written here: %s", name, error)  # noqa: TRY400
                     one.launcher.code = error.exit_code
         while any(one.launcher.runs for one in self.hosted.values()):
-            if self.stopping.wait(LOOK_S):
+            if self.stopping.wait(POLL_INTERVAL_S):
                 self._end_all()
-            self._beat(Phase.WAITING)
+            self._write_heartbeat(Phase.WAITING)
             self._check()
-        self._beat(Phase.ENDED)
+        self._write_heartbeat(Phase.ENDED)
         return {name: one.launcher.code or 0 for name, one in self.hosted.items()}
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Host declared streams, and check each stream that is due."""
         self._streams.refresh()
         for name, found in self._streams.found.items():
@@ -242,10 +242,10 @@ class WriterApplication:
                     "its next start continues where each table stands"
                 )
 
-    def _beat(self, phase: Phase) -> None:
+    def _write_heartbeat(self, phase: Phase) -> None:
         now_ms = clock.now_ms()
         commits = [one.last_commit_at_ms for one in self.hosted.values() if one.last_commit_at_ms]
-        beat = Heartbeat(
+        heartbeat = Heartbeat(
             stream=self.name,
             pid=os.getpid(),
             spec_fingerprint=self.fingerprint,
@@ -257,7 +257,7 @@ class WriterApplication:
         )
         folder = run_folder(self.name)
         try:
-            beat.write(open_exchange(folder))
+            heartbeat.write(open_exchange(folder))
             if time.monotonic() - self._log_checked_s >= LOG_CHECK_S:
                 self._log_checked_s = time.monotonic()
                 rotate_full(folder)
@@ -266,8 +266,10 @@ class WriterApplication:
 
     def _advanced_at_ms(self) -> int:
         """The last progress of a running writer: the supervisor kills an application that hangs."""
-        beats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.runs]
-        return max((beat.advanced_at_ms for beat in beats if beat is not None), default=clock.now_ms())
+        heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.runs]
+        return max(
+            (heartbeat.advanced_at_ms for heartbeat in heartbeats if heartbeat is not None), default=clock.now_ms()
+        )
 
     def _end_all(self) -> None:
         """Let every writer commit its current batch and end, without waiting for those that hang."""
@@ -277,11 +279,11 @@ class WriterApplication:
         while running := [one for one in hosted if one.launcher.runs and not one.launcher.killed_at_s]:
             for one in running:
                 one.launcher.stop_with_application()  # a concurrent check may have launched it since
-            self._beat(Phase.STOPPING)
-            running[0].launcher.join(LOOK_S)
+            self._write_heartbeat(Phase.STOPPING)
+            running[0].launcher.join(POLL_INTERVAL_S)
             if self.engine.failed is not None and not self._end_soon():
                 break
-        self._beat(Phase.ENDED)
+        self._write_heartbeat(Phase.ENDED)
 
     def _end_soon(self) -> bool:
         """Wait some seconds for writers to end without an engine; returns whether all did."""

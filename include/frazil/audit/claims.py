@@ -12,9 +12,9 @@ from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
 from frazil.audit.ranges import CommittedRange
+from frazil.commit.backfill_records import Record, chunks, published
 from frazil.commit.history import ancestors, changes_of, commit_records, skipped_ranges
 from frazil.commit.journal import Journal, JournalStore, key_of
-from frazil.commit.lane_records import Record, chunks, published
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.period import Period
 from frazil.ingest.contract import is_routed
@@ -130,8 +130,8 @@ def _committed(key: BatchKey, marker: Marker) -> bool:
 
 
 def _of_backfills(journals: JournalStore, backfills: Iterable[Record]) -> Iterator[tuple[Journal, bool]]:
-    whole = (record for record in backfills if not record.lane.replays)
-    return ((chunk, record.selects) for record in whole for chunk in chunks(journals, record.lane))
+    whole = (record for record in backfills if not record.backfill.replays)
+    return ((chunk, record.selects) for record in whole for chunk in chunks(journals, record.backfill))
 
 
 def _replayed(backfills: Iterable[Record]) -> dict[TopicPartition, BitMap64]:

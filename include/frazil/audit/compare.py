@@ -275,8 +275,8 @@ class _Witness:
         if len(bounds) > 1:
             copies = len(self.tally.repeated & offsets) + self.tally.copies - len(self.tally.repeated)
             total = len((self.tally.seen | self.lost | accepted) & offsets) + copies
-            missing_ = max(missing_, sum(least for least, _ in bounds.values()) - total)
-        surplus = len((self.tally.seen | self.lost) & offsets) - sum(most for _, most in bounds.values())
+            missing_ = max(missing_, sum(lowest for lowest, _ in bounds.values()) - total)
+        surplus = len((self.tally.seen | self.lost) & offsets) - sum(highest for _, highest in bounds.values())
         return missing_, 0 if given_twice & offsets else max(0, surplus)
 
 
@@ -303,9 +303,13 @@ def _miscounted(e: Evidence, witness: _Witness) -> Iterable[Finding]:
     """Compare commit records with a table. Records already reported as missing are not reported again."""
     fewer = more = 0
     first: Group | None = None
+    of_rows, letters, there = witness.tally is e.rows, _letters(e), _there(e)
     for group in witness.groups:
         missing_, surplus = witness.compare(group)
-        if e.drops_repeats and witness.tally is e.rows:
+        if of_rows and _is_exact(e, group):
+            lost = group.lowest(_records) - len(there & group.offsets)
+            missing_ = max(missing_, lost - letters.compare(group)[0])
+        if e.drops_repeats and of_rows:
             missing_ = 0
         fewer, more = fewer + missing_, more + surplus
         first = first or (group if missing_ or surplus else None)
@@ -316,6 +320,31 @@ def _miscounted(e: Evidence, witness: _Witness) -> Iterable[Finding]:
         where = f"first between offsets {span[0]:,} and {span[1] - 1:,}"
         sentence = f"{e.tables} {' and '.join(fewer_words + has)}, {where}"
         yield _finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
+
+
+def _records(r: CommittedRange) -> int:
+    return min(r.end - r.start, r.records + r.rejected)
+
+
+def _there(e: Evidence) -> BitMap64:
+    """Return the offsets that are in a table, or whose absence is reported or accepted."""
+    return e.rows.seen | e.dead_letters.seen | missing(e) | _accepted(e)
+
+
+def _is_exact(e: Evidence, group: Group) -> bool:
+    """Whether the records of overlapping ranges can be held to `Group.least`: all are of one log."""
+    return not group.is_single and len(group.generations) == 1 and not covered(e.rewritten) & group.offsets
+
+
+def _hidden(e: Evidence, group: Group) -> int:
+    """Return how many rows a dead letter of the same offset may stand for, in ranges that overlap.
+
+    None, if each range's dead letters are those of its commit record: then each was rejected each time.
+    """
+    letters = _letters(e)
+    if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == letters.claimed(r) for r in group.audited):
+        return 0
+    return len(e.dead_letters.seen & group.offsets)
 
 
 def compare_repeats(
@@ -338,8 +367,8 @@ def compare_repeats(
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - repeats - rows
     sentence = (
-        f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}, of which {repeats:,} were "
-        f"dropped as repeats: {counted(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
+        f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}; {repeats:,} of them "
+        f"were dropped as repeats: {counted(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
     )
     return (Finding(FindingKind.MISCOUNTED, abs(off), sentence, stream),) if off else ()
 
@@ -354,8 +383,11 @@ def _not_compared(e: Evidence) -> Iterable[Finding]:
             continue
         begin = group.audited[0].start
         by_kafka = {e.topic_id} if e.kafka is not None and e.kafka.first <= begin else set[str]()
-        bounds = group.bounds(lambda r: r.records + r.rejected)
-        slack = sum(most - least for topic_id, (least, most) in bounds.items() if topic_id not in by_kafka)
+        bounds = group.bounds(_records)
+        if _is_exact(e, group):
+            ((topic_id, (lowest, highest)),) = bounds.items()
+            bounds = {topic_id: (min(max(lowest, group.lowest(_records)) - _hidden(e, group), highest), highest)}
+        slack = sum(highest - lowest for topic_id, (lowest, highest) in bounds.items() if topic_id not in by_kafka)
         first = begin if slack and first is None else first
         open_ += slack
     yield _finding(
@@ -428,7 +460,7 @@ def compare_counts(  # noqa: PLR0913 - all that is counted, and why nothing else
     `adopted` is the number of rows that the table had before the stream. `declared`: whether the declaration has
     coordinates although the table does not.
     """
-    where = "its table lacks the columns" if declared else "coordinates: false"
+    where = "its table does not have the columns" if declared else "coordinates: false"
     found = [
         Finding(
             FindingKind.UNCHECKED, 1,
@@ -440,7 +472,7 @@ def compare_counts(  # noqa: PLR0913 - all that is counted, and why nothing else
         sentence = f"{other_streams} other streams write to the table: its rows cannot be counted against this one's"
         found.append(Finding(FindingKind.NOT_COMPARED, other_streams, sentence, stream))
     elif rows != claimed + adopted:
-        before = f", beside {adopted:,} that were adopted" if adopted else ""
+        before = f", next to {adopted:,} that were adopted" if adopted else ""
         sentence = f"the table has {counted(rows, 'row')}, and the commit records count {claimed:,}{before}"
         found.append(Finding(FindingKind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))
     return tuple(found)

@@ -28,6 +28,6 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
         from frazil.audit.upserts import compared_with_source  # noqa: PLC0415 - as above
 
         return found.with_findings(compared_with_source(spec, tables, window=window))
-    asked = partial(ask_kafka, spec) if with_source else None
+    ask = partial(ask_kafka, spec) if with_source else None
     named = {*spec.route.tables.values()} if spec.route else ()
-    return audit_stream(tables, coordinates=spec.coordinates, window=window, ask_kafka=asked, named=named)
+    return audit_stream(tables, coordinates=spec.coordinates, window=window, ask_kafka=ask, named=named)

@@ -2,7 +2,7 @@
 
 Ranges overlap after a reset, after a backfill of offsets that were committed before, and when a topic was recreated.
 The records of such ranges cannot be counted one by one. But each range bounds them from below, and all ranges together
-bound them from above.
+bound them from above. The bounds meet if each offset of ranges that cover the others is a record.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from pyroaring import BitMap64
 
@@ -66,10 +67,17 @@ class Group:
         for topic_id, ranges in self.generations.items():
             inside = {r: offsets.range_cardinality(r.start, r.end) for r in ranges}
             outside = {r: r.end - r.start - inside[r] for r in ranges}
-            least = _heaviest_chain({r: max(0, claimed(r) - outside[r]) for r in ranges})
-            most = sum(min(claimed(r), inside[r]) for r in ranges)
-            found[topic_id] = least, min(most, len(claimed_offsets(ranges) & offsets))
+            lowest = _heaviest_chain({r: max(0, claimed(r) - outside[r]) for r in ranges})
+            highest = sum(min(claimed(r), inside[r]) for r in ranges)
+            found[topic_id] = lowest, min(highest, len(claimed_offsets(ranges) & offsets))
         return found
+
+    def lowest(self, claimed: Callable[[CommittedRange], int]) -> int:
+        """Return the smallest possible number of records within `offsets`, by the audited ranges of one topic id.
+
+        An offset without a record is a hole of each range that has it. So a cover without holes makes this exact.
+        """
+        return len(self.offsets) - _lightest_cover({r: r.end - r.start - claimed(r) for r in self.audited})
 
     def missing(self, short: Callable[[CommittedRange], int]) -> int:
         """Return the minimum number of distinct missing records; `short` is how many one range is missing."""
@@ -97,6 +105,26 @@ def _heaviest_chain(weights: Mapping[CommittedRange, int]) -> int:
         before = chains[at][1] if at < len(chains) else 0
         chains[at : at + 1] = [(r.end, before + weight)]
     return max((total for _, total in chains), default=0)
+
+
+def _lightest_cover(weights: Mapping[CommittedRange, int]) -> int:
+    """Return the smallest sum of weights of ranges that together cover the same offsets as all of them."""
+    total, reach = 0, -1
+    covers: list[tuple[int, int]] = []
+    for r, weight in sorted(weights.items()):
+        if r.start > reach:
+            total += _cheapest(covers, reach)
+            covers = [(0, r.start)]
+        while covers[0][1] < r.start:
+            heappop(covers)
+        heappush(covers, (covers[0][0] + weight, r.end))
+        reach = max(reach, r.end)
+    return total + _cheapest(covers, reach)
+
+
+def _cheapest(covers: Iterable[tuple[int, int]], reach: int) -> int:
+    """Return the smallest weight of the covers that end at `reach`; 0 without covers."""
+    return min((weight for weight, end in covers if end == reach), default=0)
 
 
 def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRange]]:

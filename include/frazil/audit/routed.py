@@ -18,14 +18,14 @@ from pyroaring import BitMap64
 from frazil.audit.claims import Claims
 from frazil.audit.compare import Evidence, Finding, FindingKind, counted_once
 from frazil.audit.ranges import merged_ranges
-from frazil.commit.beside_home import all_beside, is_beside, some_beside
-from frazil.commit.followers import Followers, lacked
+from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled
+from frazil.commit.backfill_records import chunks, given_up, published
+from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.journal import Journal
-from frazil.commit.lane import Lane, has_lane, unsettled
-from frazil.commit.lane_records import chunks, given_up, published
 from frazil.commit.marker import Marker, property_name
 from frazil.commit.members import Member, member_of, never_had, newest_left, renamed
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.waiting_files import all_beside, is_beside, some_beside
 from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies, together
@@ -35,7 +35,7 @@ from frazil.table.landed_offsets import Wanted, tally, tally_files
 from frazil.table.lost import registration
 from frazil.table.parallel import in_parallel
 
-LOOKS = 3
+MAX_READS = 3
 """Attempts to read a table while its waiting rows are being committed."""
 
 
@@ -60,7 +60,7 @@ class Replays:
     rows: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
     """The part of `rows` in routed tables."""
-    last: Lane | None = None
+    last: BackfillMarker | None = None
     """A replay whose dead letters are still in their table, because rows may wait for routed tables."""
     journals: Sequence[Journal] = ()
     """The journals of its chunks."""
@@ -68,22 +68,22 @@ class Replays:
     """Tables that will never get their rows of it."""
 
     @classmethod
-    def of(cls, tables: StreamTables, home: Table) -> Replays:
-        """Read the records of all replays that the default table `home` has."""
+    def of(cls, tables: StreamTables, default_table: Table) -> Replays:
+        """Read the records of all replays that `default_table` has."""
         rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
         routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
-        for record in published(tables.journals, home.metadata, tables.stream):
+        for record in published(tables.journals, default_table.metadata, tables.stream):
             for found, of in ((rows, record.replayed), *((routed[t], of) for t, of in record.routed.items())):
                 for tp, offsets in of.items():
                     found[tp] |= offsets
-        last = unsettled(home.properties, tables.dead_letters.refresh().properties, tables.stream)
+        last = unsettled(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
         if last is None:
             return cls(rows, routed)
         return cls(rows, routed, last, chunks(tables.journals, last), given_up(tables.journals, last.id))
 
     def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
         """Return the files with rows that a table with these properties does not have yet."""
-        if self.last is None or target in self.given_up or has_lane(properties, self.last):
+        if self.last is None or target in self.given_up or has_rows_of(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
 
@@ -127,16 +127,16 @@ class _Sought:
 def _rows_of(sought: _Sought, target: Target) -> RoutedRows:
     """Read a table, again if a waiting file has disappeared: the table has its rows by now."""
     waiting = sought.waiting.get(target, ())
-    for _ in range(LOOKS):
-        found = _looked_at(sought, waiting, target)
+    for _ in range(MAX_READS):
+        found = _read_rows(sought, waiting, target)
         if not (found.problem and (sought.replays.last or some_beside(sought.tables, waiting, target))):
             break
     return found
 
 
-def _looked_at(sought: _Sought, waiting: Sequence[Journal], target: Target) -> RoutedRows:
+def _read_rows(sought: _Sought, waiting: Sequence[Journal], target: Target) -> RoutedRows:
     tables, within = sought.tables, sought.within
-    problem, renamed_to, home_io = None, None, tables.main.current().io
+    problem, renamed_to, default_io = None, None, tables.main.current().io
     found = defaultdict[TopicPartition, OffsetTally](OffsetTally)
     table: Table | None = None
     try:
@@ -157,14 +157,16 @@ def _looked_at(sought: _Sought, waiting: Sequence[Journal], target: Target) -> R
         else:
             found.update(tally(table, Wanted({topic for topic, _ in within}, within)))
     if table is None:  # rows that wait in its own folder are read too: they are not lost with what it had
-        lacks, io, properties = never_had(tables, target, waiting), home_io, dict[str, str]()
+        missing, io, properties = never_had(tables, target, waiting), default_io, dict[str, str]()
     else:
-        lacks, io, properties = lacked(tables, table, waiting), table.io, dict(table.properties)
+        missing, io, properties = missing_journals(tables, table, waiting), table.io, dict(table.properties)
     waits = 0
     files = [
-        (file, home_io if is_beside(tables, file) else io) for journal in lacks for file in journal.staged_for(target)
+        (file, default_io if is_beside(tables, file) else io)
+        for journal in missing
+        for file in journal.staged_for(target)
     ]
-    files += [(file, home_io) for file in sought.replays.waiting(properties, target)]
+    files += [(file, default_io) for file in sought.replays.waiting(properties, target)]
     for file, from_io in files:
         try:
             for tp, of in tally_files(from_io, [file.path], within).items():
@@ -189,21 +191,21 @@ def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
     again = "" if newest is None else f": `{registration(catalog, target, newest.path)}`"
     return (
         f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route has it by this name, "
-        f"`frazil route {tables.stream}` says what mends that; if not, its rows stay missing until it is renamed back, "
+        f"`frazil route {tables.stream}` shows the remedy; if not, its rows stay missing until it is renamed back, "
         f"declared in route.tables by its new name, or registered again{again}"
     )
 
 
 def compare_tables(
     evidence: Sequence[Evidence],
-    home: tuple[str, Tallies],
+    default: tuple[str, Tallies],
     routed: Sequence[RoutedRows],
     claimed: Claims,
     replays: Replays,
 ) -> Iterator[Finding]:
     """Compare the rows of each table with those that commit records count for it. Pure.
 
-    `home` is the name and the rows of the default table.
+    `default` is the name and the rows of the default table.
     """
     for one in routed:
         if one.problem:
@@ -214,18 +216,18 @@ def compare_tables(
             yield Finding(FindingKind.UNCHECKED, one.waiting, sentence, one.target)
     if not all(map(counted_once, evidence)):
         sentence = "offsets were committed more than once: rows are not counted table by table"
-        yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, home[0])
+        yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, default[0])
         return
     replayed = {target: _claimed_of(offsets, claimed) for target, offsets in replays.routed.items()}
-    of_home = claimed.records - sum(claimed.routed.values()) + _claimed_of(replays.rows, claimed)
-    said = Counter({home[0]: of_home - sum(replayed.values()), **claimed.routed})
+    of_default = claimed.records - sum(claimed.routed.values()) + _claimed_of(replays.rows, claimed)
+    said = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})
     said.update(replayed)
     by_name = defaultdict[Target, list[Tallies]](list)
     for one in routed:
         by_name[one.renamed or one.target].append(one.rows)
         if one.renamed:
             said[one.renamed] += said.pop(one.target, 0)
-    for name, tallies in (home, *((name, together(of)) for name, of in by_name.items())):
+    for name, tallies in (default, *((name, together(of)) for name, of in by_name.items())):
         rows = _rows_of_claims(tallies, claimed)
         if off := rows - said[name]:
             sentence = f"it has {counted(rows, 'row')}, and commit records count {said[name]:,} for it"

@@ -24,9 +24,9 @@ from frazil.audit.compare import (
 from frazil.audit.evidence import explained, gather
 from frazil.audit.ranges import merged_ranges
 from frazil.audit.routed import Replays, compare_tables, routed_rows
+from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled
 from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
-from frazil.commit.lane import LaneState, branch_name, read_lane, unsettled
 from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
 from frazil.commit.period import Period
 from frazil.commit.reset import is_rolled_back
@@ -113,13 +113,15 @@ class _Run:
         """Gather the evidence, with findings about single tables and about what cannot be compared with Kafka."""
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
-        home = tally(self.table, Wanted(topics, within), Wanted(topics, within, branch=open_branch(self.marker.stream)))
+        default = tally(
+            self.table, Wanted(topics, within), Wanted(topics, within, branch=open_branch(self.marker.stream))
+        )
         replays = Replays.of(self.tables, self.table) if self.marker.routed is not None else Replays()
         routed = routed_rows(self.tables, self.marker, claimed, within=within, replays=replays, named=self.named)
         found = gather(
             self.marker,
             claimed,
-            rows=together([home, *(one.rows for one in routed)]) if routed else home,
+            rows=together([default, *(one.rows for one in routed)]) if routed else default,
             tables="the route" if routed else "the table",
             dead_letters=self.letters(claimed),
             kafka=kafka,
@@ -128,7 +130,7 @@ class _Run:
         )
         if not routed:
             return found, notes
-        of_tables = compare_tables(found, (self.tables.main.identifier, home), routed, claimed, replays)
+        of_tables = compare_tables(found, (self.tables.main.identifier, default), routed, claimed, replays)
         if self.drops_repeats:  # how many of them each table dropped is not known
             of_tables = (finding for finding in of_tables if finding.kind is not FindingKind.MISCOUNTED)
         return found, (*notes, *of_tables)
@@ -189,7 +191,7 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
         evidence, notes = run.evidence(claimed)
         if not _replayed_meanwhile(run):
             break
-    evidence = _looked_at_twice(run, claimed, evidence, compare)
+    evidence = _checked_twice(run, claimed, evidence, compare)
     if drops_repeats:
         repeats = None if marker.routed else claimed.repeats  # routed tables drop some of their own
         by_source = replayed_from_source
@@ -217,7 +219,7 @@ def audit_changes(
         evidence = gather(marker, claimed, rows={}, dead_letters=run.letters(claimed), kafka={}, whole=window is None)
     if _replayed_meanwhile(run):
         return None
-    evidence = _looked_at_twice(run, claimed, evidence, compared)
+    evidence = _checked_twice(run, claimed, evidence, compared)
     rows = sum(len(e.rows.seen) for e in evidence)
     return (*notes, *(finding for each in evidence for finding in compared(each))), max(0, claimed.records - rows)
 
@@ -244,18 +246,22 @@ def _before(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...
 
 def _replayed_meanwhile(run: _Run) -> bool:
     """Whether a replay has removed dead letters whose rows the main table did not have yet when it was read."""
-    lane = read_lane(run.table.properties, run.marker.stream)
+    backfill = read_backfill(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # tables of a route get their rows before the letters leave
-        now = read_lane(run.tables.main.refresh().properties, run.marker.stream)
-        if now and now.replays and now.state is LaneState.PUBLISHED and now != lane:
+        now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
+        if now and now.replays and now.state is BackfillState.PUBLISHED and now != backfill:
             return True
-    own = read_lane(run.tables.dead_letters.current().properties, run.marker.stream)
-    if own is None or not own.replays or own.state is not LaneState.PUBLISHED:
+    own = read_backfill(run.tables.dead_letters.current().properties, run.marker.stream)
+    if own is None or not own.replays or own.state is not BackfillState.PUBLISHED:
         return False
-    return lane is None or lane.epoch < own.epoch or (lane.id == own.id and lane.state is not LaneState.PUBLISHED)
+    return (
+        backfill is None
+        or backfill.epoch < own.epoch
+        or (backfill.id == own.id and backfill.state is not BackfillState.PUBLISHED)
+    )
 
 
-def _looked_at_twice(
+def _checked_twice(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
     """Add all other claims to a period that looks wrong, because a reset may explain it.

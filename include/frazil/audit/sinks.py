@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyiceberg.table import Table
 
 from frazil.audit.compare import Finding, FindingKind
-from frazil.commit.followers import Followers, lacked
+from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.following import is_ahead
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.stream_tables import StreamTables
@@ -71,12 +71,12 @@ def _not_compared(
     """Return the tables that cannot be compared with the default table's marker, and why."""
     waiting = Followers.of(tables, marker).waiting
     for target in sorted({*route.tables.values()} - found.keys()):
-        yield target, f"the table is not in the catalog; `frazil route {tables.stream}` says what mends that"
+        yield target, f"the table is not in the catalog; `frazil route {tables.stream}` shows the remedy"
     for target, table in found.items():
         own = read_marker(table.properties, tables.stream)
         if own is None:
             yield target, f"it has no marker of stream {tables.stream!r}: no row of the stream is in it"
-        elif lacked(tables, table, waiting.get(target, ())):
+        elif missing_journals(tables, table, waiting.get(target, ())):
             yield target, "rows wait to be committed to it. The command `frazil route` says why, if that lasts"
         elif is_ahead(own, marker):
             yield target, "the writer committed to it meanwhile: audit again"

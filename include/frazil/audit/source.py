@@ -73,9 +73,9 @@ def cut_logs(
                 ends[r.leader_epoch] = max(r.end, ends.get(r.leader_epoch, 0))
     left = {tp: sorted(ends.items()) for tp, ends in reached.items()}
     while left:
-        asked = {tp: (end, epoch) for tp, ends in left.items() for epoch, end in ends[:1]}
-        for tp, at in kafka.cut(asked).items():
-            if not any(start <= at and asked[tp][0] <= end for start, end in marker.rewritten.get(tp, ())):
+        requested = {tp: (end, epoch) for tp, ends in left.items() for epoch, end in ends[:1]}
+        for tp, at in kafka.cut(requested).items():
+            if not any(start <= at and requested[tp][0] <= end for start, end in marker.rewritten.get(tp, ())):
                 found[tp] = min(at, found.get(tp, at))
         left = {tp: ends[1:] for tp, ends in left.items() if ends[1:]}
     return found

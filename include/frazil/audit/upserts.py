@@ -48,7 +48,7 @@ from frazil.table.landed_offsets import Wanted, tally
 _Done = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
     ". An older change that came in a later batch than the delete brings a row back, because a deleted row leaves "
-    "nothing behind: send the delete again, and it goes. `frazil reset` to before the delete mends it too, where one "
+    "nothing behind: send the delete again, and it goes. `frazil reset` to before the delete fixes it too, where one "
     "batch then reads both"
 )
 

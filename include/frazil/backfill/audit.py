@@ -17,14 +17,14 @@ from frazil.spec.units import counted
 
 
 def whole_ranges(
-    asked: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
+    wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of the committed ranges whose records are all in the tables.
 
     They count as a whole, because compaction and transactions leave gaps that look like missing records.
     """
     found = defaultdict[TopicPartition, BitMap64](BitMap64)
-    for tp in asked.keys() & claimed.keys():
+    for tp in wanted.keys() & claimed.keys():
         there = _seen(tallies, tp)
         for r in claimed[tp]:
             if not r.selects and there.range_cardinality(r.start, r.end) >= r.records + r.rejected:
@@ -32,11 +32,11 @@ def whole_ranges(
     return found
 
 
-def generations(asked: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str) -> set[str]:
+def generations(requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str) -> set[str]:
     """The ids of topics that had this name and whose committed ranges cover requested offsets."""
     return {
         r.topic_id
-        for tp, spans in asked.items()
+        for tp, spans in requested.items()
         for r in claimed.get(tp, ())
         if tp[0] == topic and any(r.start < end and start < r.end for start, end in spans)
     }

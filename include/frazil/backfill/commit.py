@@ -17,7 +17,9 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.backfill.changes import merging_older
-from frazil.backfill.lane_rules import (
+from frazil.backfill.request import BackfillRequest
+from frazil.backfill.routes import bring
+from frazil.backfill.rules import (
     check_fit,
     check_mine,
     check_no_open_windows,
@@ -30,12 +32,25 @@ from frazil.backfill.lane_rules import (
     replaced,
     taken,
 )
-from frazil.backfill.request import BackfillRequest
-from frazil.backfill.routes import bring
+from frazil.commit.backfill_marker import (
+    BackfillMarker,
+    BackfillState,
+    branch_name,
+    property_name,
+    read_backfill,
+    staging_stream,
+)
+from frazil.commit.backfill_records import (
+    Record,
+    backfill_folder,
+    backfill_journals,
+    chunks,
+    record_of,
+    record_path,
+    topic_ids,
+)
 from frazil.commit.branch_end import BranchEnd, stands
 from frazil.commit.journal import Journal, Unusable
-from frazil.commit.lane import Lane, LaneState, branch_name, lane_stream, property_name, read_lane
-from frazil.commit.lane_records import Record, chunks, lane_folder, lane_journals, record_of, record_path, topic_ids
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.merging import MergeWriter
@@ -56,20 +71,20 @@ from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
 
-LaneStep = Callable[[Table, Lane | None], "Lane | Done[Lane]"]
+BackfillStep = Callable[[Table, BackfillMarker | None], "BackfillMarker | Done[BackfillMarker]"]
 
 
 @dataclass(slots=True)
-class LaneCommitter:
+class BackfillCommitter:
     """Commits one epoch of one backfill."""
 
     tables: StreamTables
     own: StreamTables
     """The same tables, with the backfill's own staging folders and journals."""
-    lane: Lane
+    backfill: BackfillMarker
 
     @classmethod
-    def begin(cls, tables: StreamTables, request: BackfillRequest, *, going_on: str | None = None) -> LaneCommitter:
+    def begin(cls, tables: StreamTables, request: BackfillRequest, *, going_on: str | None = None) -> BackfillCommitter:
         """Begin the backfill, or the next epoch of an interrupted one, and settle its unfinished commits.
 
         From then on no earlier epoch can commit. Raises `WriterBusy` if another backfill is under way, and `Fenced` if
@@ -78,50 +93,54 @@ class LaneCommitter:
         """
         ended = clear_ended(tables)
 
-        def begun(_: Table, found: Lane | None) -> Lane:
+        def begun(_: Table, found: BackfillMarker | None) -> BackfillMarker:
             if going_on:
                 check_not_abandoned(found, going_on)
             if found is not None and not found.is_open and found.id != ended:
                 raise Fenced(ended_meanwhile(found))
             return taken(found, request)
 
-        lane = _append(tables, tables.main, begun)
-        committer = cls(tables, _own(tables, lane.id), lane)
+        backfill = _append(tables, tables.main, begun)
+        committer = cls(tables, _own(tables, backfill.id), backfill)
         _append(tables, tables.dead_letters, committer._fenced_letters)
         committer._settle()
-        if len(lane.batches) == 1:
+        if len(backfill.batches) == 1:
             committer._tell(f"begins, for the run {request.run}" if request.run else "begins")
         return committer
 
     def journals(self) -> list[Journal]:
-        return chunks(self.tables.journals, self.lane)
+        return chunks(self.tables.journals, self.backfill)
 
     def next_key(self) -> BatchKey:
-        return BatchKey(self.lane.epoch, self.lane.batches[self.lane.epoch] + 1)
+        return BatchKey(self.backfill.epoch, self.backfill.batches[self.backfill.epoch] + 1)
 
-    def commit(self, journal: Journal, *, planned: int) -> Lane:
+    def commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
         """Journal a chunk, and commit it to the branches.
 
         Raises `Fenced`, and `StaleBatch` if its files no longer fit the table.
         """
         if not self.own.journals.put(journal):
-            raise Fenced(replaced(self.lane, f"chunk {journal.key} is journaled already"))
+            raise Fenced(replaced(self.backfill, f"chunk {journal.key} is journaled already"))
         return self._commit(journal, planned=planned)
 
-    def staged(self) -> Lane:
+    def staged(self) -> BackfillMarker:
         """Record that every chunk is staged."""
-        staged = self._change(self.tables.main, lambda lane: dataclasses.replace(lane, state=LaneState.STAGED))
-        self.lane = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
-        return self.lane
+        staged = self._change(
+            self.tables.main, lambda backfill: dataclasses.replace(backfill, state=BackfillState.STAGED)
+        )
+        self.backfill = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
+        return self.backfill
 
-    def publish(self, record: Record, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None) -> Lane:
+    def publish(
+        self, record: Record, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
+    ) -> BackfillMarker:
         """Publish on main in one commit, which ends the backfill: append the staged files, or merge them.
 
         The audit found none of them in snapshot `audited_at` of main. Every attempt checks that this still holds, and
         raises `StaleBatch` otherwise. With `read_to`, it also checks that the stream's position is still that one, and
         raises `WriterBusy` otherwise.
         """
-        path = record_path(self.tables.journals, self.lane.id)
+        path = record_path(self.tables.journals, self.backfill.id)
         self.tables.store.put(path, record.to_bytes())
         journals = self.journals()
         files = tuple(f for j in journals for f in j.staged_for("main"))
@@ -131,39 +150,45 @@ class LaneCommitter:
         if isinstance(writer, MergeWriter):
             del summary[WINDOWS]  # the merge reports them
         try:
-            self.lane = _publish(self.tables, self.tables.main, self.lane, written=writer, summary=summary, check=check)
+            self.backfill = _publish(
+                self.tables, self.tables.main, self.backfill, written=writer, summary=summary, check=check
+            )
         except CommitUnavailable as error:
-            if (self.lane.replays or isinstance(writer, MergeWriter)) and isinstance(
+            if (self.backfill.replays or isinstance(writer, MergeWriter)) and isinstance(
                 error.__cause__, CommitFailedException
             ):
-                raise CommitUnavailable(overtaken(self.lane, str(error))) from error
+                raise CommitUnavailable(overtaken(self.backfill, str(error))) from error
             raise
-        failed = f", and {counted(self.lane.rejected, 'dead letter')}" if self.lane.rejected else ""
-        self._tell(f"is published: it brought {counted(self.lane.records, 'record')}{failed}")
+        failed = f", and {counted(self.backfill.rejected, 'dead letter')}" if self.backfill.rejected else ""
+        self._tell(f"is published: it brought {counted(self.backfill.records, 'record')}{failed}")
         clear_ended(self.tables)
-        return self.lane
+        return self.backfill
 
     def _tell(self, what: str) -> None:
         """Add a backfill's event to the history. A replay is recorded when its dead letters leave their table."""
-        if not self.lane.replays:
-            _tell(self.tables, f"backfill {self.lane.id} {what}")
+        if not self.backfill.replays:
+            _tell(self.tables, f"backfill {self.backfill.id} {what}")
 
-    def _commit(self, journal: Journal, *, planned: int) -> Lane:
-        def with_chunk(lane: Lane) -> Lane | Done[Lane]:
-            return Done(lane) if lane.has(journal.key) else lane.with_chunk(journal, planned=planned)
+    def _commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
+        def with_chunk(backfill: BackfillMarker) -> BackfillMarker | Done[BackfillMarker]:
+            return Done(backfill) if backfill.has(journal.key) else backfill.with_chunk(journal, planned=planned)
 
         commits = [self._change(self.tables.main, with_chunk, files=journal.staged_for("main"))]
         if letters := journal.staged_for("dead-letters"):
             commits.insert(0, self._change(self.tables.dead_letters, with_chunk, files=letters))
-        self.lane = commit_snapshots(commits, retry_policy=self.tables.retry_policy)
+        self.backfill = commit_snapshots(commits, retry_policy=self.tables.retry_policy)
         sweep_batch(self.own, journal, is_merged=False)
-        return self.lane
+        return self.backfill
 
     def _change(
-        self, handle: TableHandle, change: Callable[[Lane], Lane | Done[Lane]], *, files: tuple[StagedFile, ...] = ()
-    ) -> TableCommit[Lane]:
-        def decide(table: Table, found: Lane | None) -> Lane | Done[Lane]:
-            mine = check_mine(found, self.lane)
+        self,
+        handle: TableHandle,
+        change: Callable[[BackfillMarker], BackfillMarker | Done[BackfillMarker]],
+        *,
+        files: tuple[StagedFile, ...] = (),
+    ) -> TableCommit[BackfillMarker]:
+        def decide(table: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
+            mine = check_mine(found, self.backfill)
             check_fit(table, files, mine)
             return change(mine)
 
@@ -171,25 +196,25 @@ class LaneCommitter:
         rows = tuple(file for file in files if file.content not in MERGED)
         return _commit_of(self.tables, handle, decide, files=rows)
 
-    def _fenced_letters(self, _: Table, found: Lane | None) -> Lane | Done[Lane]:
-        if found and found.epoch >= self.lane.epoch:  # epochs count up over all backfills of the stream
-            return Done(check_mine(found, self.lane))
-        if found is None or found.id != self.lane.id:
-            return dataclasses.replace(self.lane, batches={self.lane.epoch: 0})
-        return found.owned_by(self.lane.epoch)
+    def _fenced_letters(self, _: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
+        if found and found.epoch >= self.backfill.epoch:  # epochs count up over all backfills of the stream
+            return Done(check_mine(found, self.backfill))
+        if found is None or found.id != self.backfill.id:
+            return dataclasses.replace(self.backfill, batches={self.backfill.epoch: 0})
+        return found.owned_by(self.backfill.epoch)
 
     def _settle(self) -> None:
         """Commit the journal of an interrupted epoch, unless its offsets were staged since; void the others."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
-            waiting = None if self.lane.has(key) else self._entry(key)
+            waiting = None if self.backfill.has(key) else self._entry(key)
             if not isinstance(waiting, Journal):
                 continue
             done = merged((p.topic_partition, (p.start, p.end)) for j in self.journals() for p in j.progress)
             if overlap(done, merged((p.topic_partition, (p.start, p.end)) for p in waiting.progress)):
                 self.own.journals.void(key)
             else:
-                self._commit(waiting, planned=self.lane.planned)
-        _sweep(self.own, self.lane)
+                self._commit(waiting, planned=self.backfill.planned)
+        _sweep(self.own, self.backfill)
 
     def _entry(self, key: BatchKey) -> Journal | Unusable:
         uuid = str(self.tables.main.current().metadata.table_uuid)
@@ -201,18 +226,18 @@ class LaneCommitter:
         files = [f for j in journals for f in j.staged_for("main")]
 
         def check(table: Table) -> None:
-            check_fit(table, files, self.lane)
-            check_not_reset(table, self.tables.stream, audited_at, self.lane)
+            check_fit(table, files, self.backfill)
+            check_not_reset(table, self.tables.stream, audited_at, self.backfill)
             marker = read_marker(table.metadata.properties, self.tables.stream)
             check_no_open_windows(marker, files, table=self.tables.main.identifier)
             if marker is None or any(
                 marker.offsets.get(p.topic_partition, -1) < p.end for j in journals for p in j.progress
             ):
-                raise StaleBatch(f"the live stream went back behind what backfill {self.lane.id} staged")
+                raise StaleBatch(f"the live stream went back behind what backfill {self.backfill.id} staged")
             for journal in journals:
                 check_same_source(marker.source, journal.source, stream=self.tables.stream)
             if read_to is not None and marker.offsets != read_to:
-                raise WriterBusy(read_on(self.lane))
+                raise WriterBusy(read_on(self.backfill))
 
         return check
 
@@ -220,20 +245,20 @@ class LaneCommitter:
 def _publish(  # noqa: PLR0913 - what is published, and where
     tables: StreamTables,
     handle: TableHandle,
-    lane: Lane,
+    backfill: BackfillMarker,
     *,
     written: SnapshotWriter | RowChangeWriter | MergeWriter,
     summary: Mapping[str, str],
     check: Callable[[Table], None] = lambda _: None,
-) -> Lane:
+) -> BackfillMarker:
     """Change main, remove the branch with its snapshots, and mark the backfill published, in one update."""
     end = BranchEnd(branch_name(tables.stream))
 
-    def propose(table: Table) -> Done[Lane] | Change[Lane]:
-        found = read_lane(table.metadata.properties, tables.stream)
-        if found and (found.id, found.state) == (lane.id, LaneState.PUBLISHED):
+    def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:
+        found = read_backfill(table.metadata.properties, tables.stream)
+        if found and (found.id, found.state) == (backfill.id, BackfillState.PUBLISHED):
             return Done(found)
-        published = dataclasses.replace(check_mine(found, lane), state=LaneState.PUBLISHED)
+        published = dataclasses.replace(check_mine(found, backfill), state=BackfillState.PUBLISHED)
         check(table)
         prepared = written.prepare(table, summary=summary, now_ms=tables.clock_ms())
         return Change(
@@ -250,28 +275,28 @@ def _summary(record: Record, path: str) -> dict[str, str]:
     # Not `frazil.stream`, which marks the live stream's own batches.
     return {
         "frazil.operation": "backfill",
-        "frazil.backfill": record.lane.id,
-        "frazil.backfill-stream": record.lane.stream,
-        "frazil.records": str(record.lane.records),
-        "frazil.rejected": str(record.lane.rejected),
+        "frazil.backfill": record.backfill.id,
+        "frazil.backfill-stream": record.backfill.stream,
+        "frazil.records": str(record.backfill.records),
+        "frazil.rejected": str(record.backfill.rejected),
         **windows_summary(record.late),
         "frazil.commit-record": path,
     }
 
 
-def abandon(tables: StreamTables, lane: Lane, *, by: str | None = None) -> Lane:
+def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = None) -> BackfillMarker:
     """End a backfill that is under way: remove its branches and everything it staged.
 
     `by` is the operator who abandons it, after which no run starts it again; None if a run drops its own. Returns the
     backfill as it ended: it may have been published, or abandoned by another operator. Raises FrazilError, without
     touching anything, if another backfill began since.
     """
-    ended = _drop(tables, tables.main, lane, by=by)
-    if ended is None or ended.id != lane.id:
-        raise FrazilError(ended_before(lane, ended))
+    ended = _drop(tables, tables.main, backfill, by=by)
+    if ended is None or ended.id != backfill.id:
+        raise FrazilError(ended_before(backfill, ended))
     clear_ended(tables)
     if by and ended.abandoned_by == by:
-        _tell(tables, f"{'replay' if lane.replays else 'backfill'} {lane.id} was abandoned by {by}")
+        _tell(tables, f"{'replay' if backfill.replays else 'backfill'} {backfill.id} was abandoned by {by}")
     return ended
 
 
@@ -280,13 +305,13 @@ def _tell(tables: StreamTables, sentence: str) -> None:
     tell_act(tables.main.current(), tables.stream, sentence, at_ms=tables.clock_ms())
 
 
-def unfinished(tables: StreamTables) -> Lane | None:
+def unfinished(tables: StreamTables) -> BackfillMarker | None:
     """Return the stream's open backfill or replay, or one whose dead letters do not follow yet. Changes nothing."""
-    lane = _lane_of(tables.main, tables.stream)
-    if lane is None or lane.is_open or lane.state is not LaneState.PUBLISHED:
-        return lane if lane and lane.is_open else None
-    letters = _lane_of(tables.dead_letters, tables.stream)
-    return lane if letters and letters.id == lane.id and letters.is_open else None
+    backfill = _backfill_of(tables.main, tables.stream)
+    if backfill is None or backfill.is_open or backfill.state is not BackfillState.PUBLISHED:
+        return backfill if backfill and backfill.is_open else None
+    letters = _backfill_of(tables.dead_letters, tables.stream)
+    return backfill if letters and letters.id == backfill.id and letters.is_open else None
 
 
 def clear_ended(tables: StreamTables) -> str | None:
@@ -294,27 +319,27 @@ def clear_ended(tables: StreamTables) -> str | None:
 
     Returns its id; None if there was no backfill, or it is still under way.
     """
-    lane = _lane_of(tables.main, tables.stream)
-    if lane is None or lane.is_open:
+    backfill = _backfill_of(tables.main, tables.stream)
+    if backfill is None or backfill.is_open:
         return None
-    _clear(tables, lane)
-    return lane.id
+    _clear(tables, backfill)
+    return backfill.id
 
 
-def _clear(tables: StreamTables, lane: Lane) -> None:
-    own = _own(tables, lane.id)
-    if lane.state is LaneState.PUBLISHED:
-        settle_published(tables, lane)
-        _sweep(own, lane)
+def _clear(tables: StreamTables, backfill: BackfillMarker) -> None:
+    own = _own(tables, backfill.id)
+    if backfill.state is BackfillState.PUBLISHED:
+        settle_published(tables, backfill)
+        _sweep(own, backfill)
         return
-    _drop(tables, tables.dead_letters, lane, by=lane.abandoned_by)
+    _drop(tables, tables.dead_letters, backfill, by=backfill.abandoned_by)
     if may_delete_files(tables.main.current().properties):  # otherwise another table may have had the branch too
-        _sweep(own, dataclasses.replace(lane, batches={}))
-    folder = lane_folder(tables.journals, lane.id)
-    tables.store.delete([record_path(tables.journals, lane.id), *(f.path for f in tables.store.list_files(folder))])
+        _sweep(own, dataclasses.replace(backfill, batches={}))
+    folder = backfill_folder(tables.journals, backfill.id)
+    tables.store.delete([record_path(tables.journals, backfill.id), *(f.path for f in tables.store.list_files(folder))])
 
 
-def settle_published(tables: StreamTables, lane: Lane) -> None:
+def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
     """Finish a backfill or a replay after its publication on the default table.
 
     The routed tables get their rows first. Then one commit of the dead-letter table ends it there, and removes the
@@ -322,28 +347,32 @@ def settle_published(tables: StreamTables, lane: Lane) -> None:
     rows, and notes the failed attempt on the others. Because it is one commit, it happens once. Finally the files that
     no table needs are deleted.
     """
-    own_chunks = chunks(tables.journals, lane)
+    own_chunks = chunks(tables.journals, backfill)
     rejected = tuple(f for journal in own_chunks for f in journal.staged_for("dead-letters"))
-    found = _lane_of(tables.dead_letters, tables.stream)
-    if found is not None and found.id == lane.id and found.is_open:
-        bring(tables, lane, own_chunks)
+    found = _backfill_of(tables.dead_letters, tables.stream)
+    if found is not None and found.id == backfill.id and found.is_open:
+        bring(tables, backfill, own_chunks)
         operation = "backfill"
         written: SnapshotWriter | RowChangeWriter = SnapshotWriter(rejected)
-        if lane.replays:
-            record, ids = record_of(tables.journals, lane), topic_ids(own_chunks)
+        if backfill.replays:
+            record, ids = record_of(tables.journals, backfill), topic_ids(own_chunks)
             again = failed_again(tables.dead_letters.current(), rejected)
             operation = "replay"
-            written = RowChangeWriter(settled_letters(lane.stream, record.replayed, ids, again))
-        summary = {"frazil.operation": operation, "frazil.backfill": lane.id, "frazil.backfill-stream": lane.stream}
+            written = RowChangeWriter(settled_letters(backfill.stream, record.replayed, ids, again))
+        summary = {
+            "frazil.operation": operation,
+            "frazil.backfill": backfill.id,
+            "frazil.backfill-stream": backfill.stream,
+        }
         _publish(tables, tables.dead_letters, found, written=written, summary=summary)
     waited = [f.path for journal in own_chunks for f in journal.files if is_routed(f.target)]
-    copies = tables.store.list_files(lane.request["files"]) if lane.replays else []
+    copies = tables.store.list_files(backfill.request["files"]) if backfill.replays else []
     tables.store.delete([*waited, *(f.path for f in copies)])
-    if lane.replays:
+    if backfill.replays:
         tables.store_of("dead-letters").delete([f.path for f in rejected])
 
 
-def _sweep(own: StreamTables, lane: Lane) -> None:
+def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
     """Delete staged files that no committed chunk names. Voids the keys of uncommitted chunks first."""
     keys = {
         key
@@ -352,59 +381,63 @@ def _sweep(own: StreamTables, lane: Lane) -> None:
     }
     for key in sorted(keys):
         journal = own.journals.get(key)
-        if lane.has(key):
+        if backfill.has(key):
             if journal is not None:
-                sweep_batch(own, journal, is_merged=not lane.is_open)
-        elif not lane.is_open or (journal is None and own.journals.void_if_absent(key)):
+                sweep_batch(own, journal, is_merged=not backfill.is_open)
+        elif not backfill.is_open or (journal is None and own.journals.void_if_absent(key)):
             discard_batch(own, key)
 
 
-def _own(tables: StreamTables, lane_id: str) -> StreamTables:
+def _own(tables: StreamTables, backfill_id: str) -> StreamTables:
     """Return the tables with the backfill's own folders and journals, which the live stream's sweep never touches."""
     return dataclasses.replace(
-        tables, stream=lane_stream(tables.stream, lane_id), journals=lane_journals(tables.journals, lane_id)
+        tables,
+        stream=staging_stream(tables.stream, backfill_id),
+        journals=backfill_journals(tables.journals, backfill_id),
     )
 
 
-def _lane_of(handle: TableHandle, stream: str) -> Lane | None:
-    return read_lane(handle.refresh().metadata.properties, stream)
+def _backfill_of(handle: TableHandle, stream: str) -> BackfillMarker | None:
+    return read_backfill(handle.refresh().metadata.properties, stream)
 
 
-def _append(tables: StreamTables, handle: TableHandle, decide: LaneStep) -> Lane:
+def _append(tables: StreamTables, handle: TableHandle, decide: BackfillStep) -> BackfillMarker:
     """Commit the backfill that `decide` returns, with an empty snapshot on the branch."""
     return commit_snapshots((_commit_of(tables, handle, decide),), retry_policy=tables.retry_policy)
 
 
 def _commit_of(
-    tables: StreamTables, handle: TableHandle, decide: LaneStep, *, files: tuple[StagedFile, ...] = ()
-) -> TableCommit[Lane]:
+    tables: StreamTables, handle: TableHandle, decide: BackfillStep, *, files: tuple[StagedFile, ...] = ()
+) -> TableCommit[BackfillMarker]:
     """Return the commit of one snapshot on the branch, with `files` and the backfill that `decide` returns."""
     writer = SnapshotWriter(files, branch=branch_name(tables.stream))
 
-    def propose(table: Table) -> Done[Lane] | Change[Lane]:
-        lane = decide(table, read_lane(table.metadata.properties, tables.stream))
-        if isinstance(lane, Done):
-            return lane
-        summary = {"frazil.operation": "backfill-stage", "frazil.backfill": lane.id}
+    def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:
+        backfill = decide(table, read_backfill(table.metadata.properties, tables.stream))
+        if isinstance(backfill, Done):
+            return backfill
+        summary = {"frazil.operation": "backfill-stage", "frazil.backfill": backfill.id}
         prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
-        return Change(prepared.requirements, (*prepared.updates, _property(lane)), lane)
+        return Change(prepared.requirements, (*prepared.updates, _property(backfill)), backfill)
 
     handle.forget()
     return TableCommit(handle, propose, (writer,))
 
 
-def _drop(tables: StreamTables, handle: TableHandle, lane: Lane, *, by: str | None = None) -> Lane | None:
+def _drop(
+    tables: StreamTables, handle: TableHandle, backfill: BackfillMarker, *, by: str | None = None
+) -> BackfillMarker | None:
     """Remove the backfill's branch and its snapshots, because their files are about to be deleted.
 
     If its own run dropped it before, add the operator who abandons it. Returns the stream's last backfill.
     """
     end = BranchEnd(branch_name(tables.stream))
 
-    def propose(table: Table) -> Done[Lane | None] | Change[Lane | None]:
-        found = read_lane(table.metadata.properties, tables.stream)
-        if found is None or found.id != lane.id:
+    def propose(table: Table) -> Done[BackfillMarker | None] | Change[BackfillMarker | None]:
+        found = read_backfill(table.metadata.properties, tables.stream)
+        if found is None or found.id != backfill.id:
             return Done(found)
-        is_dropped = found.state is LaneState.ABANDONED and not found.abandoned_by
+        is_dropped = found.state is BackfillState.ABANDONED and not found.abandoned_by
         if not found.is_open and not (by and is_dropped):
             return Done(found)
         ended = found.abandoned(by)
@@ -414,5 +447,5 @@ def _drop(tables: StreamTables, handle: TableHandle, lane: Lane, *, by: str | No
     return commit_snapshot(handle, propose, (end,), retry_policy=tables.retry_policy)
 
 
-def _property(lane: Lane) -> SetPropertiesUpdate:
-    return SetPropertiesUpdate(updates={property_name(lane.stream): lane.to_property()})
+def _property(backfill: BackfillMarker) -> SetPropertiesUpdate:
+    return SetPropertiesUpdate(updates={property_name(backfill.stream): backfill.to_property()})

@@ -39,7 +39,7 @@ def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
     `table_has`: whether the table has the columns, if that is known.
     """
     if not (spec.coordinates and table_has):
-        where = "its table lacks the columns" if spec.coordinates else "coordinates: false"
+        where = "its table does not have the columns" if spec.coordinates else "coordinates: false"
         raise SpecError(
             f"stream {spec.name!r} keeps no Kafka coordinates ({where}): nothing can tell which records its "
             "table has, so it can neither be backfilled nor have its dead letters replayed"

@@ -92,7 +92,7 @@ class FileSource:
         """Scan every file. Raises SpecError if a file cannot be used, or a record occurs twice."""
         io = load_file_io(dict(self.io_properties), location=self.location)
         tallies = defaultdict[TopicPartition, OffsetTally](OffsetTally)
-        files = tuple(_looked_through(info, io, self.schema, tallies) for info in self.files)
+        files = tuple(_scanned(info, io, self.schema, tallies) for info in self.files)
         index = FileIndex(files, {tp: tally.seen for tp, tally in tallies.items()})
         for tp, tally in tallies.items():
             if tally.copies:
@@ -108,7 +108,7 @@ class FileSource:
             raise SpecError(self._changed())
         return known
 
-    def asked(self, request: BackfillRequest, marker: Marker) -> Spans:
+    def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
         """Return the spans of the records.
 
         Raises SpecError if the stream has not read these offsets, or StaleBatch if the records are dead letters.
@@ -137,23 +137,23 @@ class FileSource:
     def holding(self, spans: Spans) -> Spans:
         return spans_of.holding(spans, self.index.records)
 
-    def at_most(self, spans: Spans) -> int:
+    def max_records(self, spans: Spans) -> int:
         return sum(map(len, self.records(spans).values()))
 
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
         return spans_of.within(spans, self.index.records)
 
-    def chunks(self, spans: Spans, *, most: int) -> tuple[Spans, ...]:
-        return plan.chunks_of_records(spans, self.index.records, most=most)
+    def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
+        return plan.chunks_of_records(spans, self.index.records, limit=limit)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
-        cut = self.chunks(spans, most=math.ceil(self.at_most(spans) / cores))
+        cut = self.chunks(spans, limit=math.ceil(self.max_records(spans) / cores))
         return [StageTask(index, ranges(piece)) for index, piece in enumerate(cut)]
 
     def sample(self, spans: Spans) -> list[StageTask]:
         """Return a single task, so that each file is read once."""
-        places = self.chunks(spans, most=math.ceil(self.at_most(spans) / PLACES))
-        found = [plan.first_records(place, self.index.records, most=AT_A_PLACE) for place in places]
+        places = self.chunks(spans, limit=math.ceil(self.max_records(spans) / PLACES))
+        found = [plan.first_records(place, self.index.records, limit=AT_A_PLACE) for place in places]
         return [StageTask(0, tuple(r for place in found for r in ranges(place)))]
 
     def context(self, context: StageContext) -> StageContext:
@@ -166,17 +166,15 @@ class FileSource:
         )
 
 
-def _looked_through(
-    info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]
-) -> RecordFile:
+def _scanned(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]) -> RecordFile:
     """Return the file with the spans of its records, and tally their offsets."""
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     for table in coordinates(info.path, io, schema):
         for batch in table.select(COORDINATES).to_batches():
             for tp, offsets in by_partition(batch):
                 tallies[tp].add(offsets)
-                least, end = bounds.get(tp, (offsets[0], 0))
-                bounds[tp] = int(min(least, offsets[0])), int(max(end, offsets[-1] + 1))
+                lowest, end = bounds.get(tp, (offsets[0], 0))
+                bounds[tp] = int(min(lowest, offsets[0])), int(max(end, offsets[-1] + 1))
     found = tuple(OffsetRange(*tp, *span) for tp, span in sorted(bounds.items()))
     return RecordFile(info.path, info.bytes, info.modified_ms, found)
 

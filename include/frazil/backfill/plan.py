@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import Span, Spans, TopicPartition, between, offsets, runs, within
 
 
-def asked(
+def requested(
     start: Mapping[TopicPartition, int],
     end: Mapping[TopicPartition, int],
     *,
@@ -38,21 +38,21 @@ def missing(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
     return {tp: spans for tp, spans in left.items() if spans}
 
 
-def chunks(spans: Spans, *, most: int) -> tuple[Spans, ...]:
+def chunks(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
     """Cut the spans into chunks of about `most` offsets, each with its share of every topic-partition.
 
     Shares keep the topic-partitions at the same time, so a chunk's files fall into few table partitions. A chunk may
     exceed `most` by one offset per topic-partition.
     """
-    count = math.ceil(offsets(spans) / most)
+    count = math.ceil(offsets(spans) / limit)
     cut = ({tp: piece for tp, of in spans.items() if (piece := _share(of, i, count))} for i in range(count))
     return tuple(filter(None, cut))
 
 
-def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, most: int) -> tuple[Spans, ...]:
+def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> tuple[Spans, ...]:
     """Cut the spans as `chunks` does, but count the known records; spans without records are left out."""
     there = within(spans, records)
-    count = math.ceil(sum(map(len, there.values())) / most)
+    count = math.ceil(sum(map(len, there.values())) / limit)
     cut = (
         {
             tp: piece
@@ -64,10 +64,10 @@ def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], 
     return tuple(filter(None, cut))
 
 
-def first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, most: int) -> Spans:
+def first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> Spans:
     """Return the beginnings of the spans that hold the first `most` records of each topic-partition."""
     there = within(spans, records)
-    return {tp: _of_rank(spans[tp], found, 0, min(most, len(found))) for tp, found in there.items()}
+    return {tp: _of_rank(spans[tp], found, 0, min(limit, len(found))) for tp, found in there.items()}
 
 
 def _share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:

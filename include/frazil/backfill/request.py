@@ -79,8 +79,8 @@ class BackfillRequest(Model):
     @property
     def digest(self) -> str:
         """A digest of the request: repeating the request continues the same backfill."""
-        asked = self.model_dump_json(exclude={"target", "chunk_records", "run"})
-        return hashlib.sha256(asked.encode()).hexdigest()[:10]
+        requested = self.model_dump_json(exclude={"target", "chunk_records", "run"})
+        return hashlib.sha256(requested.encode()).hexdigest()[:10]
 
     @property
     def event_times_us(self) -> tuple[int, int] | None:

@@ -16,17 +16,17 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.backfill.changes import merging_older
-from frazil.backfill.lane_rules import command_of
-from frazil.commit.beside_home import written_anew
+from frazil.backfill.rules import command_of
+from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, property_name, read_backfill, staging_stream
+from frazil.commit.backfill_records import given_up
 from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
-from frazil.commit.lacking import lacking
-from frazil.commit.lane import Lane, has_lane, lane_stream, property_name, read_lane
-from frazil.commit.lane_records import given_up
 from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.missing_rows import missing_rows
 from frazil.commit.rules import files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, commit_snapshot
+from frazil.commit.waiting_files import written_anew
 from frazil.errors import (
     AdoptionRequired,
     CommitUnavailable,
@@ -96,7 +96,7 @@ class BackfillRoute:
     def placed(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
         """Return a chunk's context with the route; rows of routed tables wait next to the journals."""
         placed = self.routed.placed(context, key)
-        waits = dataclasses.replace(placed.main, folder=own.beside_home(key))
+        waits = dataclasses.replace(placed.main, folder=own.waiting_folder(key))
         targets = {target: waits if is_routed(target) else of for target, of in placed.targets.items()}
         return dataclasses.replace(placed, targets=targets)
 
@@ -106,12 +106,12 @@ def _settled(tables: StreamTables) -> Marker:
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + SETTLES_S
     while True:
-        home = tables.marker()
-        if home is None:
+        default_marker = tables.marker()
+        if default_marker is None:
             raise AdoptionRequired(f"stream {tables.stream!r} has no marker: nothing tells which records are its own")
-        behind = lacking(tables, home)
+        behind = missing_rows(tables, default_marker)
         if not behind:
-            return home
+            return default_marker
         if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, SETTLES_S)):
             raise RouteBehind(_refused(tables.stream, str(behind[0])))
 
@@ -119,7 +119,7 @@ def _settled(tables: StreamTables) -> Marker:
 def _refused(stream: str, why: str) -> str:
     return (
         f"stream {stream!r} is neither backfilled nor are its dead letters replayed: {why}. Fix the table first: "
-        f"`frazil route {stream}` shows what it lacks"
+        f"`frazil route {stream}` shows what is missing"
     )
 
 
@@ -136,68 +136,68 @@ def _waiting(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
     return found
 
 
-def bring(tables: StreamTables, lane: Lane, journals: Iterable[Journal]) -> None:
+def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
     """Commit the rows of a published backfill to the routed tables that do not have them yet, except those given up.
 
     Raises CommitUnavailable for a table that cannot take them, after all others were tried.
     """
-    gone = given_up(tables.journals, lane.id)
+    gone = given_up(tables.journals, backfill.id)
     waiting = {target: files for target, files in _waiting(journals).items() if target not in gone}
     reason = behind = ""
     for target, files in sorted(waiting.items()):
         try:
-            _follow(tables, lane, target, files)
+            _follow(tables, backfill, target, files)
         except Fenced:
             raise
-        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
             log.info("table %s is left behind", target, exc_info=True)
             behind = target
             reason = words_of(error)
     if behind:
         rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
         raise CommitUnavailable(
-            f"{'replay' if lane.replays else 'backfill'} {lane.id} of stream {lane.stream!r} has landed, and {rows} "
-            f"for table {behind}: {reason}. Its dead letters wait for that too. Fix the table, or let it go on: "
-            f"`frazil route {lane.stream} --give-up {behind}`; then run `{command_of(lane)}` again"
+            f"{'replay' if backfill.replays else 'backfill'} {backfill.id} of stream {backfill.stream!r} has landed, "
+            f"and {rows} for table {behind}: {reason}. Its dead letters wait for that too. Fix the table, or let it "
+            f"go on: `frazil route {backfill.stream} --give-up {behind}`; then run `{command_of(backfill)}` again"
         )
 
 
-def _follow(tables: StreamTables, lane: Lane, target: Target, files: list[StagedFile]) -> None:
+def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, files: list[StagedFile]) -> None:
     """Commit a table's rows, rewritten for its columns, in one update with the backfill's state."""
     handle = tables.handle(target)
     table = handle.refresh()
-    if has_lane(table.metadata.properties, lane):
+    if has_rows_of(table.metadata.properties, backfill):
         return
     _check_followed(table, tables.stream, target)
-    folder = f"{data_location(table)}/{lane_stream(tables.stream, lane.id)}/{lane.epoch:08d}/{1:08d}"
+    folder = f"{data_location(table)}/{staging_stream(tables.stream, backfill.id)}/{backfill.epoch:08d}/{1:08d}"
     written = written_anew(tables, table, files, target, folder=folder)
     writer = merging_older(tables, written)
     summary = {
-        "frazil.operation": "replay" if lane.replays else "backfill",
-        "frazil.backfill": lane.id,
-        "frazil.backfill-stream": lane.stream,
+        "frazil.operation": "replay" if backfill.replays else "backfill",
+        "frazil.backfill": backfill.id,
+        "frazil.backfill-stream": backfill.stream,
         "frazil.records": str(sum(file.records for file in written)),
     }
 
     def propose(table: Table) -> Done[None] | Change[None]:
-        if has_lane(table.metadata.properties, lane):
+        if has_rows_of(table.metadata.properties, backfill):
             return Done(None)
-        _check_last(tables, lane)
+        _check_last(tables, backfill)
         _check_followed(table, tables.stream, target)
         if not files_fit(table.metadata, written):
             raise SchemaIncompatible(f"table {target} was changed meanwhile")
         prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
-        lanes = SetPropertiesUpdate(updates={property_name(lane.stream): lane.to_property()})
-        return Change(prepared.requirements, (*prepared.updates, lanes), None)
+        marked = SetPropertiesUpdate(updates={property_name(backfill.stream): backfill.to_property()})
+        return Change(prepared.requirements, (*prepared.updates, marked), None)
 
     commit_snapshot(handle, propose, (writer,), retry_policy=tables.retry_policy)
 
 
-def _check_last(tables: StreamTables, lane: Lane) -> None:
+def _check_last(tables: StreamTables, backfill: BackfillMarker) -> None:
     """Check that no later backfill has begun: it would mean that all tables have these rows. Raises Fenced."""
-    found = read_lane(tables.main.refresh().metadata.properties, tables.stream)
-    if found is None or found.id != lane.id:
-        raise Fenced(f"another `{command_of(lane)}` finished this one: this command changes nothing more")
+    found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
+    if found is None or found.id != backfill.id:
+        raise Fenced(f"another `{command_of(backfill)}` finished this one: this command changes nothing more")
 
 
 def _check_followed(table: Table, stream: str, target: Target) -> None:

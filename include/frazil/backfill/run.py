@@ -26,23 +26,23 @@ from frazil.audit.routed import Replays, routed_rows
 from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import Staged, spans_of
 from frazil.backfill.changes import gone, settled_meanwhile, tally_merged
-from frazil.backfill.commit import LaneCommitter, abandon, clear_ended
+from frazil.backfill.commit import BackfillCommitter, abandon, clear_ended
 from frazil.backfill.eligible import check_coordinates, check_request, deletes_rows
 from frazil.backfill.files import FileSource
-from frazil.backfill.lane_rules import (
+from frazil.backfill.plan import missing
+from frazil.backfill.request import BackfillRequest, check_not_ahead
+from frazil.backfill.routes import BackfillRoute, tally_routed
+from frazil.backfill.rules import (
     check_begun,
     check_declared,
     check_not_abandoned,
     check_wanted,
     read_on,
 )
-from frazil.backfill.plan import missing
-from frazil.backfill.request import BackfillRequest, check_not_ahead
-from frazil.backfill.routes import BackfillRoute, tally_routed
 from frazil.backfill.source import KafkaSource, RecordSource
-from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
-from frazil.commit.lane_records import Record
-from frazil.commit.lane_records import chunks as staged_chunks
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
+from frazil.commit.backfill_records import Record
+from frazil.commit.backfill_records import chunks as staged_chunks
 from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
 from frazil.commit.mode import merging_mode
 from frazil.commit.opened import OpenStream, open_kafka, open_stream, read_stream
@@ -75,7 +75,7 @@ class BackfillPlan:
     """What a backfill reads."""
 
     spans: Spans
-    asked: int
+    requested: int
     """Requested offsets in Kafka, or records in files, including those that landed already."""
     source: SourceIdentity
 
@@ -112,12 +112,12 @@ class Backfill:
     def spec(self) -> StreamSpec:
         return self.opened.spec
 
-    def lane(self) -> Lane | None:
+    def last(self) -> BackfillMarker | None:
         """Return this request's backfill; None if the stream's last backfill was for another request."""
-        found = _last_lane(self.opened)
+        found = _last_backfill(self.opened)
         return found if found and found.digest == self.request.digest else None
 
-    def plan(self, lane: Lane | None = None) -> BackfillPlan:
+    def plan(self, last: BackfillMarker | None = None) -> BackfillPlan:
         """Find what is missing, without what an open `lane` has staged. Changes nothing.
 
         Raises SpecError if the table's rows do not identify their records, or a file cannot be used; AdoptionRequired,
@@ -126,10 +126,10 @@ class Backfill:
         table, marker = self._table_and_marker()
         identity = self.source.identity(marker.source)
         check_same_source(marker.source, identity, stream=self.spec.name)
-        wanted = self.source.asked(self.request, marker)
+        wanted = self.source.requested(self.request, marker)
         claimed = claims(self.opened.tables.journals, marker, table.metadata)
         self._check_one_generation(wanted, claimed)
-        staged = staged_chunks(self.opened.tables.journals, lane) if lane and lane.is_open else []
+        staged = staged_chunks(self.opened.tables.journals, last) if last and last.is_open else []
         held = [bitmaps(spans_of(staged))]
         if self.request.dead_letters:
             held.append(self._gone(wanted, marker.source))
@@ -139,14 +139,14 @@ class Backfill:
             held += [whole, seen(letters)]
             exact = self.source.holding(missing(wanted, union([*held, *map(seen, rows)])))
             if _pieces(exact) <= MAX_SPANS or not self._drops_its_own(table):
-                return BackfillPlan(self._in_pieces(exact), self.source.at_most(wanted), identity)
+                return BackfillPlan(self._in_pieces(exact), self.source.max_records(wanted), identity)
         left = self.source.holding(missing(wanted, union(held)))
-        return BackfillPlan(self._in_pieces(left), self.source.at_most(wanted), identity)
+        return BackfillPlan(self._in_pieces(left), self.source.max_records(wanted), identity)
 
     def _in_pieces(self, left: Spans) -> Spans:
         if _pieces(left) > MAX_SPANS:
             raise SpecError(
-                f"what table {self.spec.table.identifier} lacks of stream {self.spec.name!r} is in more than "
+                f"what table {self.spec.table.identifier} is missing of stream {self.spec.name!r} is in more than "
                 f"{MAX_SPANS:,} pieces: ask for less, or delete the rows of that range first"
             )
         return left
@@ -166,34 +166,34 @@ class Backfill:
             context = self.route.placed(context, tables, key)
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
-    def publish(self) -> Lane | None:
+    def publish(self) -> BackfillMarker | None:
         """Audit the staged records, and publish them unless the target is the branch. None if nothing was staged.
 
         Raises StaleBatch if the stream was reset or the table changed; the backfill is then dropped, and begins again
         with the next run. Raises BackfillAbandoned if an operator abandoned it, and FrazilError if the audit fails.
         """
         self.check_wanted()
-        lane = self.lane()
-        if lane is None:
+        last = self.last()
+        if last is None:
             return None
-        check_not_abandoned(lane, lane.id)
-        if lane.state is LaneState.ABANDONED:
-            raise FrazilError(f"backfill {lane.id} was dropped: run it again to start over")
-        if lane.state is LaneState.STAGING:
+        check_not_abandoned(last, last.id)
+        if last.state is BackfillState.ABANDONED:
+            raise FrazilError(f"backfill {last.id} was dropped: run it again to start over")
+        if last.state is BackfillState.STAGING:
             raise FrazilError(
-                f"backfill {lane.id} is not staged yet ({counted(lane.chunks, 'chunk')}): run it again to finish it"
+                f"backfill {last.id} is not staged yet ({counted(last.chunks, 'chunk')}): run it again to finish it"
             )
-        if lane.state is LaneState.PUBLISHED:
+        if last.state is BackfillState.PUBLISHED:
             clear_ended(self.opened.tables)
-            return lane
+            return last
         for attempt in range(ATTEMPTS):
             try:
-                committer = self.begin(lane)
+                committer = self.begin(last)
                 audited = self._audited(committer)
                 if self.request.target == "branch":
-                    return committer.lane
+                    return committer.backfill
                 routed = {target: seen(of) for target, of in audited.routed.items()}
-                record = Record(committer.lane, self._late(), seen(audited.replayed), routed)
+                record = Record(committer.backfill, self._late(), seen(audited.replayed), routed)
                 return committer.publish(record, audited_at=audited.at, read_to=audited.read_to)
             except StaleBatch as stale:
                 log.warning("%s", stale)
@@ -202,23 +202,23 @@ class Backfill:
                     raise
         raise AssertionError
 
-    def begin(self, lane: Lane | None) -> LaneCommitter:
-        """Begin the next epoch of the backfill, or a new backfill. Raises what `LaneCommitter.begin` raises."""
-        going_on = lane.id if lane and lane.is_open else None
+    def begin(self, last: BackfillMarker | None) -> BackfillCommitter:
+        """Begin the next epoch of the backfill, or a new backfill. Raises what `BackfillCommitter.begin` raises."""
+        going_on = last.id if last and last.is_open else None
         self.held = going_on or self.held
-        committer = LaneCommitter.begin(self.opened.tables, self.request, going_on=going_on)
-        self.epoch, self.held = committer.lane.epoch, committer.lane.id
+        committer = BackfillCommitter.begin(self.opened.tables, self.request, going_on=going_on)
+        self.epoch, self.held = committer.backfill.epoch, committer.backfill.id
         return committer
 
     def drop(self) -> None:
         """Drop what was staged if it can no longer be used. Raises as `check_wanted`."""
-        if (lane := self.lane()) and lane.is_open:
-            abandon(self.opened.tables, lane)
+        if (last := self.last()) and last.is_open:
+            abandon(self.opened.tables, last)
         self.check_wanted()
 
     def check_wanted(self) -> None:
         """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt of it."""
-        last = _last_lane(self.opened)
+        last = _last_backfill(self.opened)
         check_not_abandoned(last, self.held)
         check_wanted(last, self.request.run)
 
@@ -271,8 +271,8 @@ class Backfill:
 
     def _letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
         """Tally the dead-letter table; for a replay, without discarded dead letters."""
-        asked = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
-        wanted = dataclasses.replace(asked, discarded=not self.request.dead_letters)
+        requested = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
+        wanted = dataclasses.replace(requested, discarded=not self.request.dead_letters)
         return tally(self.opened.tables.dead_letters.refresh(), wanted)
 
     def _gone(self, spans: Spans, source: SourceIdentity) -> dict[TopicPartition, BitMap64]:
@@ -288,7 +288,7 @@ class Backfill:
         """Whether the dead-letter table, not the table itself, shows what a replay still has to land."""
         return self.request.dead_letters is not None and (self._merges or self.route is not None)
 
-    def _audited(self, committer: LaneCommitter) -> _Audited:
+    def _audited(self, committer: BackfillCommitter) -> _Audited:
         """Run the audit. If it fails because an operator abandoned the backfill, raise that instead."""
         try:
             return self._audit(committer)
@@ -298,13 +298,13 @@ class Backfill:
             self.check_wanted()
             raise
 
-    def _audit(self, committer: LaneCommitter) -> _Audited:
+    def _audit(self, committer: BackfillCommitter) -> _Audited:
         """Compare the staged records with main, the journals and the source."""
         table, marker = self._table_and_marker()
         journals = tuple(committer.journals())
         spans = spans_of(journals)
         files = [f for journal in journals for f in journal.staged_for("main")]
-        check_declared(files, merges=self._merges, lane=committer.lane)
+        check_declared(files, merges=self._merges, backfill=committer.backfill)
         branch = Wanted({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
         routed: dict[Target, Tallies] = {**tally_routed(table, journals)}
         home = together([tally(table, branch), tally_merged(table, journals)])
@@ -323,7 +323,7 @@ class Backfill:
         )
         if landed := backfill_audit.landed_elsewhere(staged):
             raise StaleBatch(
-                f"{counted(landed, 'record')} of backfill {committer.lane.id} landed in the table meanwhile"
+                f"{counted(landed, 'record')} of backfill {committer.backfill.id} landed in the table meanwhile"
             )
         said = backfill_audit.problems(staged)
         if self.spec.mode == "upsert" and not self.request.dead_letters:
@@ -333,24 +333,24 @@ class Backfill:
             said += backfill_audit.in_other_tables({name: home, **routed}, there)
         if said:
             raise FrazilError(
-                f"backfill {committer.lane.id} is not published: {'; '.join(said)}. Abandon it with "
+                f"backfill {committer.backfill.id} is not published: {'; '.join(said)}. Abandon it with "
                 f"`frazil backfill {self.spec.name} --abandon`, and run it again"
             )
         head = head_of(table.metadata)
         at = head.snapshot_id if head else -1
         if self.request.dead_letters:
             return _Audited(at, rows, routed)
-        return _Audited(at, read_to=self._read_to(committer.lane, marker))
+        return _Audited(at, read_to=self._read_to(committer.backfill, marker))
 
-    def _read_to(self, lane: Lane, marker: Marker) -> Mapping[TopicPartition, int] | None:
+    def _read_to(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
         """Return the stream's position if it must not move before the publication, because records delete rows.
 
         Raises WriterBusy if records up to it are not staged.
         """
         if self.request.target == "branch" or not deletes_rows(self.spec):
             return None
-        if self.plan(lane).spans:
-            raise WriterBusy(read_on(lane))
+        if self.plan(backfill).spans:
+            raise WriterBusy(read_on(backfill))
         return marker.offsets
 
     def _late(self) -> dict[int, int]:
@@ -372,13 +372,13 @@ def _pieces(spans: Spans) -> int:
     return sum(map(len, spans.values()))
 
 
-def _last_lane(opened: OpenStream) -> Lane | None:
-    return read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
+def _last_backfill(opened: OpenStream) -> BackfillMarker | None:
+    return read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name)
 
 
 @contextmanager
 def open_backfill(
-    spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S, looks: bool = False
+    spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S, read_only: bool = False
 ) -> Iterator[Backfill]:
     """Open the request's stream and source; with `looks`, nothing may be changed.
 
@@ -388,8 +388,8 @@ def open_backfill(
     check_coordinates(spec)
     check_request(spec, request)
     check_not_ahead(request, clock.now_ms())
-    opened = read_stream(spec) if looks else open_stream(spec)
-    route = None if looks else BackfillRoute.open(spec, opened.tables)
+    opened = read_stream(spec) if read_only else open_stream(spec)
+    route = None if read_only else BackfillRoute.open(spec, opened.tables)
     if request.files:
         files = FileSource.open(request.files, opened.tables.main.current())
         yield Backfill(files.pinned(request), opened, files, route)

@@ -46,7 +46,7 @@ class RecordSource(Protocol):
         """
         ...
 
-    def asked(self, request: BackfillRequest, marker: Marker) -> Spans:
+    def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
         """Return the requested offsets before the stream's position. Raises SpecError for topics it does not read."""
         ...
 
@@ -54,7 +54,7 @@ class RecordSource(Protocol):
         """Return the spans that may hold records."""
         ...
 
-    def at_most(self, spans: Spans) -> int:
+    def max_records(self, spans: Spans) -> int:
         """Return an upper bound of the records in the spans."""
         ...
 
@@ -62,7 +62,7 @@ class RecordSource(Protocol):
         """Return the records that the source has within the spans."""
         ...
 
-    def chunks(self, spans: Spans, *, most: int) -> tuple[Spans, ...]:
+    def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
         """Cut the spans into chunks of about `most` records."""
         ...
 
@@ -91,7 +91,7 @@ class KafkaSource:
     def identity(self, known: SourceIdentity) -> SourceIdentity:  # noqa: ARG002 - Kafka knows itself
         return self.kafka.describe().identity
 
-    def asked(self, request: BackfillRequest, marker: Marker) -> Spans:
+    def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
         tps = self.kafka.describe().partitions
         start, end = request.offset_bounds("from"), request.offset_bounds("to")
         if unknown := (start.keys() | end.keys()) - set(tps):
@@ -101,12 +101,12 @@ class KafkaSource:
             start = self.kafka.at(request.from_time, tps)
         if request.to_time:
             end = self.kafka.at(request.to_time, tps)
-        return plan.asked(start, end, first=self.kafka.earliest(tps), live=marker.offsets)
+        return plan.requested(start, end, first=self.kafka.earliest(tps), live=marker.offsets)
 
     def holding(self, spans: Spans) -> Spans:
         return spans
 
-    def at_most(self, spans: Spans) -> int:
+    def max_records(self, spans: Spans) -> int:
         return offsets(spans)
 
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
@@ -116,8 +116,8 @@ class KafkaSource:
         found = read_offsets(self.properties, ranges)
         return spans_of.within(spans, {tp: tally.seen for tp, tally in found.items()})
 
-    def chunks(self, spans: Spans, *, most: int) -> tuple[Spans, ...]:
-        return plan.chunks(spans, most=most)
+    def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
+        return plan.chunks(spans, limit=limit)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
         return list(spread(ranges(spans), tasks=cores))

@@ -6,11 +6,11 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
-from frazil.backfill.commit import LaneCommitter, clear_ended
+from frazil.backfill.commit import BackfillCommitter, clear_ended
 from frazil.backfill.run import ATTEMPTS, Backfill, BackfillPlan
+from frazil.commit.backfill_marker import BackfillMarker
+from frazil.commit.backfill_records import backfill_folder
 from frazil.commit.journal import Journal
-from frazil.commit.lane import Lane
-from frazil.commit.lane_records import lane_folder
 from frazil.commit.rules import check_same_source
 from frazil.commit.sweep import discard_batch
 from frazil.errors import StaleBatch, WriterBusy
@@ -23,7 +23,9 @@ from frazil.stream.stage_rows import StageRows
 log = logging.getLogger(__name__)
 
 
-def run(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lambda _: None) -> Lane | None:
+def run(
+    backfill: Backfill, engine: Engine, tell: Callable[[BackfillMarker], None] = lambda _: None
+) -> BackfillMarker | None:
     """Stage, audit and publish, starting over if the stream was moved, or going on if it read on. None if nothing is
     missing.
 
@@ -38,7 +40,9 @@ def run(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lambd
     raise AssertionError
 
 
-def stage(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lambda _: None) -> Lane | None:
+def stage(
+    backfill: Backfill, engine: Engine, tell: Callable[[BackfillMarker], None] = lambda _: None
+) -> BackfillMarker | None:
     """Stage everything that is missing on the branch, a chunk at a time; None if nothing is missing.
 
     Raises what `Backfill.plan` raises, and:
@@ -51,28 +55,30 @@ def stage(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lam
     backfill.check_wanted()
     # First, for a lane that was published may not have brought its dead letters yet: they would seem to be missing.
     clear_ended(backfill.opened.tables)
-    lane = backfill.lane()
-    plan = None if lane and lane.is_open else backfill.plan()
+    last = backfill.last()
+    plan = None if last and last.is_open else backfill.plan()
     if plan and not plan.spans:
         return None
     try:
-        committer = backfill.begin(lane)
+        committer = backfill.begin(last)
         if plan is None or backfill.request.dead_letters:  # letters may have been discarded until the lane began
-            plan = backfill.plan(committer.lane)
+            plan = backfill.plan(committer.backfill)
         for done in _chunks(backfill, engine, committer, plan):
             tell(done)
         return committer.staged()
     except StaleBatch:
         backfill.drop()
         raise
-    except FileNotFoundError:  # whoever abandons a lane deletes its files, also those that no journal names yet
+    except FileNotFoundError:  # abandoning a backfill deletes its files, also those that no journal names yet
         backfill.check_wanted()
         raise
 
 
-def _chunks(backfill: Backfill, engine: Engine, committer: LaneCommitter, plan: BackfillPlan) -> Iterator[Lane]:
-    cut = backfill.source.chunks(plan.spans, most=backfill.request.chunk_records)
-    planned = committer.lane.chunks + len(cut)
+def _chunks(
+    backfill: Backfill, engine: Engine, committer: BackfillCommitter, plan: BackfillPlan
+) -> Iterator[BackfillMarker]:
+    cut = backfill.source.chunks(plan.spans, limit=backfill.request.chunk_records)
+    planned = committer.backfill.chunks + len(cut)
     said: set[str] = set()
     for spans in cut:
         journal, results = _chunk(backfill, engine, committer, spans, plan)
@@ -90,12 +96,14 @@ def log_notices(results: Iterable[StageResult], said: set[str]) -> None:
 
 
 def _chunk(
-    backfill: Backfill, engine: Engine, committer: LaneCommitter, spans: Spans, plan: BackfillPlan
+    backfill: Backfill, engine: Engine, committer: BackfillCommitter, spans: Spans, plan: BackfillPlan
 ) -> tuple[Journal, list[StageResult]]:
     """Stage one chunk, then check that its source is still the one that was planned for."""
     opened, own, key = backfill.opened, committer.own, committer.next_key()
     context = backfill.context(own, key, plan.source.topic_ids)
-    progress = ProgressFolder(f"{lane_folder(opened.tables.journals, committer.lane.id)}/progress", context.main.io)
+    progress = ProgressFolder(
+        f"{backfill_folder(opened.tables.journals, committer.backfill.id)}/progress", context.main.io
+    )
     plans = [json.dumps(task.to_json()) for task in backfill.source.tasks(spans, engine.parallelism)]
     try:
         answers = engine.run(plans, StageRows(context, progress))

@@ -122,7 +122,7 @@ def _show(result: Audit, *, with_source: bool) -> None:
     else:
         _show_offsets(result, with_source=with_source)
     echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in result.findings)
-    echo(_verdict(result))
+    echo(_result(result))
 
 
 def _show_offsets(result: Audit, *, with_source: bool) -> None:
@@ -145,7 +145,7 @@ def _show_offsets(result: Audit, *, with_source: bool) -> None:
         echo("gaps: not checked (--source compares with Kafka)")
 
 
-def _verdict(result: Audit) -> str:
+def _result(result: Audit) -> str:
     rows = sum(p.rows for p in result.partitions)
     when = f", committed from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}" if result.window else ""
     if result.wrong:

@@ -17,7 +17,7 @@ from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo, echo_fields, echo_json, working
 from frazil.cli.person import person
 from frazil.cli.positions import MomentText, OffsetsText
-from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nested
 from frazil.commit.opened import OpenStream, open_stream, read_stream
 from frazil.commit.reset import Offsets
@@ -80,8 +80,8 @@ def backfill(  # noqa: PLR0913 - a command's options
     spec = find_stream(streams_folder, stream)
     if status or end_it:
         opened = read_stream(spec) if status else open_stream(spec)
-        lane = read_lane(opened.tables.main.refresh().metadata.properties, stream)
-        _tell(lane, spec, as_json=as_json) if status else _abandon(opened, lane, yes=yes)
+        last = read_backfill(opened.tables.main.refresh().metadata.properties, stream)
+        _tell(last, spec, as_json=as_json) if status else _abandon(opened, last, yes=yes)
         return
     request = _request(stream, wanted)
     if not dry_run:
@@ -89,8 +89,8 @@ def backfill(  # noqa: PLR0913 - a command's options
         return
     from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - loads the decoders, only for a dry run
 
-    with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S, looks=True) as asked:
-        found = estimate(asked, asked.plan(asked.lane()))
+    with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S, read_only=True) as requested:
+        found = estimate(requested, requested.plan(requested.last()))
     echo_json(found) if as_json else echo("\n".join(sentences(found, stream=stream)))
 
 
@@ -100,18 +100,18 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1, "executor_cores": 1})})
-    with working("starting Spark") as step, open_backfill(spec, request) as asked:
-        asked.check()
+    with working("starting Spark") as step, open_backfill(spec, request) as requested:
+        requested.check()
 
-        def tell(done: Lane) -> None:
+        def tell(done: BackfillMarker) -> None:
             step(done.chunks, done.planned, f"{counted(done.records, 'row')} staged")
 
         with SparkEngine(small) as engine:
-            lane = run(asked, engine, tell)
-    if lane is None and not as_json:
+            last = run(requested, engine, tell)
+    if last is None and not as_json:
         echo(f"Stream {spec.name}: no requested record is missing.")
     else:
-        _tell(lane, spec, as_json=as_json)
+        _tell(last, spec, as_json=as_json)
 
 
 def _request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
@@ -135,21 +135,21 @@ def _absolute(files: str | None) -> str | None:
     return files if not files or "://" in files else str(Path(files).absolute())
 
 
-def _tell(lane: Lane | None, spec: StreamSpec, *, as_json: bool) -> None:
+def _tell(last: BackfillMarker | None, spec: StreamSpec, *, as_json: bool) -> None:
     if as_json:
-        echo_json(lane)
-    elif lane is None:
+        echo_json(last)
+    elif last is None:
         echo(f"Stream {spec.name} never had a backfill.")
     else:
-        on_branch = f", on branch {branch_name(spec.name)}" if lane.is_open and spec.mode == "append" else ""
+        on_branch = f", on branch {branch_name(spec.name)}" if last.is_open and spec.mode == "append" else ""
         echo_fields(
             {
-                "backfill": lane.id,
-                "state": f"{lane.state}{on_branch}",
-                "chunks": f"{lane.chunks:,} of {max(lane.planned, lane.chunks):,}",
-                f"{_staged(spec)}s": f"{lane.records:,} in {counted(lane.files, 'file')}, {lane.bytes:,} bytes",
-                "dead letters": f"{lane.rejected:,}",
-                "asked for": ", ".join(f"{k}: {v}" for k, v in lane.request.items() if k != "stream"),
+                "backfill": last.id,
+                "state": f"{last.state}{on_branch}",
+                "chunks": f"{last.chunks:,} of {max(last.planned, last.chunks):,}",
+                f"{_staged(spec)}s": f"{last.records:,} in {counted(last.files, 'file')}, {last.bytes:,} bytes",
+                "dead letters": f"{last.rejected:,}",
+                "asked for": ", ".join(f"{k}: {v}" for k, v in last.request.items() if k != "stream"),
             }
         )
 
@@ -159,13 +159,13 @@ def _staged(spec: StreamSpec) -> str:
     return "change" if spec.mode == "upsert" else "row"
 
 
-def _abandon(opened: OpenStream, lane: Lane | None, *, yes: bool) -> None:
-    if lane is None or lane.state in {LaneState.PUBLISHED, LaneState.ABANDONED}:
+def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> None:
+    if last is None or last.state in {BackfillState.PUBLISHED, BackfillState.ABANDONED}:
         echo(f"Stream {opened.spec.name} has no open backfill.")
         return
-    staged = counted(lane.records, _staged(opened.spec))
+    staged = counted(last.records, _staged(opened.spec))
     on_branch = f" from branch {branch_name(opened.spec.name)}" if opened.spec.mode == "append" else ""
-    echo(f"Backfill {lane.id} has staged {staged} in {counted(lane.chunks, 'chunk')}; main has none of them.")
+    echo(f"Backfill {last.id} has staged {staged} in {counted(last.chunks, 'chunk')}; main has none of them.")
     ask(f"Abandon it, and remove them{on_branch}?", yes=yes)
     # It may have been published while the prompt waited.
-    echo(f"Backfill {lane.id} is {abandon(opened.tables, lane, by=person()).state}.")
+    echo(f"Backfill {last.id} is {abandon(opened.tables, last, by=person()).state}.")

@@ -14,17 +14,17 @@ from pyiceberg.table import Table
 from frazil.cli.options import json_option, streams_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_table
 from frazil.cli.positions import MomentText
+from frazil.commit.backfill_marker import BackfillState, read_backfill
 from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_tag, set_tag
-from frazil.commit.lacking import lacking_backfilled, lacking_since
-from frazil.commit.lane import LaneState, read_lane
 from frazil.commit.marker import read_marker
+from frazil.commit.missing_rows import missing_backfilled, missing_since
 from frazil.commit.opened import RETRY_TIMEOUT_S, read_stream
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy
 from frazil.errors import FrazilError, RouteBehind, TableLost, WriterBusy
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.stream.dropped_tables import dropped_tables, told_dropped, unknown_sentence
+from frazil.stream.dropped_tables import dropped_sentences, dropped_tables, unknown_sentence
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import tables_of
 from frazil.timetext import utc
@@ -107,7 +107,7 @@ def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[St
     publication.
     """
     for _ in range(ATTEMPTS):
-        opened, histories, tables = _looked_at(names, folder, whole=whole)
+        opened, histories, tables = _checked(names, folder, whole=whole)
         # Main tables are loaded first: what is published later is in the other tables, and in no main table.
         met = [of.stream for of in opened if _published_meanwhile(of, tables[of.main.identifier][0])]
         if not met:
@@ -118,16 +118,16 @@ def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[St
     )
 
 
-def _published_meanwhile(tables: StreamTables, home: Table) -> bool:
+def _published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
     """Whether a backfill or replay was, or may have been, published since a main table was loaded."""
-    before = read_lane(home.properties, tables.stream)
-    now = read_lane(tables.main.refresh().properties, tables.stream)
+    before = read_backfill(default_table.properties, tables.stream)
+    now = read_backfill(tables.main.refresh().properties, tables.stream)
     if now is None or before is None or now.id != before.id:
         return now != before
-    return now.state is LaneState.PUBLISHED and before.state is not LaneState.PUBLISHED
+    return now.state is BackfillState.PUBLISHED and before.state is not BackfillState.PUBLISHED
 
 
-def _looked_at(
+def _checked(
     names: Sequence[str], folder: Path, *, whole: bool
 ) -> tuple[list[StreamTables], list[StreamHistory], Tables]:
     streams: list[StreamTables] = []
@@ -143,15 +143,15 @@ def _looked_at(
             if known[1] != handle.catalog_name:
                 raise FrazilError(f"table {handle.identifier} is in two catalogs: cut the streams one by one")
         own = [handle.identifier for handle in both]
-        home, since = read_marker(opened.main.current().properties, name), None
+        default_marker, since = read_marker(opened.main.current().properties, name), None
         routed = {}
-        if spec.route is not None and home is not None:
+        if spec.route is not None and default_marker is not None:
             with catalog_errors(opened.main.catalog_name):
-                since = lacking_since(opened, home)
+                since = missing_since(opened, default_marker)
                 routed = tables_of(opened.main.current().catalog, spec.route, stream=name)
             if whole:
                 _check_whole(spec, opened, routed)
-        elif home is not None and home.routed is not None and whole:
+        elif default_marker is not None and default_marker.routed is not None and whole:
             echo(f"stream {name} had a route: the tables that it made are not part of this cut", err=True)
         tables |= {each: (table, opened.main.catalog_name) for each, table in routed.items()}
         histories.append(StreamHistory(name, own[0], own[1], tuple(routed), since))
@@ -167,13 +167,13 @@ def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Tab
     named = set(spec.route.tables.values()) if spec.route else set()
     unknown = sorted(named - {*there, *(found.target for found in dropped)})
     with catalog_errors(tables.main.catalog_name):
-        said = [*told_dropped(dropped), *(unknown_sentence(spec, tables, target) for target in unknown)]
-    backfilled = [*map(str, lacking_backfilled(tables, there))]
+        said = [*dropped_sentences(dropped), *(unknown_sentence(spec, tables, target) for target in unknown)]
+    backfilled = [*map(str, missing_backfilled(tables, there))]
     if said or backfilled:
         error = TableLost if said else RouteBehind
-        lacks = [*said, *backfilled]
-        between = "\n- " if len(lacks) > 1 else " "  # each has its remedy, and is long
-        raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(lacks)}")
+        missing = [*said, *backfilled]
+        between = "\n- " if len(missing) > 1 else " "  # each has its remedy, and is long
+        raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(missing)}")
 
 
 def _tag(name: str, found: Cut, tables: Tables) -> None:

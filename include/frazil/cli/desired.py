@@ -48,8 +48,8 @@ def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
             }
         )
 
-    asked: Callable[..., Any] = stream_argument()(streams_option(_reason_option(json_option(each))))
-    return asked
+    wrapped: Callable[..., Any] = stream_argument()(streams_option(_reason_option(json_option(each))))
+    return wrapped
 
 
 @click.command()

@@ -89,9 +89,9 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
         rows = [(f"{c.day}", c.reason, f"{c.letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
         numbers = frozenset({"letters", "replayed in vain", "discarded"})
         echo_table(["day", "reason", "letters", "replayed in vain", "discarded"], rows, numbers=numbers)
-    if (lane := unfinished(opened.tables)) and lane.replays:
+    if (backfill := unfinished(opened.tables)) and backfill.replays:
         echo(
-            f"A replay of stream {stream} ({lane.request['dead-letters']}) runs, or was interrupted: "
+            f"A replay of stream {stream} ({backfill.request['dead-letters']}) runs, or was interrupted: "
             f"`frazil dlq replay {stream}` finishes it.",
             err=True,
         )
@@ -114,7 +114,7 @@ def show(  # noqa: PLR0913 - a command's options
     opened = _open(stream, streams_folder, which["reasons"])
     selection = _selection(discarded=discarded, **which)
     letters = opened.tables.dead_letters.current()
-    found = samples(letters, opened.spec, selection, most=limit, decrypt=decrypt)
+    found = samples(letters, opened.spec, selection, limit=limit, decrypt=decrypt)
     if as_json:
         echo_json(found)
         return
@@ -157,10 +157,11 @@ def discard_(  # noqa: PLR0913 - a command's options
     ask(f"Discard {counted(meant, 'dead letter')} of stream {stream}?", yes=yes)
     done = discard(opened, selection, Mark(by, because, clock.now_ms()))
     _tell(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
-    lane = unfinished(opened.tables) if done < meant else None
-    if lane and lane.replays and not lane.is_open:
+    backfill = unfinished(opened.tables) if done < meant else None
+    if backfill and backfill.replays and not backfill.is_open:
         echo(
-            f"Dead letters that the main table has as rows by replay {lane.id} are not discarded: they leave once each "
+            f"Dead letters that the main table has as rows by replay {backfill.id} are not discarded: they leave "
+            "once each "
             f"table has its rows. `frazil dlq replay {stream}` continues, or shows which table to fix or to give up "
             f"(`frazil route {stream}`).",
             err=True,
@@ -211,7 +212,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         return
     if earlier:
         echo(f"Finished a replay that another command began. {_came_to(opened.spec, earlier)}")
-    if own.lane:
+    if own.backfill:
         echo(_came_to(opened.spec, own))
     else:
         act = "else to replay" if earlier else "to replay"

@@ -62,8 +62,8 @@ def evolve(  # noqa: PLR0913 - one for each option
       frazil evolve flights --rename dep_delay=departure_delay
       frazil evolve flights --drop tailnum
     """
-    asked, teller = ColumnChanges(dict(renames), drops), Teller(as_json)
-    if not (asked.renames or asked.drops):
+    wanted, teller = ColumnChanges(dict(renames), drops), Teller(as_json)
+    if not (wanted.renames or wanted.drops):
         raise click.UsageError("give --rename or --drop")
     spec = find_stream(streams_folder, stream)
     if spec.source.format.type not in NAMED_FIELDS:
@@ -74,27 +74,28 @@ def evolve(  # noqa: PLR0913 - one for each option
     table = read_stream(spec).tables.main.current()
     routed = tables_of(table.catalog, spec.route, stream=stream) if spec.route else {}
     where = spec.table.identifier + (f" and {counted(len(routed), 'table')} of its route" if routed else "")
-    if asked.drops:
-        teller.say(f"Readers of {where} will no longer see: {', '.join(asked.drops)}.")
-    changes = [f"{old} to {new}" for old, new in asked.renames.items()] + [f"{name} to nothing" for name in asked.drops]
+    if wanted.drops:
+        teller.say(f"Readers of {where} will no longer see: {', '.join(wanted.drops)}.")
+    changes = [f"{old} to {new}" for old, new in wanted.renames.items()]
+    changes += [f"{name} to nothing" for name in wanted.drops]
     ask(f"Change columns of {where}: {', '.join(changes)}?", yes=yes)
     fixed = {name: why for each in (*routed.values(), table) for name, why in _fixed(spec, each).items()}
-    table = change_columns(table, asked, fixed=fixed)
+    table = change_columns(table, wanted, fixed=fixed)
     for each in routed.values():  # if one fails, the writer's next start does it
         renamed_like(each, table)
-    for old, new in asked.renames.items():
+    for old, new in wanted.renames.items():
         teller.say(f"Column {old} is now {new}; records fill it by either name.")
-    for name in asked.drops:
+    for name in wanted.drops:
         teller.say(f"Column {name} is dropped; records' fields of that name are ignored.")
-    declared = {column.name for column in spec.columns} & {*asked.renames, *asked.drops}
+    declared = {column.name for column in spec.columns} & {*wanted.renames, *wanted.drops}
     if declared:
-        teller.say(f"In the declaration of {stream}, {_edits(asked, declared)}, when it suits you.")
-    teller.end(stream=stream, table=spec.table.identifier, renamed=asked.renames, dropped=asked.drops)
+        teller.say(f"In the declaration of {stream}, {_edits(wanted, declared)}, when it suits you.")
+    teller.end(stream=stream, table=spec.table.identifier, renamed=wanted.renames, dropped=wanted.drops)
 
 
-def _edits(asked: ColumnChanges, declared: set[str]) -> str:
-    renames = [f"call {old} {new}" for old, new in asked.renames.items() if old in declared]
-    return ", ".join([*renames, *(f"take out {name}" for name in asked.drops if name in declared)])
+def _edits(wanted: ColumnChanges, declared: set[str]) -> str:
+    renames = [f"call {old} {new}" for old, new in wanted.renames.items() if old in declared]
+    return ", ".join([*renames, *(f"take out {name}" for name in wanted.drops if name in declared)])
 
 
 def _fixed(spec: StreamSpec, table: Table) -> dict[str, str]:

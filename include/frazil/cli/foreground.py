@@ -153,10 +153,10 @@ class Terminal:
     def complain(self, line: str) -> None:
         """Show why the writer ended."""
         self.complained = True
-        self._queue(sys.stderr, line, most=2 * MAX_WAITING_LINES)
+        self._queue(sys.stderr, line, limit=2 * MAX_WAITING_LINES)
 
-    def _queue(self, stream: TextIO, line: str, *, most: int = MAX_WAITING_LINES) -> None:
-        if self._lines.qsize() >= most:
+    def _queue(self, stream: TextIO, line: str, *, limit: int = MAX_WAITING_LINES) -> None:
+        if self._lines.qsize() >= limit:
             self._left_out += 1
             return
         if self._left_out:
@@ -191,31 +191,31 @@ class Terminal:
     def _show_live(self, writer: int) -> None:
         if not self._live:
             return
-        beat = Heartbeat.read(self._exchange)
-        words = live_words(beat if beat and beat.pid == writer else None, now_ms=clock.now_ms())
+        heartbeat = Heartbeat.read(self._exchange)
+        words = live_words(heartbeat if heartbeat and heartbeat.pid == writer else None, now_ms=clock.now_ms())
         self._show(sys.stdout, CLEAR + words[: shutil.get_terminal_size().columns - 1])
 
 
-def live_words(beat: Heartbeat | None, *, now_ms: int) -> str:
+def live_words(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
     """What a writer currently does, and for how long."""
-    if beat is None:
+    if heartbeat is None:
         return "starting"
-    batch = f"batch {beat.epoch}-{beat.batch}"
+    batch = f"batch {heartbeat.epoch}-{heartbeat.batch}"
     words = {
         Phase.STARTING: "starting Spark",
         Phase.TAKING_OVER: "taking over, and starting Spark",
-        Phase.WAITING: f"{counted(beat.lag, 'record', 'waits for its|wait for their')} batch"
-        if beat.lag
+        Phase.WAITING: f"{counted(heartbeat.lag, 'record', 'waits for its|wait for their')} batch"
+        if heartbeat.lag
         else "waiting for records",
-        Phase.STAGING: f"{batch}: {counted(beat.batch_records, 'record')} read",
+        Phase.STAGING: f"{batch}: {counted(heartbeat.batch_records, 'record')} read",
         Phase.JOURNALING: f"{batch}: committing",
-        Phase.COMMITTING: f"{batch}: {counted(beat.merged_rows, 'row')} read to merge it"
-        if beat.merged_rows
+        Phase.COMMITTING: f"{batch}: {counted(heartbeat.merged_rows, 'row')} read to merge it"
+        if heartbeat.merged_rows
         else f"{batch}: committing",
         Phase.STOPPING: "ending",
         Phase.ENDED: "ending",
-    }[beat.phase]
-    return f"{words} ({ago(now_ms - beat.advanced_at_ms)})"
+    }[heartbeat.phase]
+    return f"{words} ({ago(now_ms - heartbeat.advanced_at_ms)})"
 
 
 def batch_document(batch: BatchCommitted) -> dict[str, object]:
@@ -261,6 +261,7 @@ class Totals:
     def __init__(self, spec: StreamSpec) -> None:
         self._table, self._dead_letters = spec.table.identifier, spec.dead_letter_table
         self._merges, self._drops_repeats = spec.mode == "upsert", spec.dedupe is not None
+        self._dropped: int | None = 0 if self._drops_repeats and not spec.route else None
         self._stream = spec.name
         self._tables = f"the tables of the route of {spec.name}" if spec.route else self._table
         self.records = self.rejected = 0
@@ -269,11 +270,14 @@ class Totals:
         """The line of one batch."""
         self.records += batch.records
         self.rejected += batch.rejected
+        if self._dropped is not None:  # tables of a route do not report theirs
+            self._dropped += batch.changes.get("repeated", 0)
         if not batch.records and not batch.rejected:
             return f"batch {batch.key}: no new records, only the watermark was updated"
         where = "" if self._merges else f" in {counted(batch.files, 'file')}"  # change files do not enter the table
-        took_s = batch.stage_s + batch.commit_s
-        return f"batch {batch.key}: {self._words(batch.records, batch.rejected)}{where}, {took_s:.1f} s"
+        took_s, repeats = batch.stage_s + batch.commit_s, batch.changes.get("repeated", 0)
+        dropped = f", {counted(repeats, 'repeat')} dropped" if repeats else ""
+        return f"batch {batch.key}: {self._words(batch.records, batch.rejected)}{dropped}{where}, {took_s:.1f} s"
 
     def end(self, *, stopped: bool, waiting: int = 0) -> str:
         """The last line of a successful run; `waiting` rows wait for tables of its route."""
@@ -287,7 +291,10 @@ class Totals:
         if not self.records and not self.rejected:
             return f"{how}: no new records for {self._tables}"
         rows = f"{self._landed(self.records)} {into} {self._tables}"
-        if self._drops_repeats:
+        if self._dropped is not None:
+            kept = counted(self.records - self._dropped, "row")
+            rows = f"{counted(self.records, 'record')} read, {kept} {into} {self._tables} without repeats"
+        elif self._drops_repeats:
             rows = f"{counted(self.records, 'record')} for {self._tables}, less those that repeat others"
         if not self.rejected:
             return f"{how}: {rows}"
@@ -300,11 +307,14 @@ class Totals:
         """The same for a program."""
         waits = {"waiting": waiting} if waiting else {}
         ended = "stopped" if stopped else "caught-up"
-        return {"ended": ended, "records": self.records, "rejected": self.rejected, **waits}
+        repeated = {} if self._dropped is None else {"repeated": self._dropped}
+        return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **waits}
 
     def _words(self, records: int, rejected: int) -> str:
         return self._landed(records) + (f", {counted(rejected, 'dead letter')}" if rejected else "")
 
     def _landed(self, records: int) -> str:
         """The landed records in words; a change may make no row, for example if a later one replaces it."""
+        if self._drops_repeats:
+            return counted(records, "record")
         return f"{counted(records, 'change')} merged" if self._merges else counted(records, "row")

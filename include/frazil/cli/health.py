@@ -85,44 +85,44 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     specs, errors = declared_streams(streams_folder, now_ms=now_ms)
     if table is not None:
         maintained = find_maintained(specs, table, problems=errors)
-        look = _look(maintained, now_ms=now_ms, deep=deep)
-        looks = [(maintained, look)]
-        reports, untold = ([look], {}) if look.health else _with_missing(looks, maintained.streams, asking)
+        report = _table_report(maintained, now_ms=now_ms, deep=deep)
+        measured = [(maintained, report)]
+        reports, unknown = ([report], {}) if report.health else _with_missing(measured, maintained.streams, asking)
         found = reports[:1]
-        if untold and not found[0].missing:
-            raise next(iter(untold.values()))
+        if unknown and not found[0].missing:
+            raise next(iter(unknown.values()))
     else:
         made, unlisted = _made(specs, asking)
         tables = sorted([*maintained_tables(specs), *made], key=lambda each: each.name)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            looked = pool.map(partial(_look_if_possible, asking, now_ms=now_ms, deep=deep), tables)
-            there = [(each, look) for each, look in zip(tables, looked, strict=True) if look is not None]
-        reports, untold = _with_missing(there, specs, asking)
-        unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem(e)) for n, e in untold.items()]
-        found = [*reports, *{look.table: look for look in unlisted}.values()]
+            results = pool.map(partial(_report_if_possible, asking, now_ms=now_ms, deep=deep), tables)
+            there = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
+        reports, unknown = _with_missing(there, specs, asking)
+        unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem(e)) for n, e in unknown.items()]
+        found = [*reports, *{report.table: report for report in unlisted}.values()]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = list(pool.map(partial(_look_at_stream, asking, now_ms=now_ms), specs if table is None else ()))
+        running = list(pool.map(partial(_stream_report, asking, now_ms=now_ms), specs if table is None else ()))
     if as_json:
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
         _show(found, _rules_of(running), in_full=table is not None)
-        told = [look.problem for look in found if look.problem]
+        shown = [report.problem for report in found if report.problem]
         beyond = (reading.sentence for stream in running for reading in stream.beyond)
-        echo_lines(sentence for sentence in beyond if not any(problem in sentence for problem in told))
+        echo_lines(sentence for sentence in beyond if not any(problem in sentence for problem in shown))
     for error in () if as_json else errors:
         echo(error, err=True)
     if errors:
         raise SystemExit(SpecError.exit_code)
-    if any(look.missing for look in found):
+    if any(report.missing for report in found):
         raise SystemExit(TableLost.exit_code)
-    for why in untold.values():
+    for why in unknown.values():
         raise SystemExit(why.exit_code if isinstance(why, FrazilError) else FrazilError.exit_code)
-    if any(look.problem for look in found):
+    if any(report.problem for report in found):
         raise SystemExit(FrazilError.exit_code)
 
 
 def _with_missing(
-    looks: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], asking: Asking
+    measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], asking: Asking
 ) -> tuple[list[TableReport], dict[str, Exception]]:
     """Add tables that streams had and catalogs have lost, with what happened; those of templates come last.
 
@@ -135,10 +135,10 @@ def _with_missing(
         except Exception as error:  # catalogs and storage raise what their clients raise
             return error
 
-    absent = {(table.catalog, table.identifier) for table, look in looks if look.health is None}
-    asked = [spec for spec in specs if spec.route or (spec.table.catalog, spec.table.identifier) in absent]
+    absent = {(table.catalog, table.identifier) for table, report in measured if report.health is None}
+    checked = [spec for spec in specs if spec.route or (spec.table.catalog, spec.table.identifier) in absent]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = [*zip(asked, pool.map(ask, asked), strict=True)]
+        answers = [*zip(checked, pool.map(ask, checked), strict=True)]
     gone = {
         (spec.table.catalog, name): (spec, said)
         for spec, of in answers
@@ -146,20 +146,20 @@ def _with_missing(
         for name, said in of.items()
     }
     found = []
-    for table, look in looks:
+    for table, report in measured:
         _, said = gone.pop((table.catalog, table.identifier), (None, None))
-        if said is None and look.problem is None and look.health is None and table.kind is TableKind.DEAD_LETTERS:
+        if said is None and report.problem is None and report.health is None and table.kind is TableKind.DEAD_LETTERS:
             said = _letters_dropped(table)
-        found.append(replace(look, problem=said, missing=True) if said and look.health is None else look)
+        found.append(replace(report, problem=said, missing=True) if said and report.health is None else report)
     for (_, name), (spec, said) in sorted(gone.items(), key=lambda item: (item[0][0] or "", item[0][1])):
         found.append(TableReport(made_table(spec, name, specs).name, TableKind.ROUTED, problem=said, missing=True))
-    told = {(table.catalog, table.identifier) for table, look in looks if look.problem}
-    untold = {
+    shown = {(table.catalog, table.identifier) for table, report in measured if report.problem}
+    unknown = {
         f"route of {spec.name}": error
         for spec, error in answers
-        if isinstance(error, Exception) and (spec.table.catalog, spec.table.identifier) not in told
+        if isinstance(error, Exception) and (spec.table.catalog, spec.table.identifier) not in shown
     }
-    return found, untold
+    return found, unknown
 
 
 def _letters_dropped(table: MaintainedTable) -> str | None:
@@ -174,7 +174,7 @@ def _letters_dropped(table: MaintainedTable) -> str | None:
     return None
 
 
-def _look(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
+def _table_report(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
     found = measure(existing_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
     if found is None:
         return TableReport(maintained.name, maintained.kind)
@@ -211,17 +211,17 @@ def _problem(error: Exception) -> str:
     return f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _look_if_possible(asking: Asking, maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport | None:
+def _report_if_possible(asking: Asking, maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport | None:
     """Measure a table; None if it is only named like a route's."""
     try:
-        return asking.ask(maintained.catalog, lambda: _look(maintained, now_ms=now_ms, deep=deep))
+        return asking.ask(maintained.catalog, lambda: _table_report(maintained, now_ms=now_ms, deep=deep))
     except MadeElsewhere:
         return None
     except Exception as error:  # catalogs and storage raise what their clients raise; continue with the other tables
         return TableReport(maintained.name, maintained.kind, problem=_problem(error))
 
 
-def _look_at_stream(asking: Asking, spec: StreamSpec, *, now_ms: int) -> StreamReport:
+def _stream_report(asking: Asking, spec: StreamSpec, *, now_ms: int) -> StreamReport:
     away = asking.is_silent(spec.table.catalog)
     state = stream_state(spec, now_ms=now_ms, in_full=False, out_of_reach=away)
     seen = stream_readings(state, spec.maintenance.alerts, now_ms=now_ms)
@@ -238,24 +238,26 @@ def _rules_of(running: Sequence[StreamReport]) -> dict[str, list[str]]:
 
 def _show(found: Sequence[TableReport], of_streams: Mapping[str, Sequence[str]], *, in_full: bool) -> None:
     if in_full:
-        for look in found:
-            echo_fields(_fields(look.health) if look.health else {"table": look.table, "state": _state(look)})
-            if look.health and look.health.partitions is not None:
-                _show_partitions(look.health.partitions)
+        for report in found:
+            echo_fields(_fields(report.health) if report.health else {"table": report.table, "state": _state(report)})
+            if report.health and report.health.partitions is not None:
+                _show_partitions(report.health.partitions)
     else:
         columns = [name for name in COLUMNS if not (name in WIDE_ALONE and is_narrow())]
-        cells = [dict(zip(COLUMNS, _row(look, of_streams.get(look.table, ())), strict=True)) for look in found]
+        cells = [dict(zip(COLUMNS, _row(report, of_streams.get(report.table, ())), strict=True)) for report in found]
         echo_table(columns, [tuple(of[name] for name in columns) for of in cells], numbers=frozenset(COLUMNS[1:7]))
-    for look in found:
-        echo_lines([*([said_of(look.table, look.problem)] if look.problem else []), *(r.sentence for r in look.beyond)])
+    for report in found:
+        echo_lines(
+            [*([said_of(report.table, report.problem)] if report.problem else []), *(r.sentence for r in report.beyond)]
+        )
 
 
-def _row(look: TableReport, of_streams: Sequence[str]) -> tuple[str, ...]:
-    one = look.health
+def _row(report: TableReport, of_streams: Sequence[str]) -> tuple[str, ...]:
+    one = report.health
     if one is None:
-        return (look.table, *[""] * 7, _state(look, of_streams))
+        return (report.table, *[""] * 7, _state(report, of_streams))
     return (
-        look.table,
+        report.table,
         f"{one.data_files:,}",
         rounded_bytes(one.average_file_bytes),
         f"{one.manifests:,}",
@@ -263,15 +265,15 @@ def _row(look: TableReport, of_streams: Sequence[str]) -> tuple[str, ...]:
         rounded_bytes(one.metadata_bytes),
         f"{one.snapshots:,}",
         _compacted(one),
-        _state(look, of_streams),
+        _state(report, of_streams),
     )
 
 
-def _state(look: TableReport, of_streams: Sequence[str] = ()) -> str:
-    if look.health is None:
-        state = "missing" if look.missing else "unknown" if look.problem else "no table yet"
+def _state(report: TableReport, of_streams: Sequence[str] = ()) -> str:
+    if report.health is None:
+        state = "missing" if report.missing else "unknown" if report.problem else "no table yet"
         return ", ".join([state, *of_streams])
-    return ", ".join([*(r.rule for r in look.beyond), *of_streams]) or "ok"
+    return ", ".join([*(r.rule for r in report.beyond), *of_streams]) or "ok"
 
 
 def _fields(one: TableHealth) -> dict[str, str]:

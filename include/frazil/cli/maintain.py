@@ -21,9 +21,9 @@ from frazil.lineage.jobs import telling
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import ExpiryPlan
+from frazil.maintenance.lineage import tell
 from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
-from frazil.maintenance.told import tell
 from frazil.spark.catalog_jars import catalog_jars
 from frazil.spec.load import sound_streams
 from frazil.spec.maintenance import Maintenance

@@ -19,8 +19,8 @@ from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued, forgotten_reader, readers_of
 from frazil.commit.catalog_probe import check_can_hold
-from frazil.commit.lacking import lacking
 from frazil.commit.marker import nested, property_name
+from frazil.commit.missing_rows import missing_rows
 from frazil.commit.opened import open_kafka, open_stream, read_stream
 from frazil.commit.reset import Available, BeforeReset, Move, before_reset
 from frazil.commit.stream_tables import StreamTables
@@ -229,7 +229,7 @@ def _check_none_wait(tables: StreamTables, stream: str) -> None:
         marker = tables.marker()
     except MarkerUnreadable:
         return
-    if marker and (behind := lacking(tables, marker)):
+    if marker and (behind := missing_rows(tables, marker)):
         raise SpecError(
             f"rows wait for {behind[0].target}, and would be lost: let the writer run until `frazil route {stream}` "
             "shows no table, or give them up there"

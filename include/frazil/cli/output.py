@@ -130,7 +130,7 @@ def echo_fields(fields: Mapping[str, str]) -> None:
 
 def echo_lines(lines: Iterable[RenderableType]) -> None:
     """Print sentences, unbroken, and tables: see `lines_of`."""
-    for line in _told(lines):
+    for line in _rendered(lines):
         if isinstance(line, str):
             echo(line)
         else:
@@ -151,8 +151,8 @@ def echo_line(line: str, *, style: str, head: int) -> None:
     _console().print(text, soft_wrap=True)
 
 
-def watched(look: Callable[[], Iterable[RenderableType]], *, every_s: float) -> None:
-    """Show what `look` returns on a separate screen, repeatedly, until Ctrl-C.
+def watched(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> None:
+    """Show what `render` returns on a separate screen, repeatedly, until Ctrl-C.
 
     Raises click.UsageError without a terminal.
     """
@@ -167,7 +167,7 @@ def watched(look: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
-            seen = [folded(safe(one), console.width) if isinstance(one, str) else one for one in _told(look())]
+            seen = [folded(safe(one), console.width) if isinstance(one, str) else one for one in _rendered(render())]
             head = Text(f"{datetime.now(UTC):%H:%M:%S} UTC, every {every_s:g} s; Ctrl-C ends\n", style="dim")
             live.update(Group(head, *seen), refresh=True)
             time.sleep(max(0.0, every_s - (time.monotonic() - began)))
@@ -207,7 +207,7 @@ def ask(question: str, *, yes: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def _told(lines: Iterable[RenderableType]) -> list[RenderableType]:
+def _rendered(lines: Iterable[RenderableType]) -> list[RenderableType]:
     return [part for line in lines for part in (lines_of(line) if isinstance(line, str) else [line])]
 
 

@@ -13,17 +13,17 @@ from pyiceberg.table import Table
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import Teller, ask, said_of
 from frazil.commit import following
-from frazil.commit.beside_home import note_of
+from frazil.commit.backfill_records import give_up_rows
 from frazil.commit.followers import Behind, check_routed_not_rolled_back
 from frazil.commit.following import is_ahead
-from frazil.commit.lane_records import give_up_rows
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.members import forget_member, member_of, write_member
 from frazil.commit.opened import OpenStream, open_stream, read_stream
+from frazil.commit.waiting_files import note_of
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
-from frazil.stream.dropped_tables import DroppedTable, made_anew, not_with_home, route_has, value_of_dropped
+from frazil.stream.dropped_tables import DroppedTable, behind_default_table, made_anew, route_has, value_of_dropped
 from frazil.stream.routed_tables import is_in_the_place
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import tables_of
@@ -38,21 +38,21 @@ from frazil.timetext import utc
     "given_up",
     metavar="TABLE",
     multiple=True,
-    help="Let this table go on as it stands; may be repeated.",
+    help="Let this table continue as it is; may be repeated.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 @json_option
 def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Say which tables of STREAM's route do not stand where home does, and why.
+    """Show which tables of STREAM's route are behind the default table, and why.
 
-    With --give-up, one of them goes on as it stands: rows that wait for it never reach it, and batches that home does
-    not have are taken as they are. A table that was dropped is made again, empty; where files of the old one are left,
-    in a folder of its own. Where another one has its name by now, that one goes on. One that the route no longer has is
-    not made again: all rows that wait for it are let go, also those of a backfill.
+    With --give-up, a table continues as it is: waiting rows never reach it, and batches that the default table does
+    not have are kept. A dropped table is made again, empty; if files of the old one remain, in a folder of its own. If
+    another table has its name by now, that one continues. A table that the route no longer has is not made again: all
+    rows that wait for it are discarded, also those of a backfill.
 
-    Exits with 1 where a table does not stand where home does, and with 0 where all do, or go on by --give-up, also
-    if it finds nothing to give up. Rows of home's last batch may be on their way for a minute: they are told, and do
-    not count.
+    Exits with 0 if all tables are at the default table's batch, or continue by --give-up, also if there is nothing to
+    give up; otherwise with 1. Rows of the default table's last batch may be on their way for a minute: they are shown,
+    and do not count.
 
     \b
     Example:
@@ -90,24 +90,24 @@ class _Asking:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The tables of a route that do not stand where home does."""
+    """The tables of a route that are not at the default table's batch."""
 
     behind: list[Behind]
     coming: list[Behind]
-    """Those that lack home's last batch alone, which their writer may be about to bring."""
+    """Tables that miss only the default table's last batch, which their writer may be about to bring."""
     dropped: list[DroppedTable]
-    """Without rows that wait for them."""
+    """Dropped tables for which no rows wait."""
     ahead: list[str]
 
     @classmethod
-    def of(cls, opened: OpenStream, home: Marker) -> _Found:
+    def of(cls, opened: OpenStream, default_marker: Marker) -> _Found:
         route, catalog = opened.spec.route, opened.tables.main.current().catalog
         there = {} if route is None else tables_of(catalog, route, stream=opened.spec.name)
-        behind, dropped = not_with_home(opened.spec, opened.tables, home, there)
+        behind, dropped = behind_default_table(opened.spec, opened.tables, default_marker, there)
         now_ms = opened.tables.clock_ms()
         coming = [found for found in behind if found.is_coming(now_ms)]
         behind = [found for found in behind if found not in coming]
-        return cls(behind, coming, dropped, _ahead(opened, home, there))
+        return cls(behind, coming, dropped, _ahead(opened, default_marker, there))
 
     @property
     def is_amiss(self) -> bool:
@@ -120,23 +120,23 @@ class _Found:
 
     def rows_for(self, table: str, *, backfilled: bool) -> int:
         """Count the rows of batches that wait for a table, or also those of a backfill."""
-        return sum(b.rows for b in self._lacking() if b.target == table and (backfilled or b.backfill is None))
+        return sum(b.rows for b in self._missing() if b.target == table and (backfilled or b.backfill is None))
 
     def backfill_for(self, table: str) -> Behind | None:
         """The backfill or replay whose rows wait for a table."""
         return next((b for b in self.behind if b.target == table and b.backfill), None)
 
     def named(self) -> set[str]:
-        return {*(found.target for found in self._lacking()), *(found.target for found in self.dropped)}
+        return {*(found.target for found in self._missing()), *(found.target for found in self.dropped)}
 
-    def _lacking(self) -> list[Behind]:
+    def _missing(self) -> list[Behind]:
         return [*self.behind, *self.coming]
 
 
-def _ahead(opened: OpenStream, home: Marker, there: Mapping[str, Table]) -> list[str]:
-    """Tables with batches that home does not have, as after `frazil forget`: they must be given up before a start."""
+def _ahead(opened: OpenStream, default_marker: Marker, there: Mapping[str, Table]) -> list[str]:
+    """Tables ahead of the default table, as after `frazil forget`. They must be given up before a start."""
     markers = {name: read_marker(table.properties, opened.spec.name) for name, table in there.items()}
-    return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, home)]
+    return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
 
 
 def _show(found: _Found, stream: str, teller: Teller) -> None:
@@ -149,24 +149,27 @@ def _show(found: _Found, stream: str, teller: Teller) -> None:
         teller.say(dropped.reason)
     for table in found.ahead:
         teller.say(
-            f"{table} has batches that home does not have: home is another table than before, or the stream was "
+            f"{table} has batches that the default table does not have: the default table is another one than "
+            "before, or the stream was "
             f"forgotten. `frazil route {stream} --give-up {table}` lets it go on"
         )
     for coming in found.coming:
-        last = f"{counted(coming.rows, 'row')} of home's last batch, of {utc(coming.since_ms)}"
-        teller.say(f"{coming.target} lacks {last}: its writer brings them right after home, if it runs.")
+        last = f"{counted(coming.rows, 'row')} of the default table's last batch, of {utc(coming.since_ms)}"
+        teller.say(
+            f"{coming.target} is missing {last}: its writer brings them right after the default table's, if it runs."
+        )
     if not (found.coming or found.is_amiss):
-        teller.say(f"All tables of the route of {stream} have all rows that its home has.")
+        teller.say(f"All tables of the route of {stream} have all rows that its default table has.")
 
 
-def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking: _Asking) -> bool:
+def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: str, asking: _Asking) -> bool:
     """Let one table go on, if a person says so; whether there was anything to give up."""
-    _check_routed(opened, home, found, table)
+    _check_routed(opened, default_marker, found, table)
     has, there = route_has(opened.spec, opened.tables, table), _is_there(opened, table)
     if has and not there:
         value_of_dropped(opened.spec, opened.tables, table)  # raises before anything is said
     rows = found.rows_for(table, backfilled=not has)  # the route's own tables get those of a backfill all the same
-    if not rows and _is_well(opened, home, found, table, there=there):
+    if not rows and _is_well(opened, default_marker, found, table, there=there):
         waiting = found.backfill_for(table)
         more = f" {waiting}." if waiting else ""
         asking.teller.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
@@ -178,40 +181,40 @@ def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking
         else f"No row waits for {table}. If it was dropped, audits go on to miss what it had."
     )
     ask(f"Let {table} go on as it stands?", yes=asking.yes)
-    if not has and _let_rows_go(opened, home, found, table, there=there):
+    if not has and _let_rows_go(opened, default_marker, found, table, there=there):
         asking.teller.say(f"The route no longer has {table}: the stream goes on without these rows.")
         return True
     try:
         if not there:
             made_anew(opened.spec, opened.tables, table)
         elif is_in_the_place(opened.spec, opened.tables, table):
-            following.give_up_beside(opened.tables, table, home)
+            following.give_up_beside(opened.tables, table, default_marker)
             forget_member(opened.tables, table)
             asking.teller.say(
                 f"{table} was not made for these rows, and stays as it is. The stream goes on without it: records "
                 "that it would get become dead letters, unless the declaration adds it to route.tables."
             )
             return True
-        following.give_up(opened.tables, table, home)
+        following.give_up(opened.tables, table, default_marker)
         _take(opened, table)
     except Exception as error:  # catalogs' clients raise anything
         if note_of(opened.tables, table) is None:
             raise
         asking.teller.say(f"It is still not there ({error}): it gets what comes from now on, once it is.")
-        following.give_up_beside(opened.tables, table, home)
-    asking.teller.say(f"{table} goes on. `frazil resume {home.stream}` starts the writer, if it has ended.")
+        following.give_up_beside(opened.tables, table, default_marker)
+    asking.teller.say(f"{table} goes on. `frazil resume {default_marker.stream}` starts the writer, if it has ended.")
     return True
 
 
-def _is_well(opened: OpenStream, home: Marker, found: _Found, table: str, *, there: bool) -> bool:
-    """Whether a table for which no row waits stands where home does, or a person let it go on before."""
+def _is_well(opened: OpenStream, default_marker: Marker, found: _Found, table: str, *, there: bool) -> bool:
+    """Whether a table for which no row waits is at the default table's batch, or a person let it go on before."""
     if table in found.amiss:
         return False
     if not there or is_in_the_place(opened.spec, opened.tables, table):
         return _was_given_up(opened, table)
     metadata = opened.tables.handle(table).current().metadata
     try:
-        marker = read_marker(metadata.properties, home.stream)
+        marker = read_marker(metadata.properties, default_marker.stream)
         if marker is not None:
             check_routed_not_rolled_back(metadata, marker, table=table)
     except (MarkerUnreadable, RolledBack):
@@ -219,7 +222,7 @@ def _is_well(opened: OpenStream, home: Marker, found: _Found, table: str, *, the
     return marker is not None
 
 
-def _let_rows_go(opened: OpenStream, home: Marker, found: _Found, table: str, *, there: bool) -> bool:
+def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Found, table: str, *, there: bool) -> bool:
     """Let rows go that wait for a table that the route no longer has, which is not made again.
 
     Returns whether that is all, and the table itself, if it is `there`, stays as it is.
@@ -228,7 +231,7 @@ def _let_rows_go(opened: OpenStream, home: Marker, found: _Found, table: str, *,
     if waiting and waiting.backfill:
         give_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not there:
-        following.give_up_beside(opened.tables, table, home)
+        following.give_up_beside(opened.tables, table, default_marker)
     return not there or (waiting is not None and not of_batches)
 
 
@@ -239,7 +242,7 @@ def _take(opened: OpenStream, table: str) -> None:
         write_member(opened.tables, table, member.value, opened.tables.handle(table).current())
 
 
-def _check_routed(opened: OpenStream, home: Marker, found: _Found, table: str) -> None:
+def _check_routed(opened: OpenStream, default_marker: Marker, found: _Found, table: str) -> None:
     spec = opened.spec
     own = table in {spec.table.identifier, spec.dead_letter_table}
     named = spec.route is not None and table in spec.route.tables.values()
@@ -247,15 +250,22 @@ def _check_routed(opened: OpenStream, home: Marker, found: _Found, table: str) -
         return
     if _was_given_up(opened, table):
         return
-    known = _is_there(opened, table) and property_name(home.stream) in opened.tables.handle(table).current().properties
+    known = (
+        _is_there(opened, table)
+        and property_name(default_marker.stream) in opened.tables.handle(table).current().properties
+    )
     if own or not (known or named):
         others = ", ".join(sorted(found.named()))
-        amiss = f"those that lack rows, or were dropped: {others}" if others else "none of its tables lacks rows"
-        raise SpecError(f"table {table} is none of the route of {home.stream!r}; {amiss}")
+        amiss = (
+            f"those that are missing rows, or were dropped: {others}"
+            if others
+            else "none of its tables is missing rows"
+        )
+        raise SpecError(f"table {table} is not in the route of {default_marker.stream!r}; {amiss}")
 
 
 def _was_given_up(opened: OpenStream, table: str) -> bool:
-    """Whether a person let rows of a table go that was not there, or was somebody else's."""
+    """Whether an operator discarded the rows of a table that did not exist, or was another owner's."""
     note = note_of(opened.tables, table)
     return note is not None and note.given_up is not None
 

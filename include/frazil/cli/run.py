@@ -156,7 +156,7 @@ class Follower:
         """Why it ended, if the writer cannot report it."""
         self._folder, self._log = folder, folder / LOG_FILE
         self._writer: int | None = None
-        self._asked = False
+        self._prompted = False
 
     def listen(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -165,7 +165,7 @@ class Follower:
     def follow(self, writer: int, hear: int) -> int:
         """Wait for the writer and its group, and show its messages; returns its exit code as a shell reports it."""
         self._writer = writer
-        if self._asked:
+        if self._prompted:
             self._ask()
         self.terminal.listen(hear, writer=writer)
         # Until it is reaped, no other process gets its id; from then on, no signal may be sent to it.
@@ -184,7 +184,7 @@ class Follower:
         return code
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        again, self._asked = self._asked, True
+        again, self._prompted = self._prompted, True
         if self._writer is None:
             return
         if again and number == signal.SIGINT:
@@ -205,7 +205,7 @@ class Follower:
 
     def _ask(self) -> None:
         """Ask the writer to end after the current batch."""
-        self._asked = True
+        self._prompted = True
         if (writer := self._writer) is not None:
             with suppress(ProcessLookupError):
                 os.kill(writer, signal.SIGTERM)
@@ -294,13 +294,13 @@ def _rows_that_wait(spec: StreamSpec) -> int:
     """Number of the main table's rows that wait for tables of the route; 0 also if that is unknown."""
     if spec.route is None:
         return 0
-    from frazil.commit.lacking import lacking  # noqa: PLC0415 - once the writer has loaded PyIceberg
+    from frazil.commit.missing_rows import missing_rows  # noqa: PLC0415 - once the writer has loaded PyIceberg
     from frazil.commit.opened import read_stream  # noqa: PLC0415 - as above
 
     try:
         tables = read_stream(spec).tables
         marker = tables.marker()
-        return sum(found.rows for found in lacking(tables, marker)) if marker else 0
+        return sum(found.rows for found in missing_rows(tables, marker)) if marker else 0
     except Exception as error:  # catalogs and storages raise anything, and the writer has ended well
         logging.getLogger(__name__).info("cannot determine rows pending for routed tables: %r", error)
         return 0

@@ -15,6 +15,7 @@ from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_lines, fields_of, is_narrow, table_of, watched
 from frazil.errors import SpecError
+from frazil.host.heartbeat import Phase
 from frazil.host.launchers import open_launcher
 from frazil.operations.letters import rejected_of, treated
 from frazil.spec.application import find_application
@@ -53,7 +54,7 @@ NAMED = 3
     is_flag=False,
     flag_value=5,
     metavar="[SECONDS]",
-    help="Look again every so many seconds, by default 5, until Ctrl-C.",
+    help="Look again every N seconds, by default 5, until Ctrl-C.",
 )
 def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: float | None) -> None:
     """Show where every stream stands, or STREAM alone and in full.
@@ -70,21 +71,21 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
     if every_s is not None:
         if as_json:
             raise click.UsageError("--watch is for people: a program calls `frazil status --json` as often as it likes")
-        watched(lambda: _look(stream, streams_folder).lines(), every_s=every_s)
+        watched(lambda: _read(stream, streams_folder).lines(), every_s=every_s)
         return
-    look = _look(stream, streams_folder)
+    report = _read(stream, streams_folder)
     if as_json:
-        echo_json({"at-ms": look.now_ms, "streams": look.found, "errors": look.errors})
+        echo_json({"at-ms": report.now_ms, "streams": report.found, "errors": report.errors})
     else:
-        echo_lines(look.lines())
-        for error in look.errors:
+        echo_lines(report.lines())
+        for error in report.errors:
             echo(error, err=True)
-    if look.errors:
+    if report.errors:
         raise SystemExit(SpecError.exit_code)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Report:
     """What one look at the streams found."""
 
     now_ms: int
@@ -95,7 +96,7 @@ class Look:
     application: str | None = None
     """The state of the application whose streams were asked for, in words."""
     left: int | None = None
-    """Of a stream that is shown in full: how many of the last day's rejected records are dead letters, if not all."""
+    """How many of the last day's rejected records are still dead letters, if not all; for a stream shown in full."""
 
     def lines(self) -> list[RenderableType]:
         lines: list[RenderableType] = [self.application] if self.application else []
@@ -109,7 +110,7 @@ class Look:
         return [*lines, *_sentences(self.found)]
 
 
-def _look(stream: str | None, streams_folder: Path) -> Look:
+def _read(stream: str | None, streams_folder: Path) -> Report:
     now_ms = clock.now_ms()
     application = find_application(streams_folder, stream) if stream else None
     if stream is None:
@@ -123,9 +124,9 @@ def _look(stream: str | None, streams_folder: Path) -> Look:
         found = list(pool.map(partial(stream_state, now_ms=now_ms), specs))
     if application is None:
         left = _letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
-        return Look(now_ms, found, errors, in_full=stream is not None, left=left)
+        return Report(now_ms, found, errors, in_full=stream is not None, left=left)
     state = f"application {application.name}: {open_launcher(application.name).observe().process}"
-    return Look(now_ms, found, errors, in_full=False, application=state)
+    return Report(now_ms, found, errors, in_full=False, application=state)
 
 
 def _sentences(streams: list[StreamState]) -> list[str]:
@@ -142,17 +143,17 @@ def _sentences(streams: list[StreamState]) -> list[str]:
 
 
 def _letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
-    """How many of the records that were rejected in the last day are dead letters still; None where all are, or where
-    error classes do not tell of all: those that a person accepted have none.
+    """Return how many of the last day's rejected records are still dead letters.
 
-    By the metadata of both tables, which it loads where any record was rejected.
+    None if all are, or if error classes do not cover all: those that an operator accepted have none. Loads the metadata
+    of both tables if any record was rejected.
     """
     if one.flow is None or not one.flow.rejected_last_day:
         return None
     try:
         main = load_stream_table(spec)
         letters = main and main.catalog.load_table(spec.dead_letter_table)
-    except Exception:  # catalogs' clients raise anything, and why is said of the stream
+    except Exception:  # catalogs' clients raise anything, and the reason is shown with the stream
         return None
     if main is None or letters is None:
         return None
@@ -236,9 +237,11 @@ def _backpressure_words(beyond_ms: int) -> str:
 
 def _writer_words(writer: WriterProcess, *, now_ms: int) -> str:
     if writer.pid is not None:
-        beat = f", no heartbeat for {ago(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
+        heartbeat = f", no heartbeat for {ago(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
         doing = "fenced" if writer.fenced else writer.phase or "no heartbeat yet"
-        return f"{writer.state}, pid {writer.pid}, {doing}{beat if writer.stale else ''}"
+        if writer.phase == Phase.STAGING and not writer.fenced:
+            doing += f", {counted(writer.batch_records, 'record')} read"
+        return f"{writer.state}, pid {writer.pid}, {doing}{heartbeat if writer.stale else ''}"
     if writer.ended_at_ms is None:
         return writer.state
     return f"ended {ago(now_ms - writer.ended_at_ms)} ago with {exit_words(writer)}"

@@ -58,9 +58,9 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
         errors.append(f"and {more:,} more; fix these first")
     warned = [f"{path}: {w.key}: {w.value!r}: {w.message}" for path, spec in streams.items() for w in warnings(spec)]
     if as_json:
-        told = {"streams": [_summary(spec) for spec in streams.values()], "errors": errors, "warnings": warned}
-        told |= {"connections": connections.good} if connections else {}
-        echo(json.dumps(told, indent=2))
+        result = {"streams": [_summary(spec) for spec in streams.values()], "errors": errors, "warnings": warned}
+        result |= {"connections": connections.good} if connections else {}
+        echo(json.dumps(result, indent=2))
     else:
         for spec in streams.values():
             echo(_line(spec))

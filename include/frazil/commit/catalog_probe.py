@@ -67,13 +67,13 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
     if config.embedded or record.exists():
         return
     try:
-        lacks = probe(catalog, spec, now_ms=now_ms)
+        missing = probe(catalog, spec, now_ms=now_ms)
     except AccessDenied as error:
         log.warning("whether the catalog %r can hold a stream was not probed: %s", catalog.name, error)
         return
-    if lacks:
+    if missing:
         raise CommitRefused(
-            f"stream {spec.name}: the catalog {catalog.name!r} cannot hold a stream: {'; '.join(lacks)}. Nothing was "
+            f"stream {spec.name}: the catalog {catalog.name!r} cannot hold a stream: {'; '.join(missing)}. Nothing was "
             "written to the stream's table. Declare the table in another catalog"
         )
     make_folder(record.parent)
@@ -90,8 +90,8 @@ def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]
     with catalog_errors(catalog.name), _namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace:
         _sweep(catalog, namespace, now_ms=now_ms)
         with _table(catalog, namespace, location=spec.table.location, now_ms=now_ms) as table:
-            lacks = (*_Probe(catalog, table, now_ms).lacks(), *_storage_lacks(table))
-    return tuple(dict.fromkeys(lacks))
+            missing = (*_Probe(catalog, table, now_ms).missing(), *_missing_in_storage(table))
+    return tuple(dict.fromkeys(missing))
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class _Probe:
     now_ms: int
     found: list[str] = field(default_factory=list)
 
-    def lacks(self) -> list[str]:
+    def missing(self) -> list[str]:
         first = self._commit(SnapshotWriter(()), value="first")
         base = self._load()
         second = self._commit(SnapshotWriter(()), value="second", table=base)
@@ -172,7 +172,7 @@ class _Probe:
         return head.snapshot_id if head else None
 
 
-def _storage_lacks(table: Table) -> Iterator[str]:
+def _missing_in_storage(table: Table) -> Iterator[str]:
     """Put, put again, read, list and delete an object next to the table's data, as with journals."""
     store, path = open_store(table.location(), table.io.properties), f"{table.location().rstrip('/')}/data/probe"
     store.put_if_absent(path, b"first")

@@ -30,7 +30,7 @@ from frazil.commit.marker import (
 from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
 from frazil.commit.reasons import reasons_summary
 from frazil.commit.rules import (
-    Verdict,
+    Continuity,
     check_ancestry,
     check_fence,
     check_open_branch,
@@ -135,10 +135,10 @@ class Committer:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
             _check_in_table(table, marker, main)
             check_same_source(marker.source, journal.source, stream=journal.stream)
-            verdict = continuity(marker, journal)
-            if verdict is Verdict.COMMITTED:
+            decision = continuity(marker, journal)
+            if decision is Continuity.COMMITTED:
                 return Done(marker)
-            _check_stageable(table, journal, verdict, files, at=marker)
+            _check_stageable(table, journal, decision, files, at=marker)
             check_aligned(table.metadata, align, table=main.identifier, files=files)
             return self._routed(advanced(marker, journal), before=marker, journal=journal)
 
@@ -197,15 +197,15 @@ class Committer:
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
-            verdict = dead_letter_continuity(marker, journal)
-            if verdict is Verdict.STALE:
+            decision = dead_letter_continuity(marker, journal)
+            if decision is Continuity.STALE:
                 raise StaleBatch(
                     f"dead letters landed since batch {journal.key} of stream {journal.stream!r} was staged: its own "
                     "may be among them; it is staged again"
                 )
-            if verdict is Verdict.COMMITTED or not files:
+            if decision is Continuity.COMMITTED or not files:
                 return Done(marker)
-            _check_stageable(table, journal, verdict, files, at=marker)
+            _check_stageable(table, journal, decision, files, at=marker)
             # Its dead letters lie below these, even after a reset, which reads records below them again.
             offsets = of_same_topics(marker.offsets, marker.source, journal.source)
             ends = {p.topic_partition: max(p.end, offsets.get(p.topic_partition, p.end)) for p in journal.progress}
@@ -308,11 +308,11 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
 
 
 def _check_stageable(
-    table: Table, journal: Journal, verdict: Verdict, files: tuple[StagedFile, ...], *, at: Marker
+    table: Table, journal: Journal, decision: Continuity, files: tuple[StagedFile, ...], *, at: Marker
 ) -> None:
     """Raise `StaleBatch` for a batch that can no longer land: the next epoch discards it and stages it again."""
     where = f"batch {journal.key} of stream {journal.stream!r}"
-    if verdict is Verdict.STALE:
+    if decision is Continuity.STALE:
         starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
         off = {name: pair for name, pair in starts.items() if pair[0] != pair[1]}
         raise StaleBatch(f"{where} starts elsewhere than the marker stands (batch, marker): {off}; it is staged again")

@@ -49,7 +49,7 @@ class StreamHistory:
     dead_letters: str
     routed: tuple[str, ...] = ()
     """The stream's routed tables."""
-    lacking_since: BatchKey | None = None
+    missing_since: BatchKey | None = None
     """The first batch that a routed table did not have before they were loaded; None if all had all."""
 
 
@@ -173,7 +173,7 @@ def _end(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> Batch
     if not later and settled is None:
         return None
     after = min([*later, *([BatchKey(settled.epoch, settled.batch + 1)] if settled else [])])
-    end = after if history.lacking_since is None else min(after, history.lacking_since)
+    end = after if history.missing_since is None else min(after, history.missing_since)
     spans = [
         (first, key)
         for name in history.routed
@@ -247,8 +247,8 @@ def _table(
         for _, commit in line.commits(name, place):
             if (key := _batch(commit)) and name not in batches:
                 batches[name] = str(key)
-            if (told := _watermark_ms(commit)) is not None and name not in watermarks:
-                watermarks[name] = told
+            if (watermark_ms := _watermark_ms(commit)) is not None and name not in watermarks:
+                watermarks[name] = watermark_ms
     return CutTable(
         table=line.table,
         holds=holds,
@@ -281,19 +281,19 @@ def _first_batch(snapshot: Snapshot) -> BatchKey | None:
 
 
 def _watermark_ms(snapshot: Snapshot) -> int | None:
-    told = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
-    return int(told) if told else None
+    watermark_ms = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
+    return int(watermark_ms) if watermark_ms else None
 
 
 def _later(snapshot: Snapshot, watermark: int | None) -> bool:
-    told = _watermark_ms(snapshot)
-    return told is not None and watermark is not None and told > watermark
+    watermark_ms = _watermark_ms(snapshot)
+    return watermark_ms is not None and watermark is not None and watermark_ms > watermark
 
 
 def _watermark(line: _Line, stream: str, begin: int) -> int:
     for _, commit in line.commits(stream, begin):
-        if (told := _watermark_ms(commit)) is not None:
-            return told
+        if (watermark_ms := _watermark_ms(commit)) is not None:
+            return watermark_ms
     raise FrazilError(
         f"stream {stream!r} has no watermark at that point, or its history in table {line.table} has expired: several "
         "streams are cut by watermark. Cut it alone, or wait until all of its partitions have had records"

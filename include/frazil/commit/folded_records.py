@@ -143,7 +143,7 @@ def _unpacked(data: bytes, path: str) -> Records:
 
 
 def groups(
-    keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, most: int = MAX_RECORDS
+    keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_RECORDS
 ) -> Iterator[Records]:
     """Group journals, in order, into groups that fill an object. Leaves out an incomplete last group and empty
     journals.
@@ -162,6 +162,6 @@ def groups(
                 if data:
                     group[key] = data
                     size += len(data)
-                if len(group) >= most or size >= MAX_BYTES:
+                if len(group) >= limit or size >= MAX_BYTES:
                     yield group
                     group, size = {}, 0

@@ -21,15 +21,6 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.beside_home import (
-    delete_moved,
-    is_beside,
-    moved,
-    not_given_up,
-    note_of,
-    notes,
-    some_beside,
-)
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marked_update import commit_of, merge_of
 from frazil.commit.marker import BatchKey, Fate, Marker, merged_identity, read_marker
@@ -40,6 +31,15 @@ from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.sweep import bare_path, sweep_merged
+from frazil.commit.waiting_files import (
+    delete_moved,
+    is_beside,
+    moved,
+    not_given_up,
+    note_of,
+    notes,
+    some_beside,
+)
 from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, TableLost
 from frazil.ingest.contract import StagedFile, Target
 from frazil.spec.units import counted
@@ -97,7 +97,7 @@ class Behind:
     @property
     def amiss(self) -> str:
         """Return a short description of what is wrong."""
-        return str(self.gone) if self.gone else f"lacks {counted(self.rows, 'row')}"
+        return str(self.gone) if self.gone else f"is missing {counted(self.rows, 'row')}"
 
     def is_coming(self, now_ms: int) -> bool:
         """Whether a healthy writer is about to commit what is missing."""
@@ -105,13 +105,13 @@ class Behind:
 
     def __str__(self) -> str:
         of = counted(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
-        return f"{self.target} lacks {counted(self.rows, 'row')} of {of}: {self.reason}"
+        return f"{self.target} is missing {counted(self.rows, 'row')} of {of}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
     reason: str
-    lacks: Sequence[Journal]
+    missing: Sequence[Journal]
     """The batches whose rows wait; empty for a table that was dropped when it had all rows."""
 
 
@@ -187,8 +187,8 @@ class Followers:
                     log.warning("table %s has all rows again", target)
                 continue
             self.refused[target] = failed.reason
-            if failed.lacks:
-                found = behind_of(target, failed.lacks, failed.reason)
+            if failed.missing:
+                found = behind_of(target, failed.missing, failed.reason)
                 if target not in self.behind:
                     log.warning("%s. Its files are kept, and committed as soon as that is possible", found)
                 self.behind[target] = found
@@ -204,10 +204,10 @@ class Followers:
             return ()
         self.commit()
         targets = sorted(journal.routed if self.atomic is True else journal.routed & self.atomic)
-        if lacks := [str(self.behind.get(t) or f"{t}: {self.refused[t]}") for t in targets if t in self.waiting]:
+        if missing := [str(self.behind.get(t) or f"{t}: {self.refused[t]}") for t in targets if t in self.waiting]:
             raise CommitUnavailable(
                 f"batch {journal.key} of stream {journal.stream!r} is committed to several tables in one step, and "
-                f"{lacks[0]}"
+                f"{missing[0]}"
             )
         tables = self.tables
         return tuple(
@@ -231,7 +231,7 @@ class Followers:
             waited, late = 0, again or self._is_inherited(target)
             if late:
                 _check_there(self.tables, handle, journals, target=target)
-                waited = _rows(lacked(self.tables, handle.current(), journals), target)
+                waited = _rows(missing_journals(self.tables, handle.current(), journals), target)
             merges = self.merges.setdefault(target, {})
             follow(self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy, merges=merges)
             del self.merges[target]
@@ -240,7 +240,7 @@ class Followers:
                 sweep_merged(self.tables, journals, target)
             if waited:
                 log.warning("table %s got %s that waited for it", target, counted(waited, "row"))
-        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
             log.debug("table %s is left behind", target, exc_info=True)
             return self._failed(target, error)
         return None
@@ -249,13 +249,13 @@ class Followers:
         """Return the failure. A table that was dropped had some of an earlier writer's batches; any other may be
         missing all.
         """
-        lacks: Sequence[Journal] = self.waiting[target]
+        missing: Sequence[Journal] = self.waiting[target]
         if self._is_inherited(target) and isinstance(error, NoSuchTableError | TableLost):
             try:
-                lacks = never_had(self.tables, target, lacks)
+                missing = never_had(self.tables, target, missing)
             except Exception:  # as above: what cannot be looked up is not known to have been there
                 log.debug("what table %s had is not known", target, exc_info=True)
-        return _Failed(told_error(error, self.tables.stream, target), lacks)
+        return _Failed(error_sentence(error, self.tables.stream, target), missing)
 
     def _is_inherited(self, target: Target) -> bool:
         """Whether an earlier writer staged files that the table may not have."""
@@ -314,12 +314,12 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
     while True:
         table = handle.current()
         marker = present_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
-        lacking = later_journals(marker, journals)
-        if not lacking:
+        later = later_journals(marker, journals)
+        if not later:
             return marker
-        if any(file.content in MERGED for journal in lacking for file in journal.staged_for(target)):
-            lacking = lacking[:1]
-        commit = _commit(tables, handle, lacking, files_of(target, lacking), target=target, merges=merges)
+        if any(file.content in MERGED for journal in later for file in journal.staged_for(target)):
+            later = later[:1]
+        commit = _commit(tables, handle, later, files_of(target, later), target=target, merges=merges)
         with suppress(_MadeAgain):
             commit_snapshots((commit,), retry_policy=retry_policy)
 
@@ -339,10 +339,10 @@ def _commit(  # noqa: PLR0913 - the place and the contents of a commit
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
         marker = present_marker(found, table, tables.stream)
         if table.metadata.table_uuid != prepared_for:
-            raise _MadeAgain(f"table {target} was made again meanwhile: its rows are to be written anew for it")
+            raise _MadeAgain(f"table {target} was made again meanwhile: its rows are to be written again for it")
         check_routed_not_rolled_back(table.metadata, marker, table=target)
         if len(later_journals(marker, journals)) < len(journals):
-            return Done(marker)  # others committed some of them meanwhile: what is left is prepared anew
+            return Done(marker)  # others committed some of them meanwhile: what is left is prepared again
         if not files_fit(table.metadata, files):
             raise SchemaIncompatible(
                 f"rows that wait for table {target} were written for a schema or partition spec that it gave up: make "
@@ -404,8 +404,8 @@ def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[J
     Files of batches that it has may be missing: a compaction replaced them, or the table was dropped and recreated.
     """
     marker = read_marker(handle.current().metadata.properties, tables.stream)
-    lacking = journals if marker is None else later_journals(marker, journals)
-    files = [file for journal in lacking for file in journal.staged_for(target)]
+    later = journals if marker is None else later_journals(marker, journals)
+    files = [file for journal in later for file in journal.staged_for(target)]
     folders = {(is_beside(tables, file), file.path.rsplit("/", 1)[0]) for file in files}
     stores = {beside: tables.store if beside else tables.store_of(target) for beside, _ in folders}
     there = {bare_path(file.path) for beside, folder in folders for file in stores[beside].list_files(folder)}
@@ -413,7 +413,7 @@ def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[J
         raise CommitUnavailable(f"{counted(len(missing), 'file')} that wait for table {target} are gone: {missing[:3]}")
 
 
-def lacked(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
+def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
     """Return the journals whose files a table does not have, by its marker."""
     try:
         marker = read_marker(table.metadata.properties, tables.stream)
@@ -422,7 +422,7 @@ def lacked(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> S
     return journals if marker is None else later_journals(marker, journals)
 
 
-def told_error(error: Exception, stream: str, target: Target) -> str:
+def error_sentence(error: Exception, stream: str, target: Target) -> str:
     """Return why a table could not be committed to, or loaded."""
     if isinstance(error, NoSuchTableError):
         return (

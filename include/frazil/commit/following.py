@@ -6,11 +6,6 @@ import dataclasses
 
 from pyiceberg.table import Table
 
-from frazil.commit.beside_home import (
-    Note,
-    note_of,
-    write_note,
-)
 from frazil.commit.followers import NOTHING
 from frazil.commit.journal import Journal
 from frazil.commit.marked_update import commit_of
@@ -18,16 +13,23 @@ from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.marker_change import change_marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, TableHandle, commit_snapshots
+from frazil.commit.waiting_files import (
+    Note,
+    note_of,
+    write_note,
+)
 from frazil.errors import MarkerUnreadable
 from frazil.ingest.contract import Target
 
 
-def begin_following(tables: StreamTables, handle: TableHandle, home: Marker, *, before: Journal | None = None) -> None:
+def begin_following(
+    tables: StreamTables, handle: TableHandle, default_marker: Marker, *, before: Journal | None = None
+) -> None:
     """Write a table's first marker, before any file is staged for it: no batch so far has a row for it.
 
     With `before`, no batch before that one, whose rows are the first to wait for it.
     """
-    first = _with_all_of(home)
+    first = _with_all_of(default_marker)
     if before is not None:
         starts = {p.topic_partition: p.start for p in before.progress}
         settled = BatchKey(before.key.epoch, before.key.batch - 1)
@@ -40,8 +42,8 @@ def begin_following(tables: StreamTables, handle: TableHandle, home: Marker, *, 
     commit_snapshots((commit,), retry_policy=tables.retry_policy)
 
 
-def give_up(tables: StreamTables, target: Target, home: Marker) -> None:
-    """Let a table continue as it is, without waiting rows of batches up to `home`'s last.
+def give_up(tables: StreamTables, target: Target, default_marker: Marker) -> None:
+    """Let a table continue as it is, without waiting rows of batches up to `default_marker`'s last.
 
     Accepts a rollback of the table, and batches in it that the default table does not have. Safe next to a running
     writer: what follows meanwhile stays. Raises what `swap` raises.
@@ -53,31 +55,31 @@ def give_up(tables: StreamTables, target: Target, home: Marker) -> None:
         except MarkerUnreadable:
             before = None
         now = tables.marker()  # read after the table: of the same stream, it is never behind it
-        if before is None or now is None or is_ahead(before, now) or not is_ahead(before, home):
-            return _with_all_of(home)
+        if before is None or now is None or is_ahead(before, now) or not is_ahead(before, default_marker):
+            return _with_all_of(default_marker)
         return before.with_snapshots(-1, -1, open_snapshot_id=None)
 
     change_marker(tables, tables.handle(target), decide, operation="give-up")
 
 
-def give_up_beside(tables: StreamTables, target: Target, home: Marker) -> None:
+def give_up_beside(tables: StreamTables, target: Target, default_marker: Marker) -> None:
     """Discard the rows that wait for a missing table; if it ever exists, it begins with later batches."""
     note = note_of(tables, target) or Note(target, None, "its rows were given up")
-    write_note(tables, dataclasses.replace(note, given_up=home.settled))
+    write_note(tables, dataclasses.replace(note, given_up=default_marker.settled))
 
 
-def is_ahead(table: Marker, home: Marker) -> bool:
+def is_ahead(table: Marker, default_marker: Marker) -> bool:
     """Whether a table has batches that the default table, recreated or forgotten since, does not have."""
-    return (table.settled or NOTHING) > (home.settled or NOTHING)
+    return (table.settled or NOTHING) > (default_marker.settled or NOTHING)
 
 
-def _with_all_of(home: Marker) -> Marker:
+def _with_all_of(default_marker: Marker) -> Marker:
     """Return the marker of a table that has everything the default table has."""
     return Marker(
-        home.stream,
-        home.at,
-        settled=home.settled or NOTHING,
-        offsets=dict(home.offsets),
-        source=home.source,
-        batches=dict(home.batches),
+        default_marker.stream,
+        default_marker.at,
+        settled=default_marker.settled or NOTHING,
+        offsets=dict(default_marker.offsets),
+        source=default_marker.source,
+        batches=dict(default_marker.batches),
     )

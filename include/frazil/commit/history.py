@@ -13,7 +13,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 
-ONLY_TOLD_HERE = ("frazil.lost", "frazil.backfill-stream")
+ONLY_IN_SUMMARY = ("frazil.lost", "frazil.backfill-stream")
 """Summary keys for skipped ranges and published backfills, whose time no record has."""
 
 CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events")
@@ -118,7 +118,7 @@ def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
         (
             snapshot
             for snapshot in ancestors(metadata)
-            if (told := snapshot.summary) and told.get("frazil.backfill-stream") == stream and changes_of(told)
+            if (summary := snapshot.summary) and summary.get("frazil.backfill-stream") == stream and changes_of(summary)
         ),
         None,
     )

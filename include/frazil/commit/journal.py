@@ -108,7 +108,7 @@ class Journal:
                 "progress": [dataclasses.asdict(p) for p in self.progress],
                 "files": [f.to_json() for f in self.files],
                 "letters-seen": self.letters_seen,
-                # Not read any more: a frazil that knows no `letters-seen` needs it, should somebody go back to it, and
+                # No longer read: a frazil that knows no `letters-seen` needs it, should a user go back to it, and
                 # takes a batch then that begins where all dead letters end.
                 "dead-letter-floor": {},
                 "idle": nested(dict.fromkeys(self.idle, 1)),
@@ -274,7 +274,7 @@ class JournalStore:
         marker: Marker,
         *,
         keep: int = RECORDS_ALONE,
-        most: int = MAX_RECORDS,
+        limit: int = MAX_RECORDS,
         forgotten: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
         """Fold the oldest records of committed batches; yields the number of records in each new object.
@@ -290,7 +290,7 @@ class JournalStore:
             if marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NEVER
         ]
         old = self._not_folded(settled[: max(len(settled) - keep, 0)])
-        for group in groups(old, lambda key: self._foldable(key, marker.stream), most=most):
+        for group in groups(old, lambda key: self._foldable(key, marker.stream), limit=limit):
             if not self._folded.write(group):
                 log.warning(
                     "%d commit records of stream %r are not folded: their object has other records",

@@ -57,7 +57,7 @@ def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
     summary = snapshot.summary
     if not summary or not int(summary.get("added-records") or 0):
         return False
-    # A rewrite only adds rows that were there already. A merge of ours that changed rows of too many windows to name
+    # A rewrite only adds rows that the table had already. A merge of ours that changed rows of too many windows to name
     # them also adds others; its files tell more windows than it changed, rather than fewer.
     return summary.operation is Operation.APPEND or summary.get("frazil.inserted") is not None
 

@@ -79,10 +79,10 @@ def letters_in(summary: Mapping[str, str]) -> Changes:
 
 def in_spans(changed: Counts, span: int) -> Counter[tuple[str, int]]:
     """Join all hours of a span into its first."""
-    told = Counter[tuple[str, int]]()
+    summed = Counter[tuple[str, int]]()
     for (name, hour), more in changed.items():
-        told[name, span_of(hour, span)] += more
-    return told
+        summed[name, span_of(hour, span)] += more
+    return summed
 
 
 def span_of(hour: int, span: int) -> int:

@@ -123,8 +123,8 @@ class MarkedUpdate:
         """Return the end of the open branch, including snapshots that it had before a reset moved it back."""
 
         def of_the_branch(snapshot: Snapshot) -> bool:
-            told = snapshot.summary
-            return told is not None and (told.get("frazil.stream"), told.get("frazil.operation")) == (
+            summary = snapshot.summary
+            return summary is not None and (summary.get("frazil.stream"), summary.get("frazil.operation")) == (
                 self.stream,
                 ALIGN,
             )
@@ -196,7 +196,7 @@ def merge_of(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]
     if merging is None or merging.mode.declared != needs:
         raise SpecError(
             f"batch {journal.key} of stream {journal.stream!r} was staged for {needs}, with which the stream is "
-            "not declared any more. Declare it so again until the batch is committed, then start again"
+            "no longer declared. Declare it so again until the batch is committed, then start again"
         )
     traced = bool(journal.rejected) or journal.letters_seen != NO_LETTERS
     return MergeWriter(journal.stream, staged, merging, traced)

@@ -115,7 +115,7 @@ def key_schema(table: Table, key: Collection[str]) -> Schema:
     names = {column.name for column in table.schema().fields}
     if missing := sorted(set(key) - names):
         raise SchemaIncompatible(
-            f"table {'.'.join(table.name())} lacks {', '.join(missing)}, which the key of its stream names; "
+            f"table {'.'.join(table.name())} is missing {', '.join(missing)}, which the key of its stream names; "
             "bring the column back, or declare another key"
         )
     return table.schema().select(*key)
@@ -204,21 +204,21 @@ class _Wanted:
     def _filter(self) -> BooleanExpression:
         """The rows whose key lies within the bounds of all changes."""
         found: BooleanExpression = AlwaysTrue()
-        for column, (least, greatest) in zip(self._key.fields, self.box, strict=True):
-            if least is not None and greatest is not None:
+        for column, (smallest, greatest) in zip(self._key.fields, self.box, strict=True):
+            if smallest is not None and greatest is not None:
                 found = And(
                     found,
-                    GreaterThanOrEqual(term=column.name, value=least),
+                    GreaterThanOrEqual(term=column.name, value=smallest),
                     LessThanOrEqual(term=column.name, value=greatest),
                 )
         return found
 
     def overlaps(self, file: DataFile, box: Box) -> bool:
         lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
-        for (field_id, kind), (least, greatest) in zip(self._kinds, box, strict=True):
+        for (field_id, kind), (smallest, greatest) in zip(self._kinds, box, strict=True):
             if greatest is not None and (low := lower.get(field_id)) is not None and from_bytes(kind, low) > greatest:
                 return False
-            if least is not None and (high := upper.get(field_id)) is not None and from_bytes(kind, high) < least:
+            if smallest is not None and (high := upper.get(field_id)) is not None and from_bytes(kind, high) < smallest:
                 return False
         return True
 
@@ -402,9 +402,9 @@ def pieces_of(files: Sequence[TableFile], share: float) -> list[list[TableFile]]
     pieces: list[list[TableFile]] = [[] for _ in range(count)]
     sizes = [0] * count
     for file in sorted(files, key=lambda f: (-f.bytes, f.path)):
-        least = sizes.index(min(sizes))
-        pieces[least].append(file)
-        sizes[least] += file.bytes
+        smallest = sizes.index(min(sizes))
+        pieces[smallest].append(file)
+        sizes[smallest] += file.bytes
     return pieces
 
 

@@ -76,9 +76,9 @@ def _shares(staged: Sequence[StagedFile], count: int) -> list[tuple[str, ...]]:
     shares: list[list[str]] = [[] for _ in range(min(count, len(staged)))]
     sizes = [0] * len(shares)
     for file in sorted(staged, key=lambda f: (-f.bytes, f.path)):
-        least = sizes.index(min(sizes))
-        shares[least].append(file.path)
-        sizes[least] += file.bytes
+        smallest = sizes.index(min(sizes))
+        shares[smallest].append(file.path)
+        sizes[smallest] += file.bytes
     return [tuple(sorted(share)) for share in shares]
 
 
@@ -113,11 +113,11 @@ def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
     """Return the disjoint spans of event time in which a repeat may lie, in order."""
     within = rules.within_us or 0
     spans: list[Span] = []
-    for least, greatest in sorted((a - within, b + within) for a, b in bounds):
-        if spans and least <= spans[-1][1]:
+    for smallest, greatest in sorted((a - within, b + within) for a, b in bounds):
+        if spans and smallest <= spans[-1][1]:
             spans[-1] = (spans[-1][0], max(spans[-1][1], greatest))
         else:
-            spans.append((least, greatest))
+            spans.append((smallest, greatest))
     while len(spans) > MAX_SPANS:
         gaps = [after[0] - before[1] for before, after in pairwise(spans)]
         place = gaps.index(min(gaps))
@@ -133,8 +133,8 @@ def _bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tuple[Any,
     upper = [file.upper_bounds.get(field.field_id) for file in staged]
     if None in lower or None in upper or not has_certain_bounds(field.field_type):
         return None
-    least = min(from_bytes(field.field_type, base64.b64decode(text)) for text in lower if text is not None)
-    return least, max(from_bytes(field.field_type, base64.b64decode(text)) for text in upper if text is not None)
+    smallest = min(from_bytes(field.field_type, base64.b64decode(text)) for text in lower if text is not None)
+    return smallest, max(from_bytes(field.field_type, base64.b64decode(text)) for text in upper if text is not None)
 
 
 def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:

@@ -71,8 +71,8 @@ def within(letters: Letters) -> Within:
     """Return spans that hold the dead letters, one for each topic-partition."""
     found: dict[TopicPartition, Span] = {}
     for (topic, partition, _), offsets in sorted(letters.items(), key=str):
-        least, end = found.get((topic, partition), (offsets.min(), 0))
-        found[topic, partition] = min(least, offsets.min()), max(end, offsets.max() + 1)
+        lowest, end = found.get((topic, partition), (offsets.min(), 0))
+        found[topic, partition] = min(lowest, offsets.min()), max(end, offsets.max() + 1)
     return {tp: (span,) for tp, span in found.items()}
 
 

@@ -22,7 +22,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.table.branches import MAIN
 
 
-class Verdict(Enum):
+class Continuity(Enum):
     """Whether a batch continues the marker."""
 
     COMMIT = "it starts where the marker stands"
@@ -114,7 +114,7 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
     if found != marker.open_snapshot_id:
         raise RolledBack(
             f"stream {marker.stream!r} left branch {name!r} of table {table} at snapshot {marker.open_snapshot_id}, "
-            f"with its rows of open windows, and finds it at {found}: somebody moved or dropped it. "
+            f"with its rows of open windows, and finds it at {found}: another engine or user moved or dropped it. "
             f"`frazil reset {marker.stream} --to marker` puts it back while that snapshot is kept, and else goes on "
             f"without its rows; a position before them (`--to offsets`, `--to timestamp`) re-reads them"
         )
@@ -138,24 +138,24 @@ def check_same_source(known: SourceIdentity, found: SourceIdentity, *, stream: s
             )
 
 
-def continuity(marker: Marker, journal: Journal) -> Verdict:
+def continuity(marker: Marker, journal: Journal) -> Continuity:
     """Return whether a batch continues the marker.
 
     Topic-partitions that the marker does not have may begin anywhere.
     """
     if marker.settled == journal.key:
-        return Verdict.COMMITTED
+        return Continuity.COMMITTED
     if not journal.progress:
-        return Verdict.COMMIT
+        return Continuity.COMMIT
     offsets = marker.offsets
     if all(p.start == offsets.get(p.topic_partition, p.start) for p in journal.progress):
-        return Verdict.COMMIT
+        return Continuity.COMMIT
     if all(p.end <= offsets.get(p.topic_partition, -1) for p in journal.progress):
-        return Verdict.COMMITTED
-    return Verdict.STALE
+        return Continuity.COMMITTED
+    return Continuity.STALE
 
 
-def dead_letter_continuity(marker: Marker, journal: Journal) -> Verdict:
+def dead_letter_continuity(marker: Marker, journal: Journal) -> Continuity:
     """Return whether the dead-letter table has not changed since a batch was staged.
 
     Staging leaves out the dead letters that the table holds. One that landed since may therefore be in the batch again,
@@ -163,12 +163,12 @@ def dead_letter_continuity(marker: Marker, journal: Journal) -> Verdict:
     continues only if it lies beyond them.
     """
     if marker.fate(journal.key) is Fate.COMMITTED:
-        return Verdict.COMMITTED
+        return Continuity.COMMITTED
     if journal.letters_seen is not None:
-        return Verdict.COMMIT if journal.letters_seen == (marker.settled or NO_LETTERS) else Verdict.STALE
+        return Continuity.COMMIT if journal.letters_seen == (marker.settled or NO_LETTERS) else Continuity.STALE
     offsets = of_same_topics(marker.offsets, marker.source, journal.source)
     fits = all(offsets.get(p.topic_partition, -1) <= p.start for p in journal.progress)
-    return Verdict.COMMIT if fits else Verdict.STALE
+    return Continuity.COMMIT if fits else Continuity.STALE
 
 
 def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:

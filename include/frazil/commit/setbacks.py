@@ -146,7 +146,7 @@ def setback_of(error: Exception, step: Step, of: TablesNamed, total_s: float) ->
                 f"the credentials for {of.tables} have expired: {error}",
             )
         case NoSuchTableError():
-            raise CommitUnavailable(f"{of.tables} {of.verb} not exist any more: {error}") from error
+            raise CommitUnavailable(f"{of.tables} {of.verb} no longer exist: {error}") from error
     return Setback(
         logging.WARNING,
         f"{_FAILED[step].format(of.tables if step == 'load' else of)} ({said}): looking again",

@@ -44,7 +44,7 @@ class Settled:
             for word, keys in (("committed", [j.key for j in self.committed]), ("discarded", self.discarded))
             if keys
         ]
-        swept = [f"{counted(self.deleted_files, 'file')} of nobody deleted"] if self.deleted_files else []
+        swept = [f"{counted(self.deleted_files, 'file')} orphaned deleted"] if self.deleted_files else []
         return "; ".join([*parts, *swept]) or "earlier epochs left nothing"
 
 
@@ -110,7 +110,7 @@ def _check_whole(tables: StreamTables, journal: Journal) -> None:
     there = (found for target, folder in folders for found in tables.store_of(target).list_files(folder))
     missing = wanted - {bare_path(found.path) for found in there}
     if missing:
-        raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lacks staged files: {sorted(missing)}")
+        raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} is missing staged files: {sorted(missing)}")
 
 
 def highest_epoch(tables: StreamTables) -> int:

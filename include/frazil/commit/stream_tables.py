@@ -94,7 +94,7 @@ class StreamTables:
         """The folder of the stream's state next to its tables, including the journals."""
         return self.journals.state
 
-    def beside_home(self, key: BatchKey | None = None) -> str:
+    def waiting_folder(self, key: BatchKey | None = None) -> str:
         """Return the folder of rows whose tables do not exist: of all batches, or of one."""
         folder = f"{self.state}/waiting"
         return folder if key is None else f"{folder}/{key.epoch:08d}/{key.batch:08d}"

@@ -252,21 +252,21 @@ def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to retry, in seconds: waits double from `first_s` to `most_s`, with full jitter."""
+    """How long to retry, in seconds: waits double from `first_s` to `max_s`, with full jitter."""
 
     total_s: float = 600.0
     first_s: float = 0.05
-    most_s: float = 5.0
+    max_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], object] = time.sleep
     """Waits for a number of seconds. Returns something true, early, if the caller is asked to end."""
     tell: Callable[[str], None] = lambda _: None
     """Receives a sentence for each round that failed, except lost races."""
 
-    def wait_s(self, attempt: int, *, asked_s: float | None = None) -> float:
+    def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
         """Return the wait before the next attempt; at least what an overloaded server requests, within bounds."""
-        drawn = random.uniform(0, min(self.most_s, self.first_s * 2**attempt))
-        return max(drawn, min(asked_s or 0.0, MAX_RETRY_AFTER_S))
+        drawn = random.uniform(0, min(self.max_s, self.first_s * 2**attempt))
+        return max(drawn, min(requested_s or 0.0, MAX_RETRY_AFTER_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +357,7 @@ def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy)
 def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry_policy: RetryPolicy) -> T:
     """Swap several tables that `at_once` commits to, like `swap`; one table needs no `at_once`."""
     deadline = retry_policy.clock() + retry_policy.total_s
-    attempt, looked_again = 0, False
+    attempt, checked_again = 0, False
     rounds = _Rounds(commits, at_once, retry_policy.clock)
     of = TablesNamed(tuple(commit.handle.identifier for commit in commits))
     refusals, outage = Refusals(of), Outage(of, retry_policy.clock)
@@ -365,9 +365,9 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
         try:
             result = rounds.run()
         except FrazilError:
-            if looked_again or not rounds.outdated():
+            if checked_again or not rounds.outdated():
                 raise
-            looked_again = True
+            checked_again = True
             continue
         except Exception as error:  # anything else is an unknown outcome, which the next round finds out
             refusals.met(error, rounds.step, rounds.tables)
@@ -375,7 +375,7 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
             left_s = deadline + rounds.proposing_s - retry_policy.clock()
             if left_s <= 0:
                 raise CommitUnavailable(setback.at_last) from error
-            wait_s = retry_policy.wait_s(attempt, asked_s=retry_after_s(error))
+            wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
             log.log(outage.level(setback), "%s in %.1f s, for %.0f s at most", setback.now, wait_s, left_s)
             if setback.level >= logging.WARNING:
                 retry_policy.tell(setback.now)

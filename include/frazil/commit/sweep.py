@@ -16,8 +16,8 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, Summary
 
+from frazil.commit.backfill_marker import staging_stream
 from frazil.commit.journal import Journal, Unusable, later_journals
-from frazil.commit.lane import lane_stream
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
 from frazil.commit.mode import MERGED
 from frazil.commit.stream_tables import StreamTables
@@ -56,7 +56,7 @@ def sweep(
         return 0
     view = _View(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
     _drop_dead_journals(view, below_epoch)
-    # What becomes of a routed table's file is told by home and the journals alone.
+    # What becomes of a routed table's file is reported by the default table and the journals alone.
     return sum(_sweep_side(view, side, below_epoch) for side in _sides(tables))
 
 
@@ -73,7 +73,7 @@ def _loaded(target: Target, handle: TableHandle) -> Table | None:
     """Return a routed table as last seen; None if it was never seen and cannot be loaded: its rows are elsewhere."""
     try:
         return handle.current()
-    except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+    except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
         log.info("the folders of table %s are left to the next start: %s", target, words_of(error))
         return None
 
@@ -94,12 +94,12 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
         except NoSuchTableError:
             log.warning(
                 "table %s of the route is not in the catalog: it was dropped or renamed, and what failed batches left "
-                "of it stays. `frazil route %s` says what mends that",
+                "of it stays. `frazil route %s` shows the remedy",
                 target,
                 tables.stream,
             )
             return 0
-        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
             log.warning("what failed batches left of table %s stays until the next start: %s", target, words_of(error))
             return 0
 
@@ -158,8 +158,12 @@ class _Side:
         has expired.
         """
         for snapshot in reversed(self.table.metadata.snapshots):
-            told = snapshot.summary
-            if told and told.get(RECORD) and (_batch_of(told) == (self.stream, key) or _lane_of(told) == self.stream):
+            summary = snapshot.summary
+            if (
+                summary
+                and summary.get(RECORD)
+                and (_batch_of(summary) == (self.stream, key) or _backfill_of(summary) == self.stream)
+            ):
                 return _added_by(snapshot, self.table)
         return self.referenced
 
@@ -169,9 +173,9 @@ def _batch_of(summary: Summary) -> tuple[str | None, BatchKey]:
     return summary.get("frazil.stream"), key
 
 
-def _lane_of(summary: Summary) -> str:
+def _backfill_of(summary: Summary) -> str:
     """Return the staging name of a backfill that the snapshot published as a whole."""
-    return lane_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
+    return staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
 
 
 def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
@@ -295,7 +299,7 @@ def give_back(tables: StreamTables, key: BatchKey) -> int:
     for side in _sides(tables):
         kept = _landed_alone(side, key)
         deleted += _delete_others(tables.store_of(side.target), batch_folder(side.table, tables.stream, key), kept)
-    return deleted + _delete_others(tables.store, tables.beside_home(key), frozenset())
+    return deleted + _delete_others(tables.store, tables.waiting_folder(key), frozenset())
 
 
 def _sweep_folders(
@@ -310,7 +314,7 @@ def _sweep_folders(
     kept: Set[str] | None
     if record is None or record.routed:  # what no table of a route was to have did not wait for it
         kept = _files_of(record) if record else frozenset()
-        deleted = _delete_others(tables.store, tables.beside_home(key), kept)
+        deleted = _delete_others(tables.store, tables.waiting_folder(key), kept)
     for target, handle in handles.items():
         table = _loaded(target, handle) if is_routed(target) else handle.current()
         if table is not None:

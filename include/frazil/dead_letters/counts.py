@@ -64,29 +64,29 @@ def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
     return sorted(Count(*key, of["letters"], of["replayed"], of["discarded"]) for key, of in found.items())
 
 
-def samples(table: Table, spec: StreamSpec, selection: Selection, *, most: int, decrypt: bool = False) -> list[Letter]:
+def samples(table: Table, spec: StreamSpec, selection: Selection, *, limit: int, decrypt: bool = False) -> list[Letter]:
     """Return the first of the selected dead letters, by topic, partition and offset.
 
     Raises SpecError if `decrypt` is set and the secret does not match. For dead letters past the first `most`, only the
     coordinates are read.
     """
     row_filter = selection.row_filter(spec)
-    places = _first(read(table, row_filter, COORDINATES), most)
+    places = _first(read(table, row_filter, COORDINATES), limit)
     if places is None:
         return []
     columns = (*COORDINATES, "rejected_at", "error_class", "error", "key", "value", "replays", *_DISCARD)
     # A table of an earlier version gets `headers` at its writer's next start.
     headers = ("headers",) if "headers" in table.schema().column_names else ()
-    found = _first(read(table, f"{row_filter} and {_around(places)}", (*columns, *headers)), most)
+    found = _first(read(table, f"{row_filter} and {_around(places)}", (*columns, *headers)), limit)
     return [] if found is None else list(_letters(found, spec, decrypt=decrypt))
 
 
-def _first(pieces: Iterable[pa.Table], most: int) -> pa.Table | None:
+def _first(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
     """Return the first rows of all pieces, ordered by coordinates; None if no piece has rows."""
     first: pa.Table | None = None
     for piece in pieces:
         together = piece if first is None else pa.concat_tables([first, piece])
-        first = together.sort_by([(name, "ascending") for name in COORDINATES]).slice(0, most)
+        first = together.sort_by([(name, "ascending") for name in COORDINATES]).slice(0, limit)
     return first
 
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled
+from frazil.commit.backfill_records import chunks, record_of, topic_ids
 from frazil.commit.branch_end import stands
-from frazil.commit.lane import Lane, LaneState, branch_name, read_lane, unsettled
-from frazil.commit.lane_records import chunks, record_of, topic_ids
 from frazil.commit.opened import OpenStream
 from frazil.commit.replayed_letters import letters_at
 from frazil.commit.row_changes import (
@@ -48,8 +48,8 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     """
     handle = opened.tables.dead_letters
     letters = identities(opened, selection)
-    own, home = handle.current().properties, opened.tables.main.refresh().properties
-    decided = unsettled(home, own, opened.spec.name, abandoned=True)
+    own, default_marker = handle.current().properties, opened.tables.main.refresh().properties
+    decided = unsettled(default_marker, own, opened.spec.name, abandoned=True)
     if decided is not None and letters:
         letters = _without_rows(opened, letters, decided)
     if not letters:
@@ -72,7 +72,7 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     branch = branch_name(opened.spec.name)
 
     def propose(table: Table) -> Done[int] | Change[int]:
-        _check_not_replayed(read_lane(table.metadata.properties, opened.spec.name), decided)
+        _check_not_replayed(read_backfill(table.metadata.properties, opened.spec.name), decided)
         prepared = writer.prepare(table, summary=summary, now_ms=opened.tables.clock_ms())
         # The branch moves when a replay begins.
         return Change((*prepared.requirements, stands(table, branch)), prepared.updates, writer.rows)
@@ -81,9 +81,9 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     return commit_snapshot(handle, propose, (writer,), retry_policy=opened.tables.retry_policy)
 
 
-def _without_rows(opened: OpenStream, letters: Letters, replay: Lane) -> Letters:
+def _without_rows(opened: OpenStream, letters: Letters, replay: BackfillMarker) -> Letters:
     """Return the dead letters without those that this published replay turned into rows of the default table."""
-    if replay.state is not LaneState.PUBLISHED:
+    if replay.state is not BackfillState.PUBLISHED:
         return letters
     journals = opened.tables.journals
     rows = letters_at(record_of(journals, replay).replayed, topic_ids(chunks(journals, replay)))
@@ -91,12 +91,13 @@ def _without_rows(opened: OpenStream, letters: Letters, replay: Lane) -> Letters
     return {source: offsets for source, offsets in left.items() if offsets}
 
 
-def _check_not_replayed(lane: Lane | None, decided: Lane | None) -> None:
-    if lane and lane.is_open and lane.replays and (decided is None or lane.id != decided.id):
+def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker | None) -> None:
+    if backfill and backfill.is_open and backfill.replays and (decided is None or backfill.id != decided.id):
         raise WriterBusy(
-            f"dead letters of stream {lane.stream!r} are being replayed ({lane.request['dead-letters']}): none was "
+            f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}): "
+            "none was "
             f"discarded. Wait until that has ended; if it was interrupted, finish it with `frazil dlq replay "
-            f"{lane.stream}`, or end it with `frazil backfill {lane.stream} --abandon`. Then discard them"
+            f"{backfill.stream}`, or end it with `frazil backfill {backfill.stream} --abandon`. Then discard them"
         )
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 import pyarrow as pa
 from pyiceberg.table import Table
 
-from frazil.backfill.lane_rules import check_has_own
+from frazil.backfill.rules import check_has_own
 from frazil.commit.marker import Marker
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.letters import Selection, read

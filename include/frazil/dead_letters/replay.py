@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 from frazil.backfill.commit import clear_ended, unfinished
 from frazil.backfill.eligible import check_coordinates
 from frazil.backfill.files import FileSource
-from frazil.backfill.lane_rules import check_no_backfill, check_wanted
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.routes import BackfillRoute
+from frazil.backfill.rules import check_no_backfill, check_wanted
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
-from frazil.commit.lane import Lane, read_lane
-from frazil.commit.lane_records import chunks, given_up
+from frazil.commit.backfill_marker import BackfillMarker, read_backfill
+from frazil.commit.backfill_records import chunks, given_up
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.left_out import omits, own_marker, reasons
 from frazil.dead_letters.letters import Selection, read
@@ -47,7 +47,7 @@ COPY_KEPT_MS = 86_400_000
 class Replayed:
     """The result of a replay."""
 
-    lane: str
+    backfill: str
     landed: int
     """Dead letters that became rows or were merged, including merged ones that were stale or changed nothing."""
     failed: int
@@ -72,13 +72,13 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
     - BackfillAbandoned: an operator abandoned the replay of `run`.
     """
     check_coordinates(opened.spec)
-    check_wanted(read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
+    check_wanted(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
     done = []
-    lane = unfinished(opened.tables)
-    check_no_backfill(lane)
-    if lane and lane.replays:
+    last = unfinished(opened.tables)
+    check_no_backfill(last)
+    if last and last.replays:
         finished = (
-            _run(opened, parse_request({**lane.request, "run": run})) if lane.is_open else _replayed(opened, lane)
+            _run(opened, parse_request({**last.request, "run": run})) if last.is_open else _replayed(opened, last)
         )
         done.append(finished and replace(finished, interrupted=True))
     clear_ended(opened.tables)
@@ -96,34 +96,34 @@ def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
         files = FileSource.open(request.files or "", opened.tables.main.refresh())
         route = BackfillRoute.open(opened.spec, opened.tables)
         backfill = Backfill(files.pinned(request), opened, files, route)
-        lane = run(backfill, ThisProcess())
+        last = run(backfill, ThisProcess())
     except Exception as error:
         if isinstance(error, Fenced) or _epoch(opened) <= max(own_epoch, backfill.epoch if backfill else 0):
             raise
-        # Whoever took it over has deleted what this one was reading or writing.
+        # The run that took it over deleted what this one was reading or writing.
         raise Fenced(
             f"another `frazil dlq replay {request.stream}` took this replay over: this command changes nothing more"
         ) from error
-    if lane is None:  # all of them are rows already
+    if last is None:  # all of them are rows already
         opened.tables.store.delete([f.path for f in files.files])
         return None
-    return _replayed(opened, lane)
+    return _replayed(opened, last)
 
 
-def _replayed(opened: OpenStream, lane: Lane) -> Replayed:
-    journals, gone = opened.tables.journals, given_up(opened.tables.journals, lane.id)
+def _replayed(opened: OpenStream, last: BackfillMarker) -> Replayed:
+    journals, gone = opened.tables.journals, given_up(opened.tables.journals, last.id)
     if not gone:
-        return Replayed(lane.id, lane.records, lane.rejected)
+        return Replayed(last.id, last.records, last.rejected)
     without = sum(
-        file.records for chunk in chunks(journals, lane) for target in gone for file in chunk.staged_for(target)
+        file.records for chunk in chunks(journals, last) for target in gone for file in chunk.staged_for(target)
     )
-    return Replayed(lane.id, lane.records - without, lane.rejected, given_up=without)
+    return Replayed(last.id, last.records - without, last.rejected, given_up=without)
 
 
 def _epoch(opened: OpenStream) -> int:
     """Return the epoch of the stream's last backfill or replay."""
-    lane = read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
-    return lane.epoch if lane else 0
+    last = read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name)
+    return last.epoch if last else 0
 
 
 def _folder(opened: OpenStream) -> str:

@@ -277,8 +277,8 @@ def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[
     """The components that are not healthy, or whose last heartbeat is older than `since`."""
     sick = []
     for name, state in health.items():
-        beat = state.get(f"latest_{name}_heartbeat")
-        stale = since and name != "metadatabase" and (beat is None or datetime.fromisoformat(beat) < since)
+        heartbeat = state.get(f"latest_{name}_heartbeat")
+        stale = since and name != "metadatabase" and (heartbeat is None or datetime.fromisoformat(heartbeat) < since)
         if state.get("status") != "healthy" or stale:
             sick.append(name.replace("_", "-"))
     return sick

@@ -62,7 +62,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
     def __init__(self, folder: Path, *, port: int | None = None, catalog_port: int | None = None) -> None:
         self.folder = folder.absolute()
         self.log = self.folder / "object-store.log"
-        self._asked = (port, catalog_port)
+        self._requested = (port, catalog_port)
         self._state = _read(self.folder) or _new_state(port, catalog_port)
 
     @property
@@ -129,7 +129,9 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     def _launch(self) -> None:
         weed = _weed()
-        s3_port, catalog_port = (asked or used for asked, used in zip(self._asked, self._ports(), strict=True))
+        s3_port, catalog_port = (
+            requested or used for requested, used in zip(self._requested, self._ports(), strict=True)
+        )
         process.require_free_port(s3_port, what="the object store", option="--object-store-port")
         process.require_free_port(catalog_port, what="the REST catalog", option="--catalog-port")
         inner_ports = tuple(p if process.is_free(p) else process.free_port() for p in self._state.inner_ports)
@@ -144,7 +146,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     def _wanted_ports(self) -> str:
         s3_port, catalog_port = self._ports()
-        fits = all(asked in (None, used) for asked, used in zip(self._asked, self._ports(), strict=True))
+        fits = all(requested in (None, used) for requested, used in zip(self._requested, self._ports(), strict=True))
         return "" if fits else f"other ports than asked for ({s3_port} for S3, {catalog_port} for the catalog)"
 
     def _missing(self) -> str | None:

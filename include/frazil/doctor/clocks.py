@@ -46,9 +46,9 @@ class ServerTime:
         return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
 
 
-def evaluate(server: str, told: ServerTime) -> Finding:
+def evaluate(server: str, answer: ServerTime) -> Finding:
     """Compare the clocks by a server's time. Pure."""
-    apart = told.apart_ms
+    apart = answer.apart_ms
     if abs(apart) < WARN_MS:
         return Finding("clock", State.OK, f"{server} has the same time")
     state = State.WRONG if abs(apart) >= WRONG_MS else State.WARNING
@@ -60,19 +60,19 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
 
     A server whose time is unknown has a warning: its clock may be wrong.
     """
-    asked: dict[str, Callable[[], ServerTime]] = {
+    servers: dict[str, Callable[[], ServerTime]] = {
         urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
     }
-    asked |= {f"the database of catalog {name!r}": partial(_ask_database, ask) for name, ask in databases.items()}
-    for server, ask in asked.items():
+    servers |= {f"the database of catalog {name!r}": partial(_ask_database, ask) for name, ask in databases.items()}
+    for server, ask in servers.items():
         try:
-            told = ask()
+            answer = ask()
         except Exception as error:  # whatever the driver raises
             why = str(error) if isinstance(error, _Untimed) else type(error).__name__
             yield Finding("clock", State.WARNING, f"the clock of {server} is not compared: {why}", _FIX_SILENCE)
         else:
-            yield evaluate(server, told)
-    if not asked:
+            yield evaluate(server, answer)
+    if not servers:
         yield Finding("clock", State.SKIPPED, "nothing that streams declare here tells its time")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from frazil import clock
-from frazil.doctor.remedies import LACKS, Place, fix_of
+from frazil.doctor.remedies import CAPABILITY, Place, fix_of
 from frazil.errors import FrazilError, KafkaUnavailable, TopicMissing
 from frazil.extras import extras_named
 from frazil.offsets.spans import TopicPartition
@@ -36,7 +36,7 @@ class Connections:
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    _looked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
+    _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
     """The stream for which brokers did not answer, by their declaration: each timeout takes seconds."""
 
@@ -55,19 +55,20 @@ class Connections:
                 self.good.append(f"{spec.name}: {ask(spec)}")
             except FrazilError as error:
                 self.faults.append(Fault(f"{path}: {part}: {_said(error)}", fix_of(part, error)))
-        # A location of its own may have other rights.
-        place = (
-            spec.table.catalog,
-            spec.table.identifier.rpartition(".")[0],
-            spec.table.location,
-            bool(spec.commit.atomic),
-        )
-        if place not in self._looked:
-            self._looked[place] = _catalog_problems(spec)
-        if problems := self._looked[place]:
-            self.faults += [replace(problem, said=f"{path}: table: {problem.said}") for problem in problems]
-        else:
-            self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}")
+        requested = len(self.faults)
+        for number, place in enumerate(_namespaces(spec)):
+            # A location of its own may have other rights.
+            key = (place.table.catalog, _namespace(place), place.table.location, bool(place.commit.atomic))
+            if key not in self._checked:
+                self._checked[key] = _catalog_problems(place)
+            where = f"namespace {_namespace(place)}: " if number else ""
+            self.faults += [
+                replace(problem, said=f"{path}: table: {where}{problem.said}") for problem in self._checked[key]
+            ]
+        if len(self.faults) == requested:
+            others = ", ".join(_namespace(place) for place in _namespaces(spec)[1:])
+            more = f", and tables in {others}" if others else ""
+            self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}{more}")
 
     def _kafka(self, spec: StreamSpec) -> str:
         from frazil.kafka.admin import is_silence  # noqa: PLC0415 - librdkafka, only where it is asked
@@ -88,6 +89,24 @@ class Connections:
             raise
 
 
+def _namespace(spec: StreamSpec) -> str:
+    return spec.table.identifier.rpartition(".")[0]
+
+
+def _namespaces(spec: StreamSpec) -> list[StreamSpec]:
+    """The stream, and a copy of it for each other namespace of its dead letters and its route's tables."""
+    route = spec.route
+    others = [spec.dead_letter_table]
+    if route is not None:
+        others += [*route.tables.values(), *([route.template] if route.template else [])]
+    found = {_namespace(spec): spec}
+    for identifier in others:
+        # Only the stream's own table has the declared location.
+        table = spec.table.model_copy(update={"identifier": identifier, "location": None})
+        found.setdefault(identifier.rpartition(".")[0], spec.model_copy(update={"table": table}))
+    return [*found.values()]
+
+
 def _kafka(spec: StreamSpec) -> str:
     """The topics that the brokers show, once readable. Raises SpecError, AccessDenied, KafkaUnavailable."""
     from frazil.commit.opened import open_kafka  # noqa: PLC0415 - librdkafka, only where it is asked
@@ -98,28 +117,40 @@ def _kafka(spec: StreamSpec) -> str:
         partitions = kafka.describe().partitions
         kafka.earliest(partitions)
     properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
-    check_readable(
-        properties, [*partitions, *_of_transactions(spec, properties)], stream=spec.name, within_s=PERSON_WAITS_S
-    )
+    ends = _of_transactions(spec, properties)
+    check_readable(properties, [*partitions, *(ends or ())], stream=spec.name, within_s=PERSON_WAITS_S)
     if spec.source.topic_pattern is not None:
         count = len({topic for topic, _ in partitions})
         return f"{spec.source.topics_in_words}: {counted(count, 'topic')} now, {counted(len(partitions), 'partition')}"
     topics = "topic" if len(spec.source.topics) == 1 else "topics"
-    return f"{topics} {spec.source.topics_in_words}: {counted(len(partitions), 'partition')}"
+    found = f"{topics} {spec.source.topics_in_words}: {counted(len(partitions), 'partition')}"
+    return found + _ends_in_words(spec, ends)
 
 
-def _of_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition]:
-    """Partitions of the topic with the ends of transactions; none before the first transaction creates it."""
+def _of_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition] | None:
+    """Partitions of the topic with the ends of transactions; None if none is declared, empty if it does not exist."""
     from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets  # noqa: PLC0415 - librdkafka, only where it is asked
 
     envelope = envelope_of(spec.source.format)
     if envelope is None or envelope.transactions is None:
-        return ()
+        return None
     with KafkaOffsets(properties, [envelope.transactions], stream=spec.name, timeout_s=PERSON_WAITS_S) as kafka:
         try:
             return kafka.describe().partitions
         except TopicMissing:
             return ()
+
+
+def _ends_in_words(spec: StreamSpec, ends: Sequence[TopicPartition] | None) -> str:
+    envelope = envelope_of(spec.source.format)
+    if ends is None or envelope is None:
+        return ""
+    if ends:
+        return f"; transactions {envelope.transactions}: {counted(len(ends), 'partition')}"
+    return (
+        f"; transactions {envelope.transactions}: the topic does not exist yet, so it is not checked. The connector "
+        "creates it with the first transaction (provide.transaction.metadata: true)"
+    )
 
 
 def _registry(spec: StreamSpec) -> str:
@@ -144,10 +175,12 @@ def _catalog_problems(spec: StreamSpec) -> list[Fault]:
             with leaving_no_folders(catalog, spec):
                 if spec.commit.atomic:
                     commit_tables_of(catalog)
-                lacks = probe(catalog, spec, now_ms=clock.now_ms())
+                missing = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
         return [Fault(_said(error), fix_of(Place.TABLE, error))]
-    return [Fault(f"the catalog {catalog.name!r} cannot hold a stream: {lack}", LACKS) for lack in lacks]
+    return [
+        Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", CAPABILITY) for capability in missing
+    ]
 
 
 def _said(error: FrazilError) -> str:

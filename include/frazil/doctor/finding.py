@@ -38,7 +38,7 @@ class Finding:
 class Check:
     """A check of one subject. It may raise, which is a finding too."""
 
-    look: Callable[[], Iterable[Finding]]
+    run: Callable[[], Iterable[Finding]]
     within_s: float = 20.0
     """Timeout of the check, after which it counts as wrong."""
 
@@ -61,7 +61,7 @@ def findings(checks: Mapping[str, Check]) -> Iterator[Finding]:
 
 def _answer(subject: str, check: Check, to: queue.SimpleQueue[list[Finding]]) -> None:
     try:
-        to.put(list(check.look()))
+        to.put(list(check.run()))
     except FrazilError as error:  # its message says what to do
         to.put([Finding(subject, State.WRONG, f"{type(error).__name__}: {error}")])
     except Exception as error:  # anything that a client raises; the other checks continue

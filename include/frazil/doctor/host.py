@@ -68,13 +68,13 @@ def jars_of_spark() -> Iterator[Finding]:
         return
     folder = jars.cache_folder()
     paths = {jar: folder / jar.coordinates.path for jar in jars.locked("spark")}
-    lacking = [jar for jar, path in paths.items() if not path.is_file() or path.stat().st_size != jar.bytes]
-    if not lacking:
+    missing = [jar for jar, path in paths.items() if not path.is_file() or path.stat().st_size != jar.bytes]
+    if not missing:
         yield Finding("jars", State.OK, f"Iceberg's runtime is in {folder}")
         return
-    size = rounded_bytes(sum(jar.bytes for jar in lacking))
+    size = rounded_bytes(sum(jar.bytes for jar in missing))
     yield Finding(
-        "jars", State.WARNING, f"{len(lacking)} of Spark's jars are not in {folder} yet ({size}); maintenance fetches "
+        "jars", State.WARNING, f"{len(missing)} of Spark's jars are not in {folder} yet ({size}); maintenance fetches "
         "them when it first runs", "python -m frazil.spark.jars fetch spark",
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from frazil.errors import (
     TopicMissing,
 )
 
-LACKS = "let the catalog do what docs/reference/catalogs.md asks of one, or name another: `table.catalog`"
+CAPABILITY = "let the catalog do what docs/reference/catalogs.md asks of one, or name another: `table.catalog`"
 
 
 _ACLS = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"

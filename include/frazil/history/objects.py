@@ -25,7 +25,7 @@ from frazil.table.storage import open_store
 FORMAT_VERSION = 1
 _NAME = re.compile(rf"(\d{{8,}})-({'|'.join(Part)})\.json")
 _COLUMNS = tuple(field.name for field in dataclasses.fields(Point))
-_MAY_LACK = frozenset(field.name for field in dataclasses.fields(Point) if field.default is None)
+_OPTIONAL = frozenset(field.name for field in dataclasses.fields(Point) if field.default is None)
 
 
 class HistoryUnreadable(Exception):
@@ -131,6 +131,6 @@ def _points(value: Mapping[str, Any]) -> Iterable[Point]:
     places = [(at, name) for at, name in enumerate(value["columns"]) if name in _COLUMNS]
     for row in value["points"]:
         numbers = {name: row[at] for at, name in places}
-        if not all(isinstance(n, int) or (n is None and name in _MAY_LACK) for name, n in numbers.items()):
+        if not all(isinstance(n, int) or (n is None and name in _OPTIONAL) for name, n in numbers.items()):
             raise TypeError("a point has something other than whole numbers")
         yield Point(**numbers)

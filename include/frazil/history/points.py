@@ -55,7 +55,7 @@ class Point:
     def then(self, later: Point) -> Point:
         """Combine both, with this one's time."""
         joined: dict[str, Any] = {name: getattr(self, name) + getattr(later, name) for name in _SUMS}
-        joined |= {name: _most(getattr(self, name), getattr(later, name)) for name in _MAXIMA}
+        joined |= {name: _maximum(getattr(self, name), getattr(later, name)) for name in _MAXIMA}
         joined |= {name: _last(getattr(self, name), getattr(later, name)) for name in _LAST}
         return dataclasses.replace(self, **joined)
 
@@ -133,7 +133,7 @@ def finished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
     return points[:-1] if points and now_ms < points[-1].end_ms + WRITTEN_MS else points
 
 
-def _most(one: int | None, other: int | None) -> int | None:
+def _maximum(one: int | None, other: int | None) -> int | None:
     return max((n for n in (one, other) if n is not None), default=None)
 
 

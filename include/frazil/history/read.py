@@ -33,12 +33,12 @@ def history_of(table: Table, stream: str, *, since_ms: int) -> History:
     try:
         objects = Objects.of(table, stream)
         past, problems = _read(objects, since_ms=since_ms)
-        by_others = [read_acts(objects, told) for told in Acts]
+        by_others = [read_acts(objects, recorded) for recorded in Acts]
     except Exception as error:  # storages raise what their clients raise
         return History(problem=f"the history cannot be read: {_words(error)}")
-    told = [what for found, _ in by_others for what in found]
+    recorded = [what for found, _ in by_others for what in found]
     problems += [problem for _, more in by_others for problem in more]
-    happened: list[Happened] = sorted((*past.happened, *told), key=lambda what: what.at_ms)
+    happened: list[Happened] = sorted((*past.happened, *recorded), key=lambda what: what.at_ms)
     return History(
         tuple(point for point in past.points() if point.end_ms > since_ms),
         tuple(what for what in happened if what.at_ms >= since_ms),

@@ -75,8 +75,8 @@ class Recorder:
         with self._lock:
             if point := self._point(event):
                 self._changed.add(self._past.add(point))
-            if told := self._told(event):
-                self._changed.add(self._past.tell(told))
+            if happened := self._happened(event):
+                self._changed.add(self._past.tell(happened))
             if abs(event.at_ms - self._aged_ms) >= EVERY_MS:  # however long the storage is down
                 self._aged_ms = event.at_ms
                 self._changed |= self._past.age(event.at_ms)
@@ -186,7 +186,7 @@ class Recorder:
             merge_ms=merge_ms,
         )
 
-    def _told(self, event: Event) -> Happened | None:  # noqa: PLR0911 - a case for each kind of event
+    def _happened(self, event: Event) -> Happened | None:  # noqa: PLR0911 - a case for each kind of event
         """The event as a sentence, or None."""
         match event.what:
             case EpochBegan(epoch=epoch, settled=settled):

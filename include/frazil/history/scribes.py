@@ -8,7 +8,7 @@ from typing import Protocol
 
 from frazil import clock
 
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 END_S = 3.0
 """Time that the end of a writer waits for the last minute of its history."""
 
@@ -23,8 +23,8 @@ class Recording(Protocol):
 class Scribes:
     """Writes the histories of one process's streams. Thread-safe."""
 
-    def __init__(self, *, clock_ms: Callable[[], int] = clock.now_ms, look_s: float = LOOK_S) -> None:
-        self._clock_ms, self._look_s = clock_ms, look_s
+    def __init__(self, *, clock_ms: Callable[[], int] = clock.now_ms, poll_interval_s: float = POLL_INTERVAL_S) -> None:
+        self._clock_ms, self._poll_interval_s = clock_ms, poll_interval_s
         self._scribes: dict[str, _Scribe] = {}
         self._lock = threading.Lock()
 
@@ -33,7 +33,7 @@ class Scribes:
         with self._lock:
             scribe = self._scribes.get(storage)
             if scribe is None or not scribe.add(recording):
-                self._scribes[storage] = scribe = _Scribe(self._clock_ms, self._look_s)
+                self._scribes[storage] = scribe = _Scribe(self._clock_ms, self._poll_interval_s)
                 scribe.add(recording)
 
     def remove(self, recording: Recording, *, wait_s: float = END_S) -> None:
@@ -47,8 +47,8 @@ class Scribes:
 class _Scribe:
     """A thread that ends once nothing is recorded."""
 
-    def __init__(self, clock_ms: Callable[[], int], look_s: float) -> None:
-        self._clock_ms, self._look_s = clock_ms, look_s
+    def __init__(self, clock_ms: Callable[[], int], poll_interval_s: float) -> None:
+        self._clock_ms, self._poll_interval_s = clock_ms, poll_interval_s
         self._recordings: list[Recording] = []
         self._leaving: dict[Recording, threading.Event] = {}
         self._over = False
@@ -76,7 +76,7 @@ class _Scribe:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(self._look_s)
+            self._wake.wait(self._poll_interval_s)
             self._wake.clear()
             with self._lock:
                 recordings, leaving = list(self._recordings), dict(self._leaving)

@@ -33,15 +33,15 @@ class Acts(StrEnum):
     """Actions of users on the stream."""
 
 
-def read_acts(objects: Objects, told: Acts) -> tuple[list[Happened], list[str]]:
+def read_acts(objects: Objects, acts: Acts) -> tuple[list[Happened], list[str]]:
     """Actions in such an object, oldest first, and what is wrong with it. Raises what the storage raises."""
     past = Past()
-    data = objects.store.get(_path(objects, told))
+    data = objects.store.get(_path(objects, acts))
     try:
         if data is not None:
             decode(data, Part.HAPPENED, past, objects.table_uuid)
     except HistoryUnreadable as error:
-        return [], [f"{_path(objects, told)}: {error}"]
+        return [], [f"{_path(objects, acts)}: {error}"]
     return past.happened, []
 
 
@@ -113,5 +113,5 @@ def _add(objects: Objects, waiting: list[Happened], to: Acts, *, now_ms: int) ->
     objects.store.put(_path(objects, to), encoded(past, Part.HAPPENED, objects.table_uuid))
 
 
-def _path(objects: Objects, told: Acts) -> str:
-    return f"{objects.location}/{told}.json"
+def _path(objects: Objects, acts: Acts) -> str:
+    return f"{objects.location}/{acts}.json"

@@ -45,10 +45,10 @@ def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool
         return False
     if not isinstance(agent, dict) or agent.get("pid") != writer.pid:
         return False
-    asked_ms = agent.get("asked_at_ms")
-    if asked_ms is None:
-        replace_json(folder / AGENT_FILE, {**agent, "asked_at_ms": now_ms})
-    elif not 0 <= now_ms - asked_ms < KILLS_WITHIN_MS:
+    requested_ms = agent.get("requested_at_ms")
+    if requested_ms is None:
+        replace_json(folder / AGENT_FILE, {**agent, "requested_at_ms": now_ms})
+    elif not 0 <= now_ms - requested_ms < KILLS_WITHIN_MS:
         return False
     if is_alive(writer):
         with suppress(ProcessLookupError):

@@ -74,8 +74,8 @@ def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None)
 
 def _killed(folder: Path, launch: Launch) -> str:
     """Why a killed process ended: the end of its log is the reason only if it warns of it."""
-    asked = _asked(folder, launch.id)
-    how = f"it was killed after it had been asked to stop: {asked.reason}" if asked else KILLED
+    request = _stop_request(folder, launch.id)
+    how = f"it was killed after it had been asked to stop: {request.reason}" if request else KILLED
     warned = _warned(folder, launch)
     return f"{how}. {warned}" if warned else how
 
@@ -89,31 +89,31 @@ def _unseen(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | 
 
 
 def _warned(folder: Path, launch: Launch) -> str | None:
-    warned = _end_of_log(folder, launch, least=logging.WARNING)
+    warned = _end_of_log(folder, launch, min_level=logging.WARNING)
     return f"Its last warning: {warned}" if warned else None
 
 
 def _last_words(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
     """A writer's last message."""
     said = heartbeat.error if heartbeat else None
-    return said or _end_of_log(folder, launch, least=logging.NOTSET)
+    return said or _end_of_log(folder, launch, min_level=logging.NOTSET)
 
 
-def _end_of_log(folder: Path, launch: Launch, *, least: int) -> str | None:
+def _end_of_log(folder: Path, launch: Launch, *, min_level: int) -> str | None:
     """The end of the log; None for a hosted writer, whose log is its application's and covers other streams too."""
-    return None if launch.kind is LaunchKind.HOSTED else last_error(folder, least=least)
+    return None if launch.kind is LaunchKind.HOSTED else last_error(folder, min_level=min_level)
 
 
-def _asked(folder: Path, launch_id: str) -> StopRequest | None:
+def _stop_request(folder: Path, launch_id: str) -> StopRequest | None:
     """The stop requested of a launch, which is recorded before the signal is sent."""
-    asked = read_notes(folder).stop
-    return asked if asked is not None and asked.launch_id == launch_id else None
+    request = read_notes(folder).stop
+    return request if request is not None and request.launch_id == launch_id else None
 
 
 def _append(folder: Path, exit_: ExitRecord, stopped_for: str | None) -> None:
     """Add the exit with the cause of its stop request."""
-    asked = _asked(folder, exit_.launch_id)
-    cause = asked.cause if asked else stopped_for
+    request = _stop_request(folder, exit_.launch_id)
+    cause = request.cause if request else stopped_for
     append_exit(folder, dataclasses.replace(exit_, stopped_for=cause))
 
 

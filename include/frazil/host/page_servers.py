@@ -51,8 +51,8 @@ def _records() -> Iterator[tuple[Path, PageServer | None]]:
     """This host's records; None for what another version wrote."""
     for file in sorted(_folder().glob(f"{socket.gethostname()}-*.json")):
         try:
-            told = read_json(file)
-            yield file, PageServer(ProcessMark(**told["process"]), told["folder"], told["files"])
+            record = read_json(file)
+            yield file, PageServer(ProcessMark(**record["process"]), record["folder"], record["files"])
         except (ValueError, TypeError, KeyError):
             yield file, None
 

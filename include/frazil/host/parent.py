@@ -102,11 +102,11 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
 def _start(command: Sequence[str], lock_fd: int) -> subprocess.Popen[bytes]:
     """Start the writer with the lock, as the leader of its own process group; forward every SIGTERM to it."""
     started: list[subprocess.Popen[bytes]] = []
-    asked = False
+    requested = False
 
     def pass_on(_number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal requested
+        requested = True
         for writer in started:
             writer.send_signal(signal.SIGTERM)
 
@@ -121,7 +121,7 @@ def _start(command: Sequence[str], lock_fd: int) -> subprocess.Popen[bytes]:
             process_group=0,
         )
     )
-    if asked:
+    if requested:
         started[0].send_signal(signal.SIGTERM)
     return started[0]
 

@@ -132,7 +132,7 @@ def leveled(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tupl
         yield level, line
 
 
-def last_error(folder: Path, *, least: int = logging.NOTSET) -> str | None:
+def last_error(folder: Path, *, min_level: int = logging.NOTSET) -> str | None:
     """The end of the log, where a process that died usually says why; None if it is empty.
 
     `least`: the level below which lines are left out.
@@ -143,7 +143,7 @@ def last_error(folder: Path, *, least: int = logging.NOTSET) -> str | None:
     # What was cut off in the middle may be a traceback; a log begins with what Java and Spark greet with.
     cut = bool(lines) and lines[0].startswith(_CUT)
     first = logging.CRITICAL if cut else logging.INFO
-    lines = [line for level, line in leveled(lines[cut:], level=first) if level >= least]
+    lines = [line for level, line in leveled(lines[cut:], level=first) if level >= min_level]
     return "\n".join(lines[-ERROR_LINES:])[-ERROR_CHARACTERS:] or None
 
 

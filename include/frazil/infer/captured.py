@@ -44,9 +44,9 @@ def captured(sample: Sample, encoding: Encoding) -> Captured | None:
     events = [event for event in map(_unwrapped, encoding.records) if _is_event(event)]
     if not events or len(events) < MIN_SHARE * len(encoding.records):
         return None
-    told = [{name: v for name, v in e["after"].items() if v != _PLACEHOLDER} for e in events if e.get("after")]
+    rows = [{name: v for name, v in e["after"].items() if v != _PLACEHOLDER} for e in events if e.get("after")]
     stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
-    columns = columns_of(observe(told), timestamps_ms=stamps)
+    columns = columns_of(observe(rows), timestamps_ms=stamps)
     able = [column.name for column in columns if column.type and "<" not in column.type and column.type not in UNKEYED]
     key = _key(sample, able)
     guessed = key or tuple(name for name in able if name.lower() == "id") or tuple(able[:1])
@@ -95,8 +95,8 @@ def _is_event(value: Mapping[str, Any]) -> bool:
 def _key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
     """The fields of most records' keys, if each can be part of a key."""
     names = Counter(tuple(found) for record in sample.records if (found := _object(record.key)))
-    most = names.most_common(1)[0][0] if names else ()
-    return most if set(most) <= set(able) else ()
+    limit = names.most_common(1)[0][0] if names else ()
+    return limit if set(limit) <= set(able) else ()
 
 
 def _object(key: bytes | None) -> Mapping[str, Any] | None:

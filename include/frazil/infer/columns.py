@@ -140,7 +140,7 @@ def _unit(name: str, observed: Observed, middle_s: float | None) -> str | None:
     if observed.kind != "int":
         return None
     for unit, factor in _UNITS.items():
-        if _FIRST_S * factor <= observed.least and observed.most < _LAST_S * factor:
+        if _FIRST_S * factor <= observed.lowest and observed.highest < _LAST_S * factor:
             near = _distance_s(observed, unit, middle_s) <= NEAR_S and unit != "s"
             return unit if near or _TIME_NAMES.search(name) else None
     return None
@@ -150,7 +150,7 @@ def _distance_s(observed: Observed, unit: str | None, middle_s: float | None) ->
     if middle_s is None:
         return float("inf")
     if unit is not None:
-        return abs((observed.least + observed.most) / 2 / _UNITS[unit] - middle_s)
+        return abs((observed.lowest + observed.highest) / 2 / _UNITS[unit] - middle_s)
     return abs(sum(m.timestamp() for m in observed.moments) / 2 - middle_s) if observed.moments else float("inf")
 
 
@@ -170,9 +170,9 @@ def _type(observed: Observed) -> str:
 
 
 def _integer_type(observed: Observed) -> str:
-    if observed.least >= -INT_BELOW and observed.most < INT_BELOW:
+    if observed.lowest >= -INT_BELOW and observed.highest < INT_BELOW:
         return "int"
-    return "long" if observed.least >= -(2**63) and observed.most < 2**63 else "decimal(38, 0)"
+    return "long" if observed.lowest >= -(2**63) and observed.highest < 2**63 else "decimal(38, 0)"
 
 
 def _text_type(observed: Observed) -> str:

@@ -33,8 +33,8 @@ class Observed:
     """All values of one field; `kinds` counts them by kind."""
 
     kinds: Counter[str] = field(default_factory=Counter)
-    least: int = 0
-    most: int = 0
+    lowest: int = 0
+    highest: int = 0
     shapes: Counter[str] = field(default_factory=Counter)
     """Number of texts that could also be another type."""
     odd: dict[str, str] = field(default_factory=dict)
@@ -69,9 +69,9 @@ class Observed:
     @property
     def shape(self) -> str | None:
         """The type that all texts could be, except for a few odd ones; None if there is no such type."""
-        least = max(1, self.kinds["text"] - self.kinds["text"] // TEXTS_FOR_AN_ODD_ONE)
+        lowest = max(1, self.kinds["text"] - self.kinds["text"] // TEXTS_FOR_AN_ODD_ONE)
         of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
-        return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= least), None)
+        return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= lowest), None)
 
     @property
     def odd_texts(self) -> int:
@@ -105,8 +105,8 @@ class Observed:
     def _add_number(self, value: int) -> None:
         first = not self.kinds["int"]
         self.kinds["int"] += 1
-        self.least = value if first else min(self.least, value)
-        self.most = value if first else max(self.most, value)
+        self.lowest = value if first else min(self.lowest, value)
+        self.highest = value if first else max(self.highest, value)
 
     def _add_text(self, text: str) -> None:
         self.kinds["text"] += 1

@@ -76,7 +76,7 @@ def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: Captured) ->
     """Lines for captured changes. Their rows move between partitions by time, so no partitioning is proposed."""
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
     yield f"name: {named.name}"
-    yield from _source(sample, replace(encoding, format=enveloped), named, keys_are_told=True)
+    yield from _source(sample, replace(encoding, format=enveloped), named, keys_in_envelope=True)
     yield f"table: {named.table}"
     yield "schema:"
     yield from map(_column_line, rows.columns)
@@ -178,7 +178,7 @@ def _record_bytes(sample: Sample) -> float:
     return sum(len(record.value or b"") for record in sample.records) / len(sample.records)
 
 
-def _source(sample: Sample, encoding: Encoding, named: Named, *, keys_are_told: bool = False) -> Iterator[str]:
+def _source(sample: Sample, encoding: Encoding, named: Named, *, keys_in_envelope: bool = False) -> Iterator[str]:
     yield "source:"
     if named.bootstrap_servers:
         yield f"  bootstrap-servers: {_quoted(named.bootstrap_servers)}"
@@ -191,7 +191,7 @@ def _source(sample: Sample, encoding: Encoding, named: Named, *, keys_are_told: 
     else:
         yield f"  format: {plain}"
     keys = sum(record.key is not None for record in sample.records)
-    if keys and not keys_are_told:
+    if keys and not keys_in_envelope:
         share = f"{keys / len(sample.records):.0%} of the records have a key"
         yield f"  # key: {{column: …}}    # {share}; declare a string column for it"
     names = Counter(name for record in sample.records for name in set(record.headers))
@@ -233,8 +233,8 @@ def _layout(sample: Sample, columns: Sequence[Column], event_time: str) -> Itera
         yield f"partition-by: [month({event_time})]    # a day has only about {rounded_bytes(daily)}"
         yield "complete: day"
     else:
-        told = "" if daily is None else f"    # a day has about {rounded_bytes(daily)}"
-        yield f"partition-by: [day({event_time})]{told}"
+        comment = "" if daily is None else f"    # a day has about {rounded_bytes(daily)}"
+        yield f"partition-by: [day({event_time})]{comment}"
     few = [c for c in columns if c.type in {"string", "int", "long"} and c.distinct and _is_plain(c.name)]
     often = [c for c in few if 1 < (c.distinct or 0) <= min(MAX_SORT_COLUMN_VALUES, len(sample.records) // 4)]
     texts = sorted((c for c in often if c.type == "string"), key=lambda c: -(c.distinct or 0))

@@ -34,8 +34,8 @@ def decoded(declared: Mapping[str, Any], sample: Sample) -> Decoded:
     source = {"bootstrap-servers": _ANY_BROKER, **declared["source"]}
     spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
     schema = iceberg.schema(spec)
-    told = change_schema(schema, spec.key) if spec.mode == "upsert" else schema
-    filled = value_schema(record_schema(told, spec.coordinates), spec.beside_value)
+    wanted = change_schema(schema, spec.key) if spec.mode == "upsert" else schema
+    filled = value_schema(record_schema(wanted, spec.coordinates), spec.beside_value)
     units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
     values = [record.value for record in sample.records]
     return decoder(plain_format(spec.value_format), filled, units)(Chunk.of_values(values))

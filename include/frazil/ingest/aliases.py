@@ -53,20 +53,20 @@ class AliasedDecoder:
     def __call__(self, chunk: Chunk) -> Decoded:
         decoded = self._decode(chunk)
         arrays = [self._column(field, decoded.rows) for field in self._arrow_schema]
-        lacking = np.zeros(len(decoded.kept), np.bool_)
+        missing = np.zeros(len(decoded.kept), np.bool_)
         rejections = []
         for name in self._required:
             null = arrays[self._arrow_schema.get_field_index(name)].is_null().to_numpy()
-            places = decoded.kept[null & ~lacking].tolist()
+            places = decoded.kept[null & ~missing].tolist()
             rejections += [Rejection(p, "MissingRequired", f"{name}: required, and missing or null") for p in places]
-            lacking |= null
-        good = pa.array(~lacking)
+            missing |= null
+        good = pa.array(~missing)
         kept = [array.filter(good) for array in arrays] if rejections else arrays
         rows = pa.Table.from_arrays(kept, schema=self._arrow_schema)
         others = decoded.rows.filter(good) if rejections else decoded.rows
         return Decoded(
             with_others(rows, self._kept(others, rows)),
-            decoded.kept[~lacking],
+            decoded.kept[~missing],
             [*decoded.rejections, *rejections],
             decoded.drift,
         )
@@ -80,8 +80,8 @@ class AliasedDecoder:
         null = {column.name: merged.column(column.name).is_null().to_pylist() for column in self._filled.values()}
         for row, ids in enumerate(lists):
             if ids and not self._filled.keys().isdisjoint(ids):
-                untold = {c.field_id for i, c in self._filled.items() if i in ids and null[c.name][row]}
-                lists[row] = sorted(untold.union(ids) - self._filled.keys())
+                unset = {c.field_id for i, c in self._filled.items() if i in ids and null[c.name][row]}
+                lists[row] = sorted(unset.union(ids) - self._filled.keys())
         return decoded.set_column(at, decoded.schema.field(at), pa.array(lists, decoded.schema.field(at).type))
 
     def _column(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:

@@ -63,21 +63,23 @@ class ChangeReader:
         if not len(gone):
             return decoded
         rest = [r for r in decoded.rejections if not absent[r.index]]
-        told = Decoded(pa.table({}), gone)
+        tombstones = Decoded(pa.table({}), gone)
         if self._keys is not None:
-            told = self._keys(Chunk.of_column(chunk.keys.take(gone))).moved(gone)
+            tombstones = self._keys(Chunk.of_column(chunk.keys.take(gone))).moved(gone)
         columns = [
-            told.rows.column(f.name) if f.name in told.rows.column_names else pa.nulls(len(told.kept), f.type)
+            tombstones.rows.column(f.name)
+            if f.name in tombstones.rows.column_names
+            else pa.nulls(len(tombstones.kept), f.type)
             for f in decoded.rows.schema
         ]
         rows = pa.concat_tables([decoded.rows, pa.Table.from_arrays(columns, schema=decoded.rows.schema)])
-        kept = np.concatenate([decoded.kept, told.kept])
-        return Decoded(rows, kept, [*rest, *told.rejections], decoded.drift)
+        kept = np.concatenate([decoded.kept, tombstones.kept])
+        return Decoded(rows, kept, [*rest, *tombstones.rejections], decoded.drift)
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
         """Return the rows with the change that each makes; reject upserts that miss a required value."""
-        told = CHANGE in decoded.rows.column_names  # by the envelope
-        deletes = self._told(decoded.rows) if told else self._of_deletes(decoded.rows)
+        enveloped = CHANGE in decoded.rows.column_names  # by the envelope
+        deletes = self._enveloped_deletes(decoded.rows) if enveloped else self._of_deletes(decoded.rows)
         if self._rules.tombstones:
             deletes = deletes | (chunk.values.lengths == NULL)[decoded.kept]
         rejections: dict[int, Rejection] = {}
@@ -87,7 +89,7 @@ class ChangeReader:
                 text = f"{name}: required, and missing or null"
                 rejections.setdefault(row, Rejection(int(decoded.kept[row]), "MissingRequired", text))
         rows = decoded.rows
-        if not told:
+        if not enveloped:
             rows = rows.append_column(CHANGE, pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32)))
             rows = rows.append_column(KEPT, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
         found = Decoded(rows, decoded.kept, decoded.rejections, decoded.drift)
@@ -95,19 +97,19 @@ class ChangeReader:
             return found
         good = np.ones(rows.num_rows, np.bool_)
         good[list(rejections)] = False
-        all_told = [*decoded.rejections, *(rejections[row] for row in sorted(rejections))]
-        return Decoded(rows.filter(pa.array(good)), decoded.kept[good], all_told, decoded.drift)
+        all_rejections = [*decoded.rejections, *(rejections[row] for row in sorted(rejections))]
+        return Decoded(rows.filter(pa.array(good)), decoded.kept[good], all_rejections, decoded.drift)
 
     @staticmethod
-    def _told(rows: pa.Table) -> NDArray[np.bool_]:
+    def _enveloped_deletes(rows: pa.Table) -> NDArray[np.bool_]:
         return pc.equal(rows.column(CHANGE), DELETE).to_numpy().astype(np.bool_)  # type: ignore[no-any-return]
 
     def _of_deletes(self, rows: pa.Table) -> NDArray[np.bool_]:
         if self._rules.delete_column is None or self._deletes is None:
             return np.zeros(rows.num_rows, np.bool_)
         values = rows.column(self._rules.delete_column)
-        told: NDArray[np.bool_] = pc.is_in(values, self._deletes.cast(values.type)).to_numpy()
-        return told
+        found: NDArray[np.bool_] = pc.is_in(values, self._deletes.cast(values.type)).to_numpy()
+        return found
 
 
 def as_letters(decoded: Decoded, records: int) -> Decoded:

@@ -68,8 +68,8 @@ class Divider:
     def __call__(self, chunk: Chunk, decoded: Decoded) -> Divided:
         codes, values = self._coded(chunk, decoded)
         verdicts = [self._destination(value) for value in values]
-        waits = np.array([verdict is None for verdict in verdicts], np.bool_)[codes]
-        wrong = np.array([isinstance(verdict, Rejection) for verdict in verdicts], np.bool_)[codes]
+        waits = np.array([outcome is None for outcome in verdicts], np.bool_)[codes]
+        wrong = np.array([isinstance(outcome, Rejection) for outcome in verdicts], np.bool_)[codes]
         rejections = list(decoded.rejections)
         for row in np.flatnonzero(wrong).tolist():
             found = verdicts[codes[row]]
@@ -80,7 +80,7 @@ class Divider:
         if not stays.all():
             rows, kept, codes = rows.filter(pa.array(stays)), kept[stays], codes[stays]
         # A target without rows: rejected and waiting values have no target, and no code refers to one.
-        targets = tuple(verdict if isinstance(verdict, str) else MAIN for verdict in verdicts)
+        targets = tuple(outcome if isinstance(outcome, str) else MAIN for outcome in verdicts)
         return Divided(Decoded(rows, kept, rejections, decoded.drift), targets, codes)
 
     def _coded(self, chunk: Chunk, decoded: Decoded) -> tuple[NDArray[np.int64], list[str | bytes | None]]:

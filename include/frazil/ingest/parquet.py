@@ -66,8 +66,8 @@ class FileLayout:
         Parquet's writer frees them when the next row group begins. Measured with pyarrow 26.
         """
         columns = len(self.schema.column_names)
-        most = 2 * int(self.writer_options["dictionary_pagesize_limit"])
-        return min(2 * written + columns * 400_000, columns * most)
+        max_bytes = 2 * int(self.writer_options["dictionary_pagesize_limit"])
+        return min(2 * written + columns * 400_000, columns * max_bytes)
 
     @classmethod
     def of(cls, table: TargetTable, target: Target) -> FileLayout:

@@ -105,7 +105,7 @@ class FileReader:
     ) -> None:
         self._unseal = unseal or Unsealer(None, sensitive=False)
         self._files, self._io, self._schema = files, io, schema
-        self._least, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
+        self._lowest, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
         by_partition = groupby(sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges)), _place)
         self._ranges = {tp: np.array([r[2:] for r in of], np.int64).T for tp, of in by_partition}
 
@@ -132,7 +132,7 @@ class FileReader:
         if PurePosixPath(path).suffix not in PARQUET:
             return _json_lines(path, self._io)
         offset = ds.field("kafka_offset")
-        within = (offset >= self._least) & (offset < self._end)
+        within = (offset >= self._lowest) & (offset < self._end)
         return _parquet(path, self._io, self._schema, within=within)
 
     def _may_hold(self, some: OffsetRange) -> bool:

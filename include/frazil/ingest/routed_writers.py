@@ -22,7 +22,7 @@ from frazil.table.renamed import former_columns, names_in_rows
 
 NO_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
 FIELD_ID = b"PARQUET:field_id"
-"""Where an Arrow field has the id of its column."""
+"""The metadata key of an Arrow field's column id."""
 
 
 class RoutedWriters:

@@ -61,11 +61,11 @@ class Protector:
             rows = rows.set_column(place, rows.schema.field(place), pa.chunked_array(changed, column.type))
         return rows
 
-    def told(self, rejections: Sequence[Rejection]) -> list[Rejection]:
+    def masked(self, rejections: Sequence[Rejection]) -> list[Rejection]:
         """The rejections without texts that may quote a value."""
-        return [r._replace(error=self._told(r.error)) for r in rejections]
+        return [r._replace(error=self._without_values(r.error)) for r in rejections]
 
-    def _told(self, error: str) -> str:
+    def _without_values(self, error: str) -> str:
         name = next((name for name in self._names if error.startswith(f"{name}: ")), None)
         return WITHHELD if name is None else f"{name}: {WITHHELD}"
 

@@ -52,7 +52,7 @@ class Shaper:
         self._lines = has_lines(context.record_format)
         self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=self._lines)
         self._schema = schema
-        self._least = list(least_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
+        self._lowest = list(lowest_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
         self._within = context.event_times_us
         self._quote = quoter(context.record_format)
@@ -110,14 +110,14 @@ class Shaper:
         found: dict[int, str] = {}
         for row, moment in out_of_range(shaped.rows).items():
             record = None if isinstance(chunk, RowChunk) else chunk.values[shaped.kept[row]]
-            found[row] = told(moment, record, quote=self._quote, units=self._units)
+            found[row] = sentence_of(moment, record, quote=self._quote, units=self._units)
         return found
 
     def _untruncatable(self, rows: pa.Table) -> dict[int, str]:
         found: dict[int, str] = {}
-        for field, least in self._least:
+        for field, lowest in self._lowest:
             values = column_of(rows, self._schema, field.source_id)
-            below = pc.less(values, pa.scalar(least, values.type)).fill_null(False)
+            below = pc.less(values, pa.scalar(lowest, values.type)).fill_null(False)
             name = self._schema.find_column_name(field.source_id)
             for row in np.flatnonzero(below.to_numpy(zero_copy_only=False)).tolist():
                 found[row] = f"{name}: {values[row].as_py()} is too low for the partition field {field.name}"
@@ -128,7 +128,7 @@ class Shaper:
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
 
 
-def told(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, str]) -> str:
+def sentence_of(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, str]) -> str:
     """The error text for a moment out of range; quotes the record if it has bytes.
 
     `units` has the unit of each column that arrives as a number.
@@ -138,13 +138,13 @@ def told(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[
     return moment.text(words if words is None or unit is None else f"{words} (unit: {unit})")
 
 
-def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
+def lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
     """Partition fields that truncate numbers, each with the minimum whose truncation the type can hold."""
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
         if isinstance(field.transform, TruncateTransform) and (ends := ends_of(kind)):
-            least = -(-ends[0] // field.transform.width * field.transform.width)
-            yield field, _scaled(least, kind) if isinstance(kind, DecimalType) else least
+            lowest = -(-ends[0] // field.transform.width * field.transform.width)
+            yield field, _scaled(lowest, kind) if isinstance(kind, DecimalType) else lowest
 
 
 def _scaled(number: int, kind: DecimalType) -> Decimal:

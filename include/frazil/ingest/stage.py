@@ -297,7 +297,7 @@ class _Stage:
         if shaped.rejections and isinstance(chunk, RowChunk):
             raise self._refused(chunk, shaped.rejections[0])
         if self._protect:
-            shaped = dataclasses.replace(shaped, rejections=self._protect.told(shaped.rejections))
+            shaped = dataclasses.replace(shaped, rejections=self._protect.masked(shaped.rejections))
         held = self._held(chunk)
         if held.any():
             self.progress.rejected(chunk.range_index[held])

@@ -64,8 +64,8 @@ class _Gathered:
 
     def _alike(self) -> int:
         """Number of last tables that are small and not much larger than the last one."""
-        most = min(2 * self.sizes[-1], MERGED_BYTES)
-        return sum(1 for _ in takewhile(lambda size: size <= most, reversed(self.sizes)))
+        max_bytes = min(2 * self.sizes[-1], MERGED_BYTES)
+        return sum(1 for _ in takewhile(lambda size: size <= max_bytes, reversed(self.sizes)))
 
 
 def held_bytes(rows: pa.Table) -> int:

@@ -91,9 +91,9 @@ class KafkaOffsets:
             cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
             if isinstance(self._topics, TopicPattern):
                 cluster_id = self._result(cluster).cluster_id
-                described = self._described(self._asked_of(self._matching(self._topics)), missing_fails=False)
+                described = self._described(self._described_topics(self._matching(self._topics)), missing_fails=False)
             else:
-                answers = self._asked_of(self._topics)
+                answers = self._described_topics(self._topics)
                 cluster_id = self._result(cluster).cluster_id
                 described = self._described(answers)
         except (KafkaException, TimeoutError) as error:
@@ -110,7 +110,7 @@ class KafkaOffsets:
         topic is refused, and a deleted one is unknown.
         """
         hidden = []
-        for name, answer in sorted(self._asked_of(topics).items()):
+        for name, answer in sorted(self._described_topics(topics).items()):
             try:
                 self._result(answer)
             except (KafkaException, TimeoutError) as error:
@@ -140,13 +140,13 @@ class KafkaOffsets:
             )
         return found
 
-    def _asked_of(self, topics: Collection[str]) -> Mapping[str, Any]:
+    def _described_topics(self, topics: Collection[str]) -> Mapping[str, Any]:
         if not topics:
             return {}
-        asked: Mapping[str, Any] = self._admin.describe_topics(
+        futures: Mapping[str, Any] = self._admin.describe_topics(
             TopicCollection(list(topics)), request_timeout=self._timeout_s
         )
-        return asked
+        return futures
 
     def _described(self, answers: Mapping[str, Any], *, missing_fails: bool = True) -> dict[str, Any]:
         """Kafka's description of each topic. The error names all missing topics at once."""
@@ -228,8 +228,8 @@ class KafkaOffsets:
         moving: Exception | None = None
         while True:
             try:
-                asked = [self._asked(tps, which, isolation) for which, isolation in questions]
-                return [{(tp.topic, tp.partition): self._result(of) for tp, of in each.items()} for each in asked]
+                futures = [self._list_offsets(tps, which, isolation) for which, isolation in questions]
+                return [{(tp.topic, tp.partition): self._result(of) for tp, of in each.items()} for each in futures]
             except (KafkaException, TimeoutError) as error:
                 is_moving = isinstance(error, KafkaException) and error.args[0].code() in LEADER_MOVES
                 if is_moving and time.monotonic() <= deadline:
@@ -240,7 +240,9 @@ class KafkaOffsets:
                 why = moving if moving is not None and is_silence(error) else error
                 raise self._translated(why, "listing offsets of") from why
 
-    def _asked(self, partitions: list[TopicPartition], which: OffsetSpec, isolation: IsolationLevel) -> dict[Any, Any]:
+    def _list_offsets(
+        self, partitions: list[TopicPartition], which: OffsetSpec, isolation: IsolationLevel
+    ) -> dict[Any, Any]:
         request = {KafkaTopicPartition(*tp): which for tp in partitions}
         if not request:
             return {}

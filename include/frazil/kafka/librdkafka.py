@@ -187,8 +187,8 @@ class Librdkafka:
     def watermarks(self, client: int, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
         """First offset and end of the log. Raises KafkaException."""
         low, high = c_int64(), c_int64()
-        asked = (client, topic.encode(), partition, byref(low), byref(high), int(timeout_s * 1000))
-        self.check(self.query_watermark_offsets(*asked))
+        arguments = (client, topic.encode(), partition, byref(low), byref(high), int(timeout_s * 1000))
+        self.check(self.query_watermark_offsets(*arguments))
         return low.value, high.value
 
 

@@ -66,24 +66,24 @@ class Client:
         self._processing = "STREAMING" if streaming else "BATCH"
         self._client = OpenLineageClient()
 
-    def send(self, state: State, at_ms: int, told: RunFacts) -> None:
+    def send(self, state: State, at_ms: int, facts: RunFacts) -> None:
         """Send one event."""
         self._client.emit(
             RunEvent(
                 eventTime=_moment(at_ms),
                 eventType=RunState[state],
-                run=self._run(told),
+                run=self._run(facts),
                 job=self._described_job(),
                 producer=PRODUCER,
-                inputs=[_input(one) for one in told.inputs],
-                outputs=[] if told.output is None else [_output(told.output, told)],
+                inputs=[_input(one) for one in facts.inputs],
+                outputs=[] if facts.output is None else [_output(facts.output, facts)],
             )
         )
 
     def close(self, timeout_s: float) -> None:
         self._client.close(timeout_s)
 
-    def _run(self, told: RunFacts) -> Run:
+    def _run(self, facts: RunFacts) -> Run:
         facets: dict[str, RunFacet] = {
             "processing_engine": processing_engine_run.ProcessingEngineRunFacet(version=__version__, name="frazil")
         }
@@ -92,17 +92,17 @@ class Client:
             facets["parent"] = parent_run.ParentRunFacet(
                 run=parent_run.Run(runId=run_id), job=parent_run.Job(namespace=namespace, name=name)
             )
-        if told.error is not None:
-            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(told.error, "PYTHON")
-        if told.day is not None:
-            begin = datetime.combine(told.day, datetime.min.time(), UTC)
+        if facts.error is not None:
+            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(facts.error, "PYTHON")
+        if facts.day is not None:
+            begin = datetime.combine(facts.day, datetime.min.time(), UTC)
             facets["nominalTime"] = nominal_time_run.NominalTimeRunFacet(
                 nominalStartTime=begin.isoformat(), nominalEndTime=(begin + timedelta(days=1)).isoformat()
             )
-        if told.totals is not None and told.totals.changes:
-            facets["frazil_changes"] = ChangesFacet(dict(told.totals.changes))
-        if told.actions:
-            facets["frazil_maintenance"] = MaintenanceFacet([dict(action) for action in told.actions])
+        if facts.totals is not None and facts.totals.changes:
+            facets["frazil_changes"] = ChangesFacet(dict(facts.totals.changes))
+        if facts.actions:
+            facets["frazil_maintenance"] = MaintenanceFacet([dict(action) for action in facts.actions])
         return Run(runId=self.run_id, facets=facets)
 
     def _described_job(self) -> Job:
@@ -130,15 +130,15 @@ def _of_table(table: Dataset) -> dict[str, DatasetFacet]:
     return facets
 
 
-def _output(table: Dataset, told: RunFacts) -> OutputDataset:
+def _output(table: Dataset, facts: RunFacts) -> OutputDataset:
     facets: dict[str, OutputDatasetFacet] = {}
-    if (totals := told.totals) is not None:
+    if (totals := facts.totals) is not None:
         table = replace(table, snapshot_id=totals.snapshot_id)
         facets["outputStatistics"] = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
             rowCount=totals.records, size=totals.bytes, fileCount=totals.files
         )
-    if told.day is not None:
-        of_day = base_subset_dataset.Partition(dimensions={"day": str(told.day)})
+    if facts.day is not None:
+        of_day = base_subset_dataset.Partition(dimensions={"day": str(facts.day)})
         facets["subset"] = base_subset_dataset.OutputSubsetOutputDatasetFacet(
             base_subset_dataset.PartitionSubsetCondition(partitions=[of_day])
         )

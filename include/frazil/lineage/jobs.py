@@ -40,7 +40,7 @@ class _Event:
     run: JobRun
     state: State
     at_ms: int
-    told: RunFacts
+    facts: RunFacts
 
 
 class JobRun:
@@ -51,12 +51,12 @@ class JobRun:
         self.sender: Sender | None = None
         """The client, used by the sending thread."""
 
-    def started(self, at_ms: int, told: RunFacts) -> None:
-        self._put(_Event(self, State.START, at_ms, told))
+    def started(self, at_ms: int, facts: RunFacts) -> None:
+        self._put(_Event(self, State.START, at_ms, facts))
 
-    def ended(self, at_ms: int, told: RunFacts) -> None:
+    def ended(self, at_ms: int, facts: RunFacts) -> None:
         """Record that it completed, or failed if it has an error."""
-        self._put(_Event(self, State.COMPLETE if told.error is None else State.FAIL, at_ms, told))
+        self._put(_Event(self, State.COMPLETE if facts.error is None else State.FAIL, at_ms, facts))
 
 
 class Jobs:
@@ -106,7 +106,7 @@ class Jobs:
     def _send(self, event: _Event) -> None:
         if event.run.sender is None:
             event.run.sender = self._connect(self._settings, event.run.job)
-        event.run.sender.send(event.state, event.at_ms, event.told)
+        event.run.sender.send(event.state, event.at_ms, event.facts)
         if event.state is not State.START:
             event.run.sender.close(CLOSE_S)
 

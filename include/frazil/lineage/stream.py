@@ -27,7 +27,7 @@ CLOSE_S = 2.0
 class Sender(Protocol):
     """OpenLineage's client for one run."""
 
-    def send(self, state: State, at_ms: int, told: RunFacts) -> None: ...
+    def send(self, state: State, at_ms: int, facts: RunFacts) -> None: ...
 
     def close(self, timeout_s: float) -> None: ...
 
@@ -109,21 +109,21 @@ class StreamLineage:
             output = self._output = dataset_of(self._load())
         if self._sender is None:
             self._sender = self._connect()
-        told = RunFacts(inputs, output, totals)
+        facts = RunFacts(inputs, output, totals)
         if self._sent is None:
-            self._send(State.START, began_ms, replace(told, totals=Totals(snapshot_id=totals.snapshot_id)))
+            self._send(State.START, began_ms, replace(facts, totals=Totals(snapshot_id=totals.snapshot_id)))
         if ended is not None:
             state, at_ms, error = ended
-            self._send(state, at_ms, replace(told, error=error))
+            self._send(state, at_ms, replace(facts, error=error))
             self._sender.close(CLOSE_S)
         elif totals != self._sent_totals and abs(now_ms - self._sent_ms) >= self._settings.every_ms:
-            self._send(State.RUNNING, now_ms, told)
+            self._send(State.RUNNING, now_ms, facts)
             self._sent_ms = now_ms
 
-    def _send(self, state: State, at_ms: int, told: RunFacts) -> None:
+    def _send(self, state: State, at_ms: int, facts: RunFacts) -> None:
         if self._sender is None:
             return
-        self._sender.send(state, at_ms, told)
-        self._sent, self._sent_totals = state, told.totals or Totals()
+        self._sender.send(state, at_ms, facts)
+        self._sent, self._sent_totals = state, facts.totals or Totals()
         if state is State.START:
             self._sent_ms = at_ms

@@ -39,6 +39,8 @@ class Reading:
     """What is wrong beyond the threshold, and what to do now."""
     hold_ms: int | None = None
     """Time that the value must be beyond the threshold; None for the table's declared hold."""
+    unread: bool = False
+    """Whether its source could not be read: then the values of `<rule>:<subject>` are unknown too."""
 
     @property
     def is_beyond(self) -> bool:
@@ -170,8 +172,8 @@ def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iter
             _staleness_s(stream, age_s, threshold_s),
             threshold_s,
             shown,
-            f"stream {stream.name} of {health.table} does not commit what waits in Kafka: {shown}. {status} shows "
-            "whether its writer runs, is paused, or is held back and by what",
+            f"stream {stream.name} of {health.table} {_why_stale(stream)}: {shown}. {status} shows whether its writer "
+            "runs, is paused, or is held back and by what",
         )
         if settings.alerts.lag is not None:
             yield Reading(
@@ -186,10 +188,20 @@ def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iter
 
 
 def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:
-    """Upper bound of the time that records have waited. A recent commit is fresh, even if the lag is unknown."""
+    """Upper bound of the time that records have waited. A recent commit is fresh, even if the lag is unknown.
+
+    After an old commit, a lag that could not be read counts as records that wait; one that was not read is unknown.
+    """
     if stream.lag == 0:
         return 0
-    return None if stream.lag is None and age_s is not None and age_s > threshold_s else age_s
+    unread = stream.lag is None and stream.lag_problem is None
+    return None if unread and age_s is not None and age_s > threshold_s else age_s
+
+
+def _why_stale(stream: StreamHealth) -> str:
+    if stream.lag is None and stream.lag_problem is not None:
+        return f"has no recent commit, and its lag is unknown ({stream.lag_problem.rstrip('.')})"
+    return "does not commit what waits in Kafka"
 
 
 def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:

@@ -43,7 +43,7 @@ class Alert:
     sentence: str
     """What is wrong and what to do now; for a resolved alert, that it is over."""
     alone: bool = True
-    """Whether it is reported on its own, if each alert opens an incident; see `told_alone`."""
+    """Whether it is reported on its own, if each alert opens an incident; see `reported_alone`."""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, with the runbook's section about it."""
@@ -119,7 +119,7 @@ def step_readings(
     states: dict[str, AlertState] = {}
     fired, resolved, active = [], [], []
     for rule in sorted(found.keys() | previous.rules.keys()):
-        before, reading = previous.rules.get(rule), found.get(rule)
+        before, reading = previous.rules.get(rule), found.get(rule) or _unread(found, rule)
         own_ms = hold_ms if reading is None or reading.hold_ms is None else reading.hold_ms
         after = _next(before, reading, hold_ms=own_ms, now_ms=now_ms)
         was_active = before is not None and before.active
@@ -133,10 +133,19 @@ def step_readings(
     return AlertStep(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
 
 
-def told_alone(steps: Mapping[str, AlertStep], most: int) -> dict[str, AlertStep]:
+def _unread(found: Mapping[str, Reading], rule: str) -> Reading | None:
+    """The reading of `<rule>:<subject>`, if the source of `<rule>` could not be read; else it no longer applies."""
+    whole = found.get(rule.partition(":")[0])
+    if whole is None or not whole.unread:
+        return None
+    sentence = f"the alert {rule} was active when it was last measured, and its value is unknown now"
+    return replace(whole, rule=rule, sentence=sentence)
+
+
+def reported_alone(steps: Mapping[str, AlertStep], limit: int) -> dict[str, AlertStep]:
     """The steps of one measurement by subject; only the first `most` alerts that fire are reported alone."""
     fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
-    together = set(fired[most:])
+    together = set(fired[limit:])
 
     def marked(subject: str, made: AlertStep) -> AlertStep:
         def one(alert: Alert) -> Alert:

@@ -174,11 +174,11 @@ def _evaluate(
 
 def _evaluate_small(partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool) -> Rewrite | Left:
     """Decide whether its small files are worth a rewrite."""
-    least, state = (settings.min_files, "complete") if complete else (settings.open_files, "still written")
+    min_count, state = (settings.min_files, "complete") if complete else (settings.open_files, "still written")
     count, removed = partition.small_files, _removed(partition.small_files, partition.small_bytes, target)
-    if count < least:
+    if count < min_count:
         return Left(
-            partition, Why.FEW, f"it is {state}, and {counted(count, 'small file', 'is|are')} fewer than {least:,}"
+            partition, Why.FEW, f"it is {state}, and {counted(count, 'small file', 'is|are')} fewer than {min_count:,}"
         )
     if not removed:
         return Left(partition, Why.MARGINAL, f"its {counted(count, 'small file')} would become more than half as many")

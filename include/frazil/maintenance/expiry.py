@@ -19,8 +19,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import ONLY_TOLD_HERE, ancestors
-from frazil.commit.lane import branch_name, open_lanes
+from frazil.commit.backfill_marker import branch_name, open_backfills
+from frazil.commit.history import ONLY_IN_SUMMARY, ancestors
 from frazil.commit.late_rows import may_be_late
 from frazil.commit.marked_update import OPEN_SNAPSHOT
 from frazil.commit.marker import Marker, open_branch, read_markers
@@ -42,7 +42,7 @@ MAX_UNREAD_AGE = timedelta(days=7)
 """Age up to which commits are kept for unsignalled windows: a stalled watermark must not grow the table forever."""
 MAX_AUDIT_AGE = timedelta(days=1)
 """Time that the audit of a backfill may take: an unpublished backfill must not grow the table forever."""
-TOLD_FOR = timedelta(hours=6)
+AUDIT_RETENTION = timedelta(hours=6)
 """Time for which hourly audits find what only snapshots tell, whatever the retention: an audit may be late."""
 RECENT_SIGNALS = 500
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
@@ -84,7 +84,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     """Decide what expires, from the table's current metadata and its readers' `pins`."""
     try:
         markers = _sound_markers(metadata, table=table)
-        lanes = _lane_heads(metadata)
+        backfills = _backfill_heads(metadata)
     except (MarkerUnreadable, RolledBack) as error:
         return ExpiryPlan((), {}, f"no snapshot is expired while this is so: {error}", refused=True)
     if own := _own_rules(metadata):
@@ -93,7 +93,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
     plain = max(min(_recent(main, horizon_ms), settings.at_most), settings.at_least)
     unread = [] if pins.cursor is None else _unread(main, pins.cursor)
-    holds = _holds(metadata, main, unread, now_ms=now_ms) | _audits(main, lanes, now_ms=now_ms)
+    holds = _holds(metadata, main, unread, now_ms=now_ms) | _audits(main, backfills, now_ms=now_ms)
     line = main[: max([plain, *(at + 1 for at in holds)])]
     single = _named(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
     held = {line[at].snapshot_id: holds.get(at, "an older one is held") for at in range(plain, len(line))}
@@ -121,9 +121,11 @@ def bytes_about(metadata: TableMetadata, expired: Collection[int], *, files: int
     assumed to have the average size.
     """
     gone = set(expired)
-    told = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
-    removed = sum(int(one.get(name) or 0) for one in told for name in ("deleted-data-files", "removed-delete-files"))
-    size = sum(int(one.get("removed-files-size") or 0) for one in told)
+    summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
+    removed = sum(
+        int(one.get(name) or 0) for one in summaries for name in ("deleted-data-files", "removed-delete-files")
+    )
+    size = sum(int(one.get("removed-files-size") or 0) for one in summaries)
     return size * files // removed if removed else 0
 
 
@@ -136,10 +138,10 @@ def _sound_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
     return markers
 
 
-def _lane_heads(metadata: TableMetadata) -> list[Snapshot]:
+def _backfill_heads(metadata: TableMetadata) -> list[Snapshot]:
     """The branches of open backfills. Raises `MarkerUnreadable`."""
-    lanes = open_lanes(metadata.properties)
-    return [head for lane in lanes if (head := head_of(metadata, branch_name(lane.stream)))]
+    backfills = open_backfills(metadata.properties)
+    return [head for backfill in backfills if (head := head_of(metadata, branch_name(backfill.stream)))]
 
 
 def _own_rules(metadata: TableMetadata) -> str | None:
@@ -183,13 +185,13 @@ def _holds(metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[i
     }
 
 
-def _audits(main: Sequence[Snapshot], lanes: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
+def _audits(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
     """Oldest snapshots that audits may need: publishing a backfill walks main back to what its audit read.
 
     That is, at the earliest, main as of the time when the run took over the branch, by the branch's last commit.
     """
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
-    numbers = [head.sequence_number or 0 for head in lanes if head.timestamp_ms >= oldest_ms]
+    numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):
         return {}
     first = next((at for at, s in enumerate(main) if (s.sequence_number or 0) < min(numbers)), len(main) - 1)
@@ -208,8 +210,8 @@ def _named(  # noqa: PLR0913 - all that names snapshots
     """Snapshots outside the line that something refers to, whatever their age."""
     ours = {MAIN, *(open_branch(marker.stream) for marker in markers)}
     reasons = dict(_of_other_branches(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
-    told = _only_told_there(metadata, now_ms=now_ms)
-    reasons |= dict.fromkeys(told, "the audit of its hour needs it for what was backfilled or skipped")
+    kept = _only_in_summary(metadata, now_ms=now_ms)
+    reasons |= dict.fromkeys(kept, "the audit of its hour needs it for what was backfilled or skipped")
     reasons |= dict.fromkeys(pins.signalled, "a signal names it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
     reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} refers to it" for name, ref in metadata.refs.items()}
@@ -220,10 +222,10 @@ def _named(  # noqa: PLR0913 - all that names snapshots
     return {found: why for found, why in reasons.items() if found in present}
 
 
-def _only_told_there(metadata: TableMetadata, *, now_ms: int) -> list[int]:
-    oldest_ms = now_ms - TOLD_FOR // timedelta(milliseconds=1)
+def _only_in_summary(metadata: TableMetadata, *, now_ms: int) -> list[int]:
+    oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
     young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
-    return [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, ONLY_TOLD_HERE))]
+    return [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, ONLY_IN_SUMMARY))]
 
 
 def _of_other_branches(

@@ -100,6 +100,8 @@ class StreamHealth:
     watermark_ms: int | None
     longest_interval_ms: int = 0
     """The longest declared time between its commits, throttled or not."""
+    lag_problem: str | None = None
+    """Why the lag could not be read; None if it is known, or was not read."""
 
 
 @dataclass(frozen=True, slots=True)

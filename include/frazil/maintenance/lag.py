@@ -14,7 +14,7 @@ from frazil.host.launchers import open_launcher
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.offsets.spans import unread
 from frazil.spec.model import StreamSpec
-from frazil.supervise.liveness import beating
+from frazil.supervise.liveness import fresh_heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -22,15 +22,18 @@ logger = logging.getLogger(__name__)
 def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
     """The lag that a live writer on this host reports, or None."""
     try:
-        beat = beating(open_launcher(stream).observe(), now_ms=now_ms)
+        heartbeat = fresh_heartbeat(open_launcher(stream).observe(), now_ms=now_ms)
     except (OSError, ValueError, TypeError, KeyError) as error:
         logger.warning("the run folder of stream %s cannot be read: %r", stream, error)
         return None
-    return beat.lag if beat else None
+    return heartbeat.lag if heartbeat else None
 
 
-def kafka_lag(spec: StreamSpec, marker: Marker) -> int | None:
-    """Offsets between the marker and Kafka's end; None if Kafka does not answer within 10 s, or has other topics."""
+def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:
+    """Offsets between the marker and Kafka's end, or why they are unknown.
+
+    Kafka may not answer within 10 s, or may have other topics.
+    """
     try:
         with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:
             found = kafka.describe()
@@ -38,5 +41,5 @@ def kafka_lag(spec: StreamSpec, marker: Marker) -> int | None:
             first, ends = kafka.earliest(found.partitions), kafka.ends(found.partitions)
     except (FrazilError, KafkaException) as error:  # the latter for properties that librdkafka refuses
         logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
-        return None
+        return " ".join(str(error).split())
     return unread(marker.offsets, first, ends)

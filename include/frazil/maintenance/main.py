@@ -13,10 +13,10 @@ from frazil.errors import FrazilError
 from frazil.host.process_log import log_to_stderr
 from frazil.lineage.jobs import telling
 from frazil.maintenance.due import Action
+from frazil.maintenance.lineage import tell
 from frazil.maintenance.outcome import Outcome
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
-from frazil.maintenance.told import tell
 from frazil.spark.application import start_session
 from frazil.spec.load import sound_streams
 from frazil.table.catalogs import existing_catalog

@@ -197,20 +197,22 @@ def _added_by(snapshot: Snapshot, table: Table) -> list[_Added]:
 
 
 def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: bool) -> StreamHealth:
+    marker, problem = None, None
     try:
         marker = read_marker(metadata.properties, spec.name)
         if marker:
             check_ancestry(metadata, marker, table=spec.table.identifier)
-    except (MarkerUnreadable, RolledBack):  # `frazil status` and the writer's exit say so
-        marker = None
+    except (MarkerUnreadable, RolledBack) as error:  # `frazil status` and the writer's exit say so
+        marker, problem = None, str(error)
     last_ms = last_commit_ms(metadata, spec.name) or _marked_at_ms(metadata, marker)
     lag = heartbeat_lag(spec.name, now_ms=now_ms)
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
-    allowed_ms = spec.maintenance.stale_after_ms(longest_ms)
-    if lag is None and ask_kafka and marker and last_ms is not None and now_ms - last_ms > allowed_ms:
-        lag = kafka_lag(spec, marker)
-    watermark_us = marker.watermark_us if marker else None
-    return StreamHealth(spec.name, lag, last_ms, None if watermark_us is None else watermark_us // 1000, longest_ms)
+    stale = last_ms is not None and now_ms - last_ms > spec.maintenance.stale_after_ms(longest_ms)
+    if lag is None and ask_kafka and marker and (stale or spec.maintenance.alerts.lag is not None):
+        answer = kafka_lag(spec, marker)
+        lag, problem = (None, answer) if isinstance(answer, str) else (answer, None)
+    watermark_ms = None if marker is None or marker.watermark_us is None else marker.watermark_us // 1000
+    return StreamHealth(spec.name, lag, last_ms, watermark_ms, longest_ms, problem if lag is None else None)
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:

@@ -141,16 +141,11 @@ def clean_orphans(
         report = replace(report, refused=str(refusal))
     log.log(logging.WARNING if report.refused else logging.INFO, "%s", report.sentence)
     if not dry_run:
-        remember(cleanup.before, _outcome(report, now_ms), now_ms=now_ms)
+        ending = Ending.REFUSED if report.refused else Ending.DONE
+        numbers = {"files-removed": report.deleted, "bytes": report.deleted_bytes}
+        made = PastOutcome(now_ms, ORPHANS, ending, report.refused or report.sentence, numbers)
+        remember(cleanup.before, [made], now_ms=now_ms)
     return report
-
-
-def _outcome(report: OrphanReport, now_ms: int) -> list[PastOutcome]:
-    if not (report.deleted or report.refused):
-        return []
-    ending = Ending.REFUSED if report.refused else Ending.DONE
-    numbers = {"files-removed": report.deleted, "bytes": report.deleted_bytes}
-    return [PastOutcome(now_ms, ORPHANS, ending, report.refused or report.sentence, numbers)]
 
 
 def all_folders(catalog: Catalog, place: Resolver | None = None) -> list[Folders]:

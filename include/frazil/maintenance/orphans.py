@@ -31,7 +31,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Self
 
-from frazil.commit.lane import open_lanes
+from frazil.commit.backfill_marker import open_backfills
 from frazil.commit.marker import BatchKey, read_markers
 from frazil.maintenance.file_paths import Place, below
 from frazil.maintenance.orphan_memory import OrphanRun, Progress
@@ -52,7 +52,7 @@ class Undecided:
 
     settled: Mapping[str, BatchKey | None]
     """The last settled batch of each stream; None if a new marker has none yet."""
-    lanes: Mapping[str, str]
+    backfills: Mapping[str, str]
     """The open backfill of each stream."""
 
     @classmethod
@@ -60,14 +60,14 @@ class Undecided:
         """Raises `MarkerUnreadable` if the properties do not show what is undecided."""
         return cls(
             {stream: marker.settled for stream, marker in read_markers(properties).items()},
-            {lane.stream: lane.id for lane in open_lanes(properties)},
+            {backfill.stream: backfill.id for backfill in open_backfills(properties)},
         )
 
     def holds(self, path: str) -> bool:
         """Whether a staged file may still be committed; False for a file outside of batch folders."""
-        for stream, lane, epoch, batch in _STAGED.findall(path):
-            if lane:
-                if self.lanes.get(stream) == lane:
+        for stream, backfill, epoch, batch in _STAGED.findall(path):
+            if backfill:
+                if self.backfills.get(stream) == backfill:
                     return True
             elif stream in self.settled:
                 settled = self.settled[stream]
@@ -181,7 +181,7 @@ def evaluate(
             candidates.append(file)
     candidates.sort(key=lambda file: (file.place.store, file.info.path))
     found = Evaluation(len(files), referenced, registered, young, tuple(candidates))
-    refused = _look_alikes(candidates, references) or _too_many(found, total_bytes, most=settings.max_share)
+    refused = _similar_paths(candidates, references) or _too_many(found, total_bytes, limit=settings.max_share)
     return replace(found, refused=refused)
 
 
@@ -202,7 +202,7 @@ def missing(present: Set[str], references: References, roots: Collection[Place])
     return None
 
 
-def _look_alikes(candidates: Iterable[Listed], references: References) -> str | None:
+def _similar_paths(candidates: Iterable[Listed], references: References) -> str | None:
     """Refuse candidates named like a referenced file: names are unique, so it is the same file, or a copy."""
     names = {path.rsplit("/", 1)[-1] for path in references.paths}
     alike = [file.info.path for file in candidates if file.place.name in names]
@@ -214,12 +214,12 @@ def _look_alikes(candidates: Iterable[Listed], references: References) -> str | 
     )
 
 
-def _too_many(found: Evaluation, total_bytes: int, *, most: int) -> str | None:
+def _too_many(found: Evaluation, total_bytes: int, *, limit: int) -> str | None:
     count, size = len(found.candidates), found.candidate_bytes
-    if 100 * count <= most * found.listed and 100 * size <= most * total_bytes:
+    if 100 * count <= limit * found.listed and 100 * size <= limit * total_bytes:
         return None
     return (
-        f"{count} of {found.listed} files ({size} of {total_bytes} bytes) would go, over max-share {most} %: check "
+        f"{count} of {found.listed} files ({size} of {total_bytes} bytes) would go, over max-share {limit} %: check "
         "some of them, and declare a larger maintenance.orphans.max-share if that is right"
     )
 

@@ -63,10 +63,10 @@ def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: in
         return expressions.equal(column, value)
     if isinstance(value, str):
         return expressions.startsWith(column, value)
-    least, rest = expressions.greaterThanOrEqual(column, value), value.rstrip(b"\xff")
+    lowest, rest = expressions.greaterThanOrEqual(column, value), value.rstrip(b"\xff")
     if not rest:
-        return least
-    return getattr(expressions, "and")(least, expressions.lessThan(column, rest[:-1] + bytes([rest[-1] + 1])))
+        return lowest
+    return getattr(expressions, "and")(lowest, expressions.lessThan(column, rest[:-1] + bytes([rest[-1] + 1])))
 
 
 def literal(value: Any, kind: IcebergType) -> object:

@@ -89,11 +89,14 @@ def read_past(table: Table) -> tuple[PastOutcome, ...]:
 
 def encoded(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
     """The object with the newest results of each kind. A time far in the future is from a wrong clock."""
-    seen: Counter[tuple[str, Ending]] = Counter()
+    seen: Counter[tuple[str, Ending, bool]] = Counter()
     kept = []
     for one in sorted(past, key=lambda one: one.at_ms, reverse=True):
-        seen[one.action, one.ending] += 1
-        if seen[one.action, one.ending] <= MAX_PER_KIND and abs(now_ms - one.at_ms) <= KEPT_MS:
+        # Of the runs that found nothing to do, the newest shows when the table was last checked.
+        found_nothing = one.ending is Ending.DONE and bool(one.numbers) and not any(one.numbers.values())
+        kind = one.action, one.ending, found_nothing
+        seen[kind] += 1
+        if seen[kind] <= (1 if found_nothing else MAX_PER_KIND) and abs(now_ms - one.at_ms) <= KEPT_MS:
             kept.append(asdict(replace(one, sentence=_cut(one.sentence))))
     return json.dumps(
         {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}

@@ -134,8 +134,8 @@ class _Run:
         with catalog_errors(self.catalog.name):
             now = load_maintained(self.catalog, self.maintained).metadata
         newer = takewhile(lambda s: s.snapshot_id != before.metadata.current_snapshot_id, ancestors(now))
-        told = [s.summary for s in newer if s.summary and s.summary.get("frazil.operation") == Action.COMPACTION]
-        return sum(int(summary.get("added-files-size") or 0) for summary in told)
+        summaries = [s.summary for s in newer if s.summary and s.summary.get("frazil.operation") == Action.COMPACTION]
+        return sum(int(summary.get("added-files-size") or 0) for summary in summaries)
 
     def _rewrite_manifests(self) -> Outcome:
         table, plan = self._planner.manifests()
@@ -208,7 +208,7 @@ def grown(before: float, after: float, properties: Mapping[str, str]) -> str:
     """Note that Iceberg's writer, which compacts, needs many more bytes for the rows than frazil's did."""
     if after < 2 * before or not before:
         return ""
-    told = f"; they now take {after / before:.0f} times the bytes"
+    summaries = f"; they now take {after / before:.0f} times the bytes"
     if properties.get(PAGES) == "v2":
-        return told
-    return f"{told}, in Parquet's older encodings: see `{PAGES}` in docs/explanation/performance.md"
+        return summaries
+    return f"{summaries}, in Parquet's older encodings: see `{PAGES}` in docs/explanation/performance.md"

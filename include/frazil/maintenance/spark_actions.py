@@ -160,12 +160,12 @@ class SparkTable:
         if rewrite.largest_bytes is not None:
             options["max-files-to-rewrite"] = rewrite.files
         if rewrite.below_bytes is not None:
-            most = rewrite.files * rewrite.below_bytes
+            limit = rewrite.files * rewrite.below_bytes
             options |= {
                 "min-file-size-bytes": rewrite.below_bytes,
                 "max-files-to-rewrite": rewrite.files,
                 # a sort writes as many files as for a whole group, even if it gets only a part of it
-                "max-file-group-size-bytes": min(FILES_A_GROUP * target, most),
+                "max-file-group-size-bytes": min(FILES_A_GROUP * target, limit),
             }
         if rewrite.applies_deletes:
             options |= {"delete-file-threshold": 1, "remove-dangling-deletes": "true"}

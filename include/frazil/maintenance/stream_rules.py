@@ -54,7 +54,7 @@ def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple
 def _unknown(reading: Reading, name: str) -> Reading:
     """Return a reading with an unknown value, which neither fires nor resolves an alert."""
     sentence = f"{reading.rule} of stream {name} was active when it was last measured, and is unknown now"
-    return replace(reading, value=None, shown="unknown", sentence=sentence)
+    return replace(reading, value=None, shown="unknown", sentence=sentence, unread=True)
 
 
 def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Reading]:
@@ -74,8 +74,8 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
             "writer",
             True,
             f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` says "
-            f"more. Once the cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` says that "
-            "none shall run",
+            f"more. Once the cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` ends the "
+            "alert",
             "the supervisor gave up",
         )
     )
@@ -126,7 +126,7 @@ def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         _share_words(hour.stale, hour.records),
         f"{hour.stale:,} of the {hour.records:,} records that stream {name} committed within the last hour were "
         f"dropped, because the rows of {state.table} were newer by the column of order-by. The source's log may have "
-        "begun anew within an hour of the rows' changes, or with a clock that is behind; or a producer sends old "
+        "begun again within an hour of the rows' changes, or with a clock that is behind; or a producer sends old "
         "records again. `frazil audit` goes by the same order: compare the rows with the source itself",
     )
     if alerts.dead_letters_per_minute is not None:
@@ -142,7 +142,7 @@ def _share_words(count: int, records: int) -> str:
     return f"{100 * count / max(records, 1):.1f} % of {counted(records, 'record')}"
 
 
-def _rates(name: str, flow: Flow, most: int) -> Iterator[Reading]:
+def _rates(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
     """Yield a rule for each error class, without a hold, because a rate is already a mean over minutes."""
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
@@ -151,9 +151,9 @@ def _rates(name: str, flow: Flow, most: int) -> Iterator[Reading]:
         yield Reading(
             f"dead-letters:{reason}",
             a_minute,
-            most,
+            limit,
             times,
-            f"stream {name} makes {a_minute:,.0f} dead letters of {reason} a minute, more than {most:,}: {times} "
+            f"stream {name} makes {a_minute:,.0f} dead letters of {reason} a minute, more than {limit:,}: {times} "
             f"that it committed{first}. `frazil dlq show {name} --reason {reason}` shows what they are",
             hold_ms=0,
         )
@@ -172,7 +172,7 @@ def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading
         f"stream {name} is wanted, and no writer {runs}.{last_words} `frazil status {name}` says more. "
         f"`frazil run {name}` starts one in a terminal; where Airflow supervises it, its DAG frazil_writer_{name} must "
         f"be unpaused, and a triggerer must run. `frazil resume {name}` tries again what was given up; "
-        f"`frazil pause {name}` says that none shall run",
+        f"`frazil pause {name}` ends the alert",
     )
 
 
@@ -217,14 +217,15 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
     )
 
 
-def audit_reading(name: str, found: str | None) -> Reading:
-    """Return the reading of a stream's last audit. `found` is None if nothing was found, or no longer is."""
+def audit_reading(name: str, found: str | None, last: str | None = None) -> Reading:
+    """Return the reading of a stream's findings that no audit has cleared; `last` describes its last audit."""
     said = (found or "").rstrip(".")
     return flag(
         "audit",
         found is not None,
-        f"{said}. Find out whether rows lack or came twice before anything is deleted: `frazil audit {name} --source`",
-        "an audit found something" if found else "the last audit found nothing",
+        f"{said}. Find out whether rows are missing or came twice before anything is deleted: `frazil audit {name} "
+        "--source`",
+        "an audit found something" if found else f"the last audit, {last}" if last else "no audit has run",
     )
 
 
@@ -242,7 +243,7 @@ def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_m
         what,
         f"{table}: {what}, and is not complete, so nothing that waits for it starts: {late.waits_for if late else ''}. "
         f"`frazil partitions {table}` says the same at any time. A topic-partition that gets no more records counts as "
-        "idle after `idle-timeout`; a stream that nobody runs any more must be forgotten",
+        "idle after `idle-timeout`; a stream that no longer runs must be forgotten",
     )
 
 
@@ -252,19 +253,26 @@ def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: tim
     return flag(
         f"aggregation:{name}",
         bool(late),
-        f"{target} lacks {days}: complete by the signals for more than {format_duration(within)}, and not aggregated "
+        f"{target} is missing {days}: complete by the signals for more than {format_duration(within)}, and not "
+        "aggregated "
         f"by {name}. frazil_reconcile_{name} asks for such days: unpause it and frazil_daily_{name}, and clear what "
         f"failed there. Or trigger frazil_daily_{name} with the day as the partition key",
         f"{len(late)} days late",
     )
 
 
-def runs_reading(dag_id: str, failed: int | None, most: int) -> Reading:
-    """Return the reading of a DAG's consecutive failed runs. `failed` is None if Airflow does not report them."""
+def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = False) -> Reading:
+    """Return the reading of a DAG's consecutive failed runs. `failed` is None if Airflow does not report them.
+
+    A paused DAG is beyond the threshold: it does its work as little as one whose runs fail.
+    """
+    if paused:
+        sentence = f"the DAG {dag_id} is paused in Airflow, so its work is not done: unpause it"
+        return Reading(f"runs:{dag_id}", limit + 1, limit, "the DAG is paused", sentence)
     return Reading(
         f"runs:{dag_id}",
         failed,
-        most,
+        limit,
         "the last run ended well" if not failed else f"{failed} runs failed in a row",
         f"the last {failed} runs of the DAG {dag_id} failed, so its work is not done. The log "
         "of the failed task says why; a run that succeeds ends this",

@@ -28,7 +28,7 @@ class Newest:
     numbers: NDArray[np.int64]
     """The index of each row's change among all changes."""
     superseded: int
-    told_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    filled_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     """The index of the change that supplies each row's value, by column, where that is an earlier change."""
     orders: pa.Array | None = None
     """The values that order the changes, for all changes."""
@@ -44,10 +44,10 @@ class Newest:
 
     def without(self, taken: NDArray[np.bool_]) -> Newest:
         stays = ~taken
-        told_by = {name: numbers[stays] for name, numbers in self.told_by.items()}
+        filled_by = {name: numbers[stays] for name, numbers in self.filled_by.items()}
         deleted_by = None if self.deleted_by is None else self.deleted_by[stays]
         rows, numbers = self.rows.filter(pa.array(stays)), self.numbers[stays]
-        return replace(self, rows=rows, numbers=numbers, superseded=0, told_by=told_by, deleted_by=deleted_by)
+        return replace(self, rows=rows, numbers=numbers, superseded=0, filled_by=filled_by, deleted_by=deleted_by)
 
     def deletes_of(self, rows: NDArray[np.int64]) -> pa.Table | None:
         """Return the coordinates of the deletes in `deleted_by` for these rows; nulls for a row without one."""
@@ -91,10 +91,10 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
         found = replace(found, deleted_by=deleted_by[numbers])
     if bare.any() or rules.replays:
         found = replace(found, places=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
-    return _Earlier(changes, ordered, keys, places).told(found, ids)
+    return _Earlier(changes, ordered, keys, places).completed(found, ids)
 
 
-def _order_of_logs(order: Numbers, told: Logs, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
+def _order_of_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
     """Return order values in which each newer log of a topic-partition is above the one before it.
 
     A log begins again as defined in `began_anew`, with a change that is later than all before it. A change without a
@@ -103,11 +103,11 @@ def _order_of_logs(order: Numbers, told: Logs, keys: Numbers, places: Numbers, o
     ordered = np.lexsort((offsets, places, keys))
     begins = np.r_[True, _ends(keys[ordered], places[ordered])[:-1]]
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
-    known, of_times = np.unique(told.ms, return_inverse=True)
+    known, of_times = np.unique(completed.ms, return_inverse=True)
     latest = known[_highest(of_times[ordered], begins)]
     before = np.where(begins, 0, np.r_[0, latest[:-1]])
     later = latest > before
-    moved = _moved(told.name, ordered, later, first) | _moved(told.server, ordered, later, first)
+    moved = _moved(completed.name, ordered, later, first) | _moved(completed.server, ordered, later, first)
     anew = later & (before > 0) & (latest >= before + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
     number, at = np.cumsum(anew), order[ordered]
     found = np.empty_like(order)
@@ -181,7 +181,7 @@ class _Earlier:
     keys: NDArray[np.int64]
     places: NDArray[np.int64]
 
-    def told(self, newest: Newest, ids: Mapping[str, int]) -> Newest:
+    def completed(self, newest: Newest, ids: Mapping[str, int]) -> Newest:
         """Return the newest changes, with the columns that they leave out filled from earlier changes."""
         rows, numbers = newest.rows, newest.numbers
         kept = rows.column(KEPT).to_pylist() if rows.column(KEPT).null_count < rows.num_rows else []
@@ -192,16 +192,16 @@ class _Earlier:
         where[self.ordered] = np.arange(len(self.ordered))
         sources = {field_id: numbers.copy() for field_id in ids.values()}
         for row in wanting:
-            kept[row] = self._told(int(where[numbers[row]]), kept[row], sources, row)
-        told_by = {name: sources[i] for name, i in ids.items() if (sources[i] != numbers).any()}
-        for name, of in told_by.items():
+            kept[row] = self._fill(int(where[numbers[row]]), kept[row], sources, row)
+        filled_by = {name: sources[i] for name, i in ids.items() if (sources[i] != numbers).any()}
+        for name, of in filled_by.items():
             at = rows.schema.get_field_index(name)
             rows = rows.set_column(at, rows.schema.field(at), self.changes.column(name).take(pa.array(of)))
         at = rows.schema.get_field_index(KEPT)
         rows = rows.set_column(at, rows.schema.field(at), pa.array(kept, rows.schema.field(at).type))
-        return replace(newest, rows=rows, told_by=told_by)
+        return replace(newest, rows=rows, filled_by=filled_by)
 
-    def _told(self, at: int, missing: list[int], sources: Mapping[int, NDArray[np.int64]], row: int) -> list[int]:
+    def _fill(self, at: int, missing: list[int], sources: Mapping[int, NDArray[np.int64]], row: int) -> list[int]:
         """Search backwards from the change at `at`; returns the columns that no earlier change supplies."""
         of = self.ordered[at]
         left = set(missing)
@@ -212,10 +212,10 @@ class _Earlier:
                 break
             # A delete tells that all is gone: it has no value but its key's.
             deletes = self.changes.column(CHANGE)[int(before)].as_py() == DELETE
-            untold = set() if deletes else set(self.changes.column(KEPT)[int(before)].as_py() or ())
-            for field_id in left - untold:
+            unset = set() if deletes else set(self.changes.column(KEPT)[int(before)].as_py() or ())
+            for field_id in left - unset:
                 sources[field_id][row] = before
-            left &= untold
+            left &= unset
         return sorted(left)
 
 

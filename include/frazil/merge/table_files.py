@@ -173,10 +173,10 @@ def _overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
     """Whether a column may hold values between the ends. Statistics of types that are not compared always may."""
     if statistics is None or not statistics.has_min_max:
         return True
-    least, greatest = statistics.min, statistics.max
-    if not all(type(value) is type(end) and type(value) in COMPARED for value in (least, greatest) for end in ends):
+    lowest, greatest = statistics.min, statistics.max
+    if not all(type(value) is type(end) and type(value) in COMPARED for value in (lowest, greatest) for end in ends):
         return True
-    return bool(least <= ends[1] and ends[0] <= greatest)
+    return bool(lowest <= ends[1] and ends[0] <= greatest)
 
 
 def write_position_deletes(io: FileIO, file: TableFile, positions: NDArray[np.int64], *, folder: str) -> StagedFile:

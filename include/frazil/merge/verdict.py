@@ -85,8 +85,8 @@ def deletes(changes: pa.Table) -> NDArray[np.bool_]:
 def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
     """Fill the columns that a change leaves out with the values of its row. `ids` are field ids by column name."""
     kept = column(changes, KEPT)
-    told = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
-    if not told.any():
+    left_out = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
+    if not left_out.any():
         return changes
     parents, values = pc.list_parent_indices(kept).to_numpy(), kept.flatten().to_numpy()
     for name, field_id in ids.items():
@@ -106,11 +106,11 @@ def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newe
     `of` are the indexes of the changes among the newest.
     """
     cut = np.zeros(len(of), np.bool_) if newest.deleted_by is None else newest.deleted_by[of] != NEVER
-    for name, numbers in newest.told_by.items():
-        told, places = (
+    for name, numbers in newest.filled_by.items():
+        orders, places = (
             None if all_ is None else all_.take(pa.array(numbers[of])) for all_ in (newest.orders, newest.places)
         )
-        older = _outlived(told, places, rows, rules) & (numbers[of] != newest.numbers[of]) & ~cut
+        older = _outlived(orders, places, rows, rules) & (numbers[of] != newest.numbers[of]) & ~cut
         if older.any():
             at, old = changes.schema.get_field_index(name), rows.column(name).combine_chunks()
             new = changes.column(name).combine_chunks().cast(old.type)

@@ -35,9 +35,9 @@ DEPENDS: Mapping[Act, tuple[str, ...]] = {
     Act.RESUME: ("generation", "dag_paused"),
     Act.RESTART: ("generation", "dag_paused"),
     Act.RESET: ("generation",),
-    Act.BACKFILL: ("lane", "dag_paused"),
+    Act.BACKFILL: ("backfill", "dag_paused"),
     Act.ABANDON: (),
-    Act.REPLAY: ("lane", "dag_paused"),
+    Act.REPLAY: ("backfill", "dag_paused"),
     Act.MAINTAIN: ("dag_paused",),
     Act.RELEASE: ("dag_paused",),
     Act.SEND_AGAIN: (),
@@ -90,7 +90,7 @@ class Situation:
     """Whether it is paused; None if Airflow does not have the DAG."""
     unfit: str | None = None
     """Why the stream's declaration or state rules the action out."""
-    lane: str = ""
+    backfill: str = ""
     """The id and state of its open backfill or replay."""
     run: Run | None = None
     """A run of the DAG that is already changing the subject's tables."""
@@ -111,7 +111,7 @@ class Plan:
     act: Act
     says: tuple[str, ...]
     refused: str | None = None
-    lacks: str | None = None
+    missing: str | None = None
     """What the user must change in the form first."""
     seal: str = ""
     """Sent back with the confirmation, so that frazil does exactly what the user confirmed."""
@@ -173,7 +173,7 @@ def moved(act: Act, before: str, now: str) -> str:
     ]
     if then_table != by_table and then_table and by_table:
         said.append(_MOVED_TABLE[act])
-    return ", and ".join(said) or "what was confirmed is none of its plans"
+    return ", and ".join(said) or "the confirmed plan is not one of its plans"
 
 
 def _moved_dag(was: str, now: str) -> str:
@@ -181,20 +181,20 @@ def _moved_dag(was: str, now: str) -> str:
         return "Airflow has its DAG now"
     return {
         "True": "its DAG was paused in Airflow",
-        "False": "its DAG is not paused in Airflow any more",
-    }.get(now, "Airflow has no DAG of it any more")
+        "False": "its DAG is no longer paused in Airflow",
+    }.get(now, "Airflow no longer has a DAG of it")
 
 
-def _moved_lane(was: str, now: str) -> str:
+def _moved_backfill(was: str, now: str) -> str:
     if not now:
         return f"the backfill or replay {was} ended"
     return f"the backfill or replay is {now} now, and was {was}" if was else f"the backfill or replay {now} began"
 
 
 _MOVED: Mapping[str, Callable[[str, str], str]] = {
-    "generation": lambda _, __: "somebody paused, resumed or restarted it",
+    "generation": lambda _, __: "another user paused, resumed or restarted it",
     "dag_paused": _moved_dag,
-    "lane": _moved_lane,
+    "backfill": _moved_backfill,
 }
 _MOVED_TABLE: Mapping[Act, str] = {
     Act.RESET: "its position moved, or another target was asked for",
@@ -208,7 +208,7 @@ def _pause(now: Situation) -> tuple[str, ...]:
     return (
         stops,
         "Nothing is lost: records wait in Kafka, for as long as Kafka keeps them.",
-        f"No writer starts before somebody resumes {now.subject}.",
+        f"No writer starts until {now.subject} is resumed.",
     )
 
 
@@ -239,7 +239,7 @@ def _reset(now: Situation) -> tuple[str, ...]:
 def _backfill(now: Situation) -> tuple[str, ...]:
     return (
         (
-            f"Records that Kafka has and the table of {now.subject} lacks are written to a branch, audited and "
+            f"Records that Kafka has and the table of {now.subject} is missing are written to a branch, audited and "
             "published in one commit, each of them once."
         ),
         "A dry run says in its log what it would touch, and stops there.",
@@ -263,7 +263,8 @@ def _abandon(now: Situation) -> tuple[str, ...]:
     return (
         f"What the backfill of {now.subject} has staged is removed. The table loses no row, for it has none of these.",
         (
-            "A run of its DAG that is under way fails, and is not tried again. A new run begins it anew, also one that "
+            "A run of its DAG that is under way fails, and is not tried again. A new run begins it again, also one "
+            "that "
             "waits in Airflow's queue by now: end that in Airflow."
         ),
     )
@@ -296,7 +297,7 @@ def _release(now: Situation) -> tuple[str, ...]:
             f"The window of {now.subject} is signalled as it stands, although its quality gate did not pass. DAGs that "
             "wait for it start within a minute."
         ),
-        "Your name and your reason stand beside it in frazil.signals for ever.",
+        "Your name and your reason stay next to it in frazil.signals.",
     )
 
 
@@ -344,5 +345,5 @@ def _no_run(now: Situation, *, dry: bool) -> str | None:
     )
     return (
         f"The run {run.id} of the DAG {now.dag} {does} for {now.subject}: a second one would begin after it, also if "
-        f"somebody abandoned the first. Wait until it has ended. If you want another one instead, {end}, and ask again"
+        f"a user abandoned the first. Wait until it has ended. If you want another one instead, {end}, and ask again"
     )

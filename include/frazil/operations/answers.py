@@ -54,7 +54,7 @@ class Answer(Generic[T]):
 @dataclass(slots=True, eq=False)
 class _Kept:
     group: _Group
-    look: Callable[[], object]
+    read: Callable[[], object]
     value: object = None
     problem: str | None = None
     outdated: bool = False
@@ -63,7 +63,7 @@ class _Kept:
     began_s: float | None = None
     """When the running read began."""
     waiting: bool = False
-    asked_s: float = 0.0
+    requested_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[T]):
+class PendingAnswer(Generic[T]):
     """A requested answer, for `gather`."""
 
     kept: _Kept
@@ -99,10 +99,12 @@ class Answers:
         self._swept_s = monotonic()
         self._changed = threading.Condition()
 
-    def ask(self, group: str, key: Hashable, look: Callable[[], T], *, keep_s: float, first: bool = False) -> Asked[T]:
+    def ask(
+        self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, first: bool = False
+    ) -> PendingAnswer[T]:
         """Start a read unless the cached answer is younger than `keep_s`. Returns at once.
 
-        Reads of one group share its threads; `first` moves this one to the front of the queue. An exception of `look`
+        Reads of one group share its threads; `first` moves this one to the front of the queue. An exception of `read`
         becomes the answer's problem.
         """
         with self._changed:
@@ -110,8 +112,8 @@ class Answers:
             self._drop_old(now_s)
             one = self._kept.get(key)
             if one is None:
-                one = self._kept[key] = _Kept(self._groups.setdefault(group, _Group()), look)
-            one.look, one.asked_s = look, now_s
+                one = self._kept[key] = _Kept(self._groups.setdefault(group, _Group()), read)
+            one.read, one.requested_s = read, now_s
             fresh = one.answered_s is not None and now_s - one.answered_s < keep_s
             if one.waiting and first:
                 one.group.queue.remove(one)
@@ -121,7 +123,7 @@ class Answers:
                 one.group.queue.insert(0 if first else len(one.group.queue), one)
                 if len(one.group.running) < self._threads:
                     self._take(one.group)
-            return Asked(one)
+            return PendingAnswer(one)
 
     def remember(self, group: str, key: Hashable, value: object, *, at_ms: int) -> None:
         """Cache an answer from before this process began, unless there is one. The next request refreshes it."""
@@ -130,12 +132,12 @@ class Answers:
                 now_s = self._monotonic()
                 one = _Kept(self._groups.setdefault(group, _Group()), lambda: value, value)
                 age_s = max(self._now_ms() - at_ms, 0) / 1000
-                one.answered_s, one.answered_ms, one.asked_s = now_s - age_s, at_ms, now_s
+                one.answered_s, one.answered_ms, one.requested_s = now_s - age_s, at_ms, now_s
                 self._kept[key] = one
 
-    def gather(self, asked: Iterable[Asked[T]], *, within_s: float) -> list[Answer[T]]:
+    def gather(self, pending: Iterable[PendingAnswer[T]], *, within_s: float) -> list[Answer[T]]:
         """Return the answers in the order of the requests, within `within_s`."""
-        questions = [one.kept for one in asked]
+        questions = [one.kept for one in pending]
         with self._changed:
             deadline_s = self._monotonic() + within_s
             while any(self._is_waited_for(one) for one in questions):
@@ -145,9 +147,9 @@ class Answers:
                 self._changed.wait(min(left_s, 0.25))
             return [cast("Answer[T]", self._answer(one)) for one in questions]
 
-    def one(self, group: str, key: Hashable, look: Callable[[], T], *, keep_s: float, within_s: float) -> Answer[T]:
+    def one(self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, within_s: float) -> Answer[T]:
         """Request one answer, and return it."""
-        return self.gather([self.ask(group, key, look, keep_s=keep_s)], within_s=within_s)[0]
+        return self.gather([self.ask(group, key, read, keep_s=keep_s)], within_s=within_s)[0]
 
     def forget(self, key: Hashable) -> None:
         """Drop an answer, because its subject was changed."""
@@ -163,7 +165,7 @@ class Answers:
     def _forget(self, key: Hashable) -> None:
         """Replace the entry: the result of a running read is discarded, and no older answer is shown."""
         if one := self._kept.get(key):
-            self._kept[key] = _Kept(one.group, one.look, asked_s=one.asked_s)
+            self._kept[key] = _Kept(one.group, one.read, requested_s=one.requested_s)
 
     def _is_waited_for(self, one: _Kept) -> bool:
         if one.began_s is None and not one.waiting:
@@ -178,8 +180,8 @@ class Answers:
     def _answer(self, one: _Kept) -> Answer[object]:
         since_s = self._silent_since_s(one)
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
-        looking = one.waiting or one.began_s is not None
-        renewed = looking and self._is_old(one)
+        reading = one.waiting or one.began_s is not None
+        renewed = reading and self._is_old(one)
         return Answer(one.value, one.answered_ms, one.problem, since_ms, renewed=renewed, outdated=one.outdated)
 
     def _silent_since_s(self, one: _Kept) -> float | None:
@@ -205,7 +207,7 @@ class Answers:
                 value: object = None
                 problem = restart = None
                 try:
-                    value = one.look()
+                    value = one.read()
                 except Exception as error:  # whatever a catalog or a storage raises is the answer
                     restart = installed.outdated(error)
                     problem = restart or f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -234,7 +236,7 @@ class Answers:
         if now_s - self._swept_s < SWEPT_EVERY_S:  # each of hundreds of questions comes here
             return
         self._swept_s = now_s
-        for key in [k for k, one in self._kept.items() if now_s - one.asked_s > FORGOTTEN_AFTER_S]:
+        for key in [k for k, one in self._kept.items() if now_s - one.requested_s > FORGOTTEN_AFTER_S]:
             if self._kept[key].began_s is None and not self._kept[key].waiting:
                 del self._kept[key]
 

@@ -49,19 +49,19 @@ class Treated:
 def treated(letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int) -> list[Treated]:
     """Return the replays and discards since then, oldest first, from the snapshots of the dead-letter table."""
     found: list[Treated] = []
-    landed = {told["frazil.backfill"]: told for told in published(main, stream, since_ms=since_ms)}
+    landed = {summary["frazil.backfill"]: summary for summary in published(main, stream, since_ms=since_ms)}
     for snapshot in ancestors(letters) if letters else ():
         if snapshot.timestamp_ms < since_ms:
             break
-        told = summary_of(snapshot)
-        if told.get("frazil.operation") == "replay" and told.get("frazil.backfill-stream") == stream:
-            sentence = _replayed(landed.get(told.get("frazil.backfill", "")))
-        elif told.get("frazil.dead-letters-of") == stream:
-            by, why = told.get("frazil.discarded-by", "somebody"), told.get("frazil.reason", "")
+        summary = summary_of(snapshot)
+        if summary.get("frazil.operation") == "replay" and summary.get("frazil.backfill-stream") == stream:
+            sentence = _replayed(landed.get(summary.get("frazil.backfill", "")))
+        elif summary.get("frazil.dead-letters-of") == stream:
+            by, why = summary.get("frazil.discarded-by", "somebody"), summary.get("frazil.reason", "")
             sentence = f"dead letters were discarded by {by}: {why}"
         else:
             continue
-        found.append(Treated(snapshot.timestamp_ms, sentence, letters_in(told)))
+        found.append(Treated(snapshot.timestamp_ms, sentence, letters_in(summary)))
     return found[::-1]
 
 
@@ -71,14 +71,14 @@ def published(main: TableMetadata, stream: str, *, since_ms: int) -> list[Mappin
     for snapshot in ancestors(main):
         if snapshot.timestamp_ms < since_ms:
             break
-        told = summary_of(snapshot)
-        if told.get("frazil.backfill-stream") == stream and "frazil.backfill" in told:
-            found.append(told)
+        summary = summary_of(snapshot)
+        if summary.get("frazil.backfill-stream") == stream and "frazil.backfill" in summary:
+            found.append(summary)
     return found
 
 
-def _replayed(told: Mapping[str, str] | None) -> str:
-    landed, failed = ((told or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
+def _replayed(summary: Mapping[str, str] | None) -> str:
+    landed, failed = ((summary or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
     if not (landed.isdecimal() and failed.isdecimal()):
         return "dead letters were replayed"
     return f"dead letters were replayed: {counted(int(landed), 'record')} landed, {int(failed):,} failed again"
@@ -99,10 +99,10 @@ def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated],
     reasons: dict[str, Reason] = {}
     there, of_first = Counter[str](), Counter[str]()
     for at_ms, found, changes in _changes(main, stream, since, begin_ms=begin_ms):
-        for name, told in found.items():
-            reasons[name] = reasons.get(name, Reason(0)) + told
-            there[name] += told.count
-            of_first[name] += told.count if at_ms < (last + span) * HOUR_MS + COMMITTED_MS else 0
+        for name, summary in found.items():
+            reasons[name] = reasons.get(name, Reason(0)) + summary
+            there[name] += summary.count
+            of_first[name] += summary.count if at_ms < (last + span) * HOUR_MS + COMMITTED_MS else 0
         for name, change in _since(range(first, last + 1), of_first, in_spans(changes.by, span)).items():
             there[name] = max(there[name] + change, 0)
             if change > 0:

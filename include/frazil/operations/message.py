@@ -175,7 +175,7 @@ class Message:
         more = len(self.troubles) - NAMED
         said = [f"And {more:,} more: {self.overview or 'see Streams, in Airflow'}"] if more > 0 else []
         if self.standing is not None and (self.is_over or self.standing > len(self.troubles)):
-            said.append(f"{self.standing:,} alerts stand now." if self.standing else "No alert stands any more.")
+            said.append(f"{self.standing:,} alerts are active." if self.standing else "No alert is active.")
         return said
 
 
@@ -188,7 +188,7 @@ def message_of(alerts: Iterable[Mapping[str, Any]], *, is_over: bool, standing: 
     return Message(troubles, key, is_over, standing, overview)
 
 
-def failed_task(  # noqa: PLR0913 - what Airflow knows of it, each in a keyword
+def failed_task(  # noqa: PLR0913 - what Airflow has about it, each in a keyword
     *,
     dag_id: str,
     task: str,
@@ -241,10 +241,10 @@ def _place(stream: str, subject: str) -> str:
     return page_path(None, name if kind in {"", "care of"} else None)
 
 
-def _line(text: str, most: int) -> str:
+def _line(text: str, limit: int) -> str:
     """Reduce a text to one line of printable characters."""
     seen = safe(" ".join(text.split()), lines=False)
-    return seen if len(seen) <= most else f"{seen[: most - 1]}…"
+    return seen if len(seen) <= limit else f"{seen[: limit - 1]}…"
 
 
 def _key(text: str) -> str:

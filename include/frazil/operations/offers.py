@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frazil.backfill.eligible import check_coordinates
-from frazil.backfill.lane_rules import (
+from frazil.backfill.rules import (
     check_begun,
     check_has_own,
     check_no_backfill,
     check_no_replay,
 )
-from frazil.commit.lane import Lane
+from frazil.commit.backfill_marker import BackfillMarker
 from frazil.commit.marker import Marker
 from frazil.errors import FrazilError
 from frazil.operations.acts import Act
@@ -27,10 +27,10 @@ class Standing:
 
     paused: bool = False
     given_up: bool = False
-    looked: bool = False
+    is_read: bool = False
     """Whether its table was read, or is known to be missing. If not, the declaration alone decides."""
     marker: Marker | None = None
-    lane: Lane | None = None
+    backfill: BackfillMarker | None = None
     """Its last backfill or replay."""
     letters: bool = True
     """Whether its dead-letter table may have rows."""
@@ -38,17 +38,17 @@ class Standing:
     """Whether its table has the columns for topic, partition and offset; True if unknown."""
 
 
-def standing_of(status: StreamState | None, history: History | None, *, looked: bool) -> Standing:
+def standing_of(status: StreamState | None, history: History | None, *, is_read: bool) -> Standing:
     """Build a standing from a stream's status and history. `looked`: its table was read, or is known to be missing."""
     if status is not None and status.table_exists is False:
-        history, looked = None, True
-    found = history or History(letters=not looked)
+        history, is_read = None, True
+    found = history or History(letters=not is_read)
     return Standing(
         paused=status is not None and status.desired == "paused",
         given_up=status is not None and status.state is State.GIVEN_UP,
-        looked=looked and not found.unreadable,
+        is_read=is_read and not found.unreadable,
         marker=found.marker,
-        lane=found.lane,
+        backfill=found.last_backfill,
         letters=found.letters,
         coordinates=found.coordinates,
     )
@@ -64,10 +64,10 @@ def _sensible(now: Standing) -> Iterator[Act]:
     if now.given_up and not now.paused:
         yield Act.RESUME
     yield Act.RESTART
-    if now.marker is not None or not now.looked:
+    if now.marker is not None or not now.is_read:
         yield Act.RESET
     yield Act.BACKFILL
-    if now.lane is not None and now.lane.is_open:
+    if now.backfill is not None and now.backfill.is_open:
         yield Act.ABANDON
     if now.letters:
         yield Act.REPLAY
@@ -81,13 +81,13 @@ def refusal(act: Act, spec: StreamSpec, now: Standing) -> str | None:
     try:
         if act is Act.BACKFILL:
             check_coordinates(spec, table_has=now.coordinates)
-            check_no_replay(now.lane)
-            if now.looked:
+            check_no_replay(now.backfill)
+            if now.is_read:
                 check_begun(spec, now.marker)
         elif act is Act.REPLAY:
             check_coordinates(spec, table_has=now.coordinates)
-            check_no_backfill(now.lane)
-            if now.looked:
+            check_no_backfill(now.backfill)
+            if now.is_read:
                 check_has_own(spec, now.marker)
     except FrazilError as error:
         return str(error)

@@ -33,7 +33,7 @@ OF_TABLES = frozenset(
 """Alert rules about a table's shape."""
 MAX_MISTAKES = 5
 """Mistakes shown of one declaration."""
-PATIENCE_MS = 10_000
+GRACE_MS = 10_000
 """A read that takes longer needs attention. A shorter delay, as on a busy host, does not."""
 
 
@@ -161,6 +161,8 @@ class Around:
     """Names of the stream's tables on the page, by identifier."""
     paused_dag: str | None = None
     """The DAG of its writer, if that is paused in Airflow."""
+    windows_problem: str | None = None
+    """Why `windows` could not be read."""
 
 
 def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
@@ -171,8 +173,8 @@ def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
         return ""
     if needing:
         return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} a person"
-    if looking := levels[Level.UNKNOWN]:
-        return f"Looking at {counted(looking, 'stream')}"
+    if loading := levels[Level.UNKNOWN]:
+        return f"Looking at {counted(loading, 'stream')}"
     return "No stream needs a person, but Airflow does" if airflow else _calm(lines)
 
 
@@ -189,14 +191,14 @@ def _calm(lines: Sequence[Line]) -> str:
 
 def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, now_ms: int) -> Line:
     """Build the line of one stream. `around.alerts` are the alerts of the stream and of its table."""
-    windows, alerts = around.windows, around.alerts
+    windows = around.windows
     if spec is None:
         needs = tuple(Need(said, runbook_of("declaration")) for said in seen.broken.splitlines())
         return Line(name, None, Level.BROKEN, "declaration broken", needs)
     status = seen.status
     state = _state(spec, seen, now_ms=now_ms)
-    needs = (*_needs(state, seen, windows, alerts), *_unsupervised(state, status, around.paused_dag))
-    told = Line(
+    needs = (*_needs(state, seen, around), *_unsupervised(state, status, around.paused_dag))
+    line = Line(
         name,
         around.names.get(spec.table.identifier, spec.table.identifier),
         min(state.level, Level.TROUBLE) if needs else state.level,
@@ -210,10 +212,10 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         at_ms=seen.at_ms,
     )
     if status is None:
-        return replace(told, notes=_quiet_words(state))
+        return replace(line, notes=_quiet_words(state))
     flow = status.flow
     return replace(
-        told,
+        line,
         notes=tuple(dict.fromkeys((*_quiet_words(state), *status.notices))),
         freshness_ms=freshness_ms(status, now_ms=_known_at(seen, now_ms)),
         lag=status.lag,
@@ -233,13 +235,13 @@ def _state(spec: StreamSpec, seen: Seen, *, now_ms: int) -> StreamState:
     if seen.outdated:
         return shown(State.RESTART_NEEDED, Level.TROUBLE, seen.outdated)
     waited_ms = 0 if seen.silent_since_ms is None else now_ms - seen.silent_since_ms
-    if seen.silent_since_ms is not None and (seen.status is None or waited_ms >= PATIENCE_MS):
+    if seen.silent_since_ms is not None and (seen.status is None or waited_ms >= GRACE_MS):
         said = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not answered since"
-        level = Level.TROUBLE if waited_ms >= PATIENCE_MS else Level.UNKNOWN
+        level = Level.TROUBLE if waited_ms >= GRACE_MS else Level.UNKNOWN
         return shown(State.NO_ANSWER, level, f"{said} {utc(seen.silent_since_ms)}", "unmeasured")
     if seen.status is not None:
         return seen.status
-    return shown(State.UNREADABLE, Level.BROKEN, seen.problem, "unmeasured") if seen.problem else shown(State.LOOKING)
+    return shown(State.UNREADABLE, Level.BROKEN, seen.problem, "unmeasured") if seen.problem else shown(State.LOADING)
 
 
 def _known_at(seen: Seen, now_ms: int) -> int:
@@ -250,10 +252,8 @@ def _quiet_words(state: StreamState) -> tuple[str, ...]:
     return (state.sentence,) if state.sentence and state.level > Level.TROUBLE else ()
 
 
-def _needs(
-    state: StreamState, seen: Seen, windows: Windows | None, alerts: Sequence[StandingAlert]
-) -> tuple[Need, ...]:
-    said = {}
+def _needs(state: StreamState, seen: Seen, around: Around) -> tuple[Need, ...]:
+    said, windows = {}, around.windows
     if state.level <= Level.TROUBLE:
         said[state.sentence or state.state] = runbook_of(state.rule) if state.rule else None
     said |= dict.fromkeys(_of_file(seen), runbook_of("declaration"))
@@ -264,12 +264,16 @@ def _needs(
         )
     if seen.status is not None and state.level <= Level.TROUBLE:
         said |= dict.fromkeys(one for one in seen.status.problems if one not in state.sentence)
+    if around.windows_problem is not None and seen.problem is None and seen.status and seen.status.table_exists:
+        said[f"Its windows cannot be read, so it is not known which are complete or held: {around.windows_problem}"] = (
+            runbook_of("unmeasured")
+        )
     if windows is not None and windows.held:
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
-        sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or mend the data"
+        sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or fix the data"
         said[sentence] = runbook_of("held")
     first_said = next(iter(said), "") if state.level <= Level.TROUBLE else ""
-    said |= {one.sentence: one.runbook for one in alerts if not _says_the_same(one, state, first_said)}
+    said |= {one.sentence: one.runbook for one in around.alerts if not _says_the_same(one, state, first_said)}
     return tuple(Need(sentence, runbook) for sentence, runbook in said.items())
 
 

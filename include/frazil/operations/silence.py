@@ -10,7 +10,7 @@ from frazil.timetext import ago, utc
 ALIVE_MS = 60_000
 MEANS = {
     "scheduler": "no run and no task begins, so nothing is measured, maintained or signalled, and your acts wait",
-    "triggerer": "writers go on, but nobody supervises them: one that ends stays so, and a pause or a resume waits",
+    "triggerer": "writers go on, but nothing supervises them: one that ends stays so, and a pause or a resume waits",
     "dag-processor": "new streams and changed DAG files do not reach Airflow",
 }
 """The effect on frazil while no process of a component runs."""
@@ -20,7 +20,7 @@ DEV_START = "frazil dev up --airflow"
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class ComponentHeartbeat:
     """The last heartbeat of a component."""
 
     at_ms: int
@@ -43,26 +43,26 @@ class Silent:
         return f"{self.words}: {MEANS[self.component]}.{as_of} Start it: `{self.start}`"
 
 
-def silent(beats: Mapping[str, Beat], *, now_ms: int, dev: bool = False) -> tuple[Silent, ...]:
+def silent(heartbeats: Mapping[str, ComponentHeartbeat], *, now_ms: int, dev: bool = False) -> tuple[Silent, ...]:
     """Return the components that an operator has to start. `dev`: `frazil dev up --airflow` runs this Airflow."""
     return tuple(
         Silent(
             component,
-            f"Airflow's {component} {_words(beats.get(component), now_ms)}",
+            f"Airflow's {component} {_words(heartbeats.get(component), now_ms)}",
             DEV_START if dev else f"airflow {component}",
         )
         for component in MEANS
-        if not _lives(beats.get(component), now_ms)
+        if not _lives(heartbeats.get(component), now_ms)
     )
 
 
-def _lives(beat: Beat | None, now_ms: int) -> bool:
-    return beat is not None and beat.runs and now_ms - beat.at_ms <= ALIVE_MS
+def _lives(heartbeat: ComponentHeartbeat | None, now_ms: int) -> bool:
+    return heartbeat is not None and heartbeat.runs and now_ms - heartbeat.at_ms <= ALIVE_MS
 
 
-def _words(beat: Beat | None, now_ms: int) -> str:
-    if beat is None:
+def _words(heartbeat: ComponentHeartbeat | None, now_ms: int) -> str:
+    if heartbeat is None:
         return "has never run"
-    if not beat.runs:
-        return f"was stopped {ago(now_ms - beat.at_ms)} ago"
-    return f"has given no sign of life for {ago(now_ms - beat.at_ms)}"
+    if not heartbeat.runs:
+        return f"was stopped {ago(now_ms - heartbeat.at_ms)} ago"
+    return f"has given no sign of life for {ago(now_ms - heartbeat.at_ms)}"

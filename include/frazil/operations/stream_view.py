@@ -12,8 +12,8 @@ from urllib.parse import quote
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from frazil.commit.backfill_marker import BackfillMarker, read_backfill
 from frazil.commit.history import changes_of, commit_records
-from frazil.commit.lane import Lane, read_lane
 from frazil.commit.marker import Marker, of_topics, property_name
 from frazil.errors import MarkerUnreadable
 from frazil.history.points import MINUTE_MS, Happened, Point, beginning
@@ -119,7 +119,7 @@ class History:
     """Counts of the last day's changes, by `frazil.commit.history.CHANGES`; empty for a stream that does not merge."""
     marker: Marker | None = None
     past: Past = NO_PAST
-    lane: Lane | None = None
+    last_backfill: BackfillMarker | None = None
     """Its last backfill or replay."""
     letters: bool = False
     """Whether its dead-letter table has rows."""
@@ -130,7 +130,7 @@ class History:
 
     @property
     def backfill(self) -> UnderWay | None:
-        return _under_way(self.lane)
+        return _under_way(self.last_backfill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +179,8 @@ class StreamView:
     """Newest first."""
     dags: Mapping[str, bool] | None = None
     """The stream's DAGs in Airflow, and whether each is paused."""
+    audited: str | None = None
+    """Its last audit, in words; None if unknown."""
     pending: bool = False
     may_act: bool = False
     acts: tuple[Act, ...] = ()
@@ -203,7 +205,7 @@ class StreamView:
     range: Range = Range.SIX_HOURS
 
 
-def history_of(  # noqa: PLR0913 - all that is known of a stream's past
+def history_of(  # noqa: PLR0913 - all facts about a stream's past
     metadata: TableMetadata,
     spec: StreamSpec,
     marker: Marker | None,
@@ -223,8 +225,8 @@ def history_of(  # noqa: PLR0913 - all that is known of a stream's past
         if now_ms - snapshot.timestamp_ms > DAY_MS:
             break
         changes.update(changes_of(summary_of(snapshot)))
-    for told in published(metadata, spec.name, since_ms=now_ms - DAY_MS):
-        changes.update(changes_of(told))
+    for summary in published(metadata, spec.name, since_ms=now_ms - DAY_MS):
+        changes.update(changes_of(summary))
     treatments = treated(letters, metadata, spec.name, since_ms=now_ms - max(past_ms, DAY_MS))
     rejected = rejected_of(metadata, spec.name, treatments, now_ms=now_ms)
     shown = (one for one in treatments if one.at_ms >= now_ms - past_ms)
@@ -237,34 +239,41 @@ def history_of(  # noqa: PLR0913 - all that is known of a stream's past
         changes,
         marker,
         past,
-        lane=_lane(metadata, spec.name),
+        last_backfill=_last_backfill(metadata, spec.name),
         letters=there is not None and live_rows(there) != 0,
         unreadable=marker is None and property_name(spec.name) in metadata.properties,
         coordinates=has_coordinates(metadata.schema()),
     )
 
 
-def _under_way(lane: Lane | None) -> UnderWay | None:
-    if lane is None or not lane.is_open:
+def _under_way(last_backfill: BackfillMarker | None) -> UnderWay | None:
+    if last_backfill is None or not last_backfill.is_open:
         return None
-    return UnderWay(lane.id, lane.replays, lane.chunks, max(lane.planned, lane.chunks), lane.records, lane.state)
+    return UnderWay(
+        last_backfill.id,
+        last_backfill.replays,
+        last_backfill.chunks,
+        max(last_backfill.planned, last_backfill.chunks),
+        last_backfill.records,
+        last_backfill.state,
+    )
 
 
-def _lane(metadata: TableMetadata, stream: str) -> Lane | None:
+def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | None:
     try:
-        return read_lane(metadata.properties, stream)
-    except MarkerUnreadable:  # whoever abandons it, or goes on with it, is told
+        return read_backfill(metadata.properties, stream)
+    except MarkerUnreadable:  # abandoning it or going on with it reports this
         return None
 
 
 def _commit(snapshot: Snapshot) -> Commit:
-    told = summary_of(snapshot)
+    summary = summary_of(snapshot)
 
     def number(name: str) -> int:
-        text = told.get(name, "")
+        text = summary.get(name, "")
         return int(text) if text.isdecimal() else 0
 
-    watermark = told.get("frazil.watermark-ms", "")
+    watermark = summary.get("frazil.watermark-ms", "")
     return Commit(
         at_ms=snapshot.timestamp_ms,
         epoch=number("frazil.epoch"),
@@ -329,7 +338,7 @@ def runs_of(observation: Observation | None) -> tuple[Run, ...]:
         return tuple(ended[:MAX_WRITERS])
     how = {
         LaunchKind.SUPERVISED: "runs, kept alive by Airflow",
-        LaunchKind.FOREGROUND: "runs in a person's terminal, and nobody restarts it",
+        LaunchKind.FOREGROUND: "runs in a person's terminal, and nothing restarts it",
         LaunchKind.HOSTED: f"runs in the application {launch.application}",
     }[launch.kind]
     return (Run(launch.launched_at_ms, None, how, well=True), *ended[: MAX_WRITERS - 1])

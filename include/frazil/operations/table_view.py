@@ -135,7 +135,7 @@ class TableView:
     """Airflow components without a recent heartbeat."""
 
 
-def shape_of(  # noqa: PLR0913 - all that is known of a table
+def shape_of(  # noqa: PLR0913 - all facts about a table
     metadata: TableMetadata,
     health: TableHealth,
     actions: Mapping[DueAction, Due],
@@ -202,44 +202,44 @@ def _expired(one: PastOutcome) -> str:
 
 
 def _mark(snapshot: Snapshot) -> Mark:
-    told = _told(snapshot)
-    added, gone = _number(told, "added-data-files"), _number(told, "deleted-data-files")
-    kind, operation = _kind(snapshot, told), told.get("frazil.operation", "")
+    summary = _summary(snapshot)
+    added, gone = _number(summary, "added-data-files"), _number(summary, "deleted-data-files")
+    kind, operation = _kind(snapshot, summary), summary.get("frazil.operation", "")
     label, did = LABELS.get(kind, "marker changed"), ""
     if kind == "position":
         kind, label, did = OF_MARKERS.get(operation, (kind, label, operation))
     words = {
-        "batch": f"{_number(told, 'frazil.records'):,} records",
-        "merge": f"{_number(told, 'frazil.records'):,} changes",
+        "batch": f"{_number(summary, 'frazil.records'):,} records",
+        "merge": f"{_number(summary, 'frazil.records'):,} changes",
         "compaction": f"{gone:,} files became {added:,}",
         "letters": OF_LETTERS.get(operation, ""),
     }
-    lost = f": {told['frazil.lost'][:MAX_LOST_CHARACTERS]}" if told.get("frazil.lost") else ""
+    lost = f": {summary['frazil.lost'][:MAX_LOST_CHARACTERS]}" if summary.get("frazil.lost") else ""
     said = f"{did}{lost}" if did else words.get(kind, f"{added:,} files added, {gone:,} removed")
-    stream = next((told[name] for name in STREAMS if told.get(name)), None)
+    stream = next((summary[name] for name in STREAMS if summary.get(name)), None)
     return Mark(snapshot.timestamp_ms, kind, label, stream, added, said)
 
 
-def _kind(snapshot: Snapshot, told: Mapping[str, str]) -> str:
+def _kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
     """Return a key of LABELS, or position for a snapshot that changed a stream's marker without a batch."""
-    if told.get("frazil.stream") and told.get("frazil.commit-record"):
-        return "merge" if told.get("frazil.inserted") is not None else "batch"
-    if told.get("frazil.operation") in OF_LETTERS:
+    if summary.get("frazil.stream") and summary.get("frazil.commit-record"):
+        return "merge" if summary.get("frazil.inserted") is not None else "batch"
+    if summary.get("frazil.operation") in OF_LETTERS:
         return "letters"
-    if told.get("frazil.backfill-stream") or told.get("frazil.backfill"):
+    if summary.get("frazil.backfill-stream") or summary.get("frazil.backfill"):
         return "backfill"
     if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
-        return "compaction" if told.get("deleted-data-files") or told.get("added-data-files") else "manifests"
-    return "position" if told.get("frazil.stream") and told.get("frazil.operation") else "others"
+        return "compaction" if summary.get("deleted-data-files") or summary.get("added-data-files") else "manifests"
+    return "position" if summary.get("frazil.stream") and summary.get("frazil.operation") else "others"
 
 
-def _told(snapshot: Snapshot) -> Mapping[str, str]:
+def _summary(snapshot: Snapshot) -> Mapping[str, str]:
     return snapshot.summary.additional_properties if snapshot.summary else {}
 
 
-def _number(told: Mapping[str, str], name: str) -> int:
+def _number(summary: Mapping[str, str], name: str) -> int:
     """Read a number from a summary, 0 if it is not one: other programs may write anything there."""
-    text = told.get(name, "")
+    text = summary.get(name, "")
     return int(text) if text.isdecimal() else 0
 
 
@@ -263,7 +263,7 @@ def amiss_of(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...
     """Return what is wrong with a table, from the streams that route to it."""
     return tuple(
         f"It is not as the route of {status.name} had it ({status.amiss[identifier]}): "
-        f"`frazil route {status.name}` says what mends that"
+        f"`frazil route {status.name}` shows the remedy"
         for status in statuses
         if identifier in status.amiss
     )

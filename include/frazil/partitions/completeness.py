@@ -87,7 +87,7 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     *,
     grain: Grain,
     complete_from_us: int | None = None,
-    most: int = MAX_WINDOWS,
+    limit: int = MAX_WINDOWS,
 ) -> WindowDecision:
     """Decide what completed since the cursor. `late` has the rows since the cursor's commit, by window start.
 
@@ -100,7 +100,7 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
         return WindowDecision((), {}, None, None, f"nothing is complete: {waits or 'no stream feeds the table yet'}")
     first = _first(cursor, bound, grain, complete_from_us)
     begin = cursor.through_us if cursor and cursor.grain is grain else first
-    complete = tuple(windows_between(grain, begin, min(bound, begin + most * grain.us)))
+    complete = tuple(windows_between(grain, begin, min(bound, begin + limit * grain.us)))
     through = complete[-1].end_us if complete else begin
     again = {Window.of(start, grain): rows for start, rows in late.items() if first <= start < begin and rows}
     return WindowDecision(complete, again, first, through, _reason(feeds, Window.of(through, grain)))

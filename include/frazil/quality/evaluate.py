@@ -32,7 +32,7 @@ def evaluate(
     check_columns(suite, window.columns, request.table)
     engine: str = request.engine
     if engine == "auto":
-        engine = "arrow" if window.rows_at_most() <= ARROW_ROWS_MAX else "spark"
+        engine = "arrow" if window.max_rows() <= ARROW_ROWS_MAX else "spark"
     if engine == "spark":
         rows, found = _with_spark(suite, window, start_session(request))
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -79,6 +79,11 @@ def find_suite(folder: Path, table: str) -> Path | None:
     """The suite of a table, `<folder>/<table identifier>.json`, if there is one."""
     suite = folder / f"{table}.json"
     return suite if suite.is_file() else None
+
+
+def unused_suites(folder: Path, tables: Collection[str]) -> list[Path]:
+    """The suites of a folder that are named like none of the tables, so that they gate nothing."""
+    return sorted(suite for suite in folder.glob("*.json") if suite.stem not in tables)
 
 
 def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[GateResult, ...]:

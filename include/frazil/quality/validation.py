@@ -44,7 +44,7 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     if problems := [text for result in found.results if (text := problem(result))]:
         raise SpecError(f"{suite.path}: {'; '.join(problems)}")
     if not found.success:
-        unmet = [_asked(result) for result in found.results if not result.success]
+        unmet = [_expectation(result) for result in found.results if not result.success]
         again = batch.validate(_expectations(suite, unmet), result_format="BASIC")
         found.results = [*(result for result in found.results if result.success), *again.results]
     for result in found.results:
@@ -52,7 +52,7 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     return Validation(tuple(failure(result) for result in found.results if not result.success), _rendered(found))
 
 
-def _asked(result: Any) -> dict[str, Any]:
+def _expectation(result: Any) -> dict[str, Any]:
     """The expectation of a result; results are not in the order of the suite."""
     config = result.expectation_config.to_json_dict()
     return {**config, "kwargs": {key: value for key, value in config["kwargs"].items() if key != "batch_id"}}

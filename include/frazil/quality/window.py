@@ -41,7 +41,7 @@ class GatedWindow:
     def columns(self) -> frozenset[str]:
         return frozenset(field.name for field in self.schema.fields)
 
-    def rows_at_most(self) -> int:
+    def max_rows(self) -> int:
         """The rows of all files that may hold rows of the window, from the snapshot's metadata."""
         return sum(task.file.record_count for task in self.scan.plan_files())
 

@@ -36,7 +36,7 @@ _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _WAITS_S = (0.1, 0.3, 1.0)
 """Pauses between requests; the last one repeats."""
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
-_LACKING = frozenset({"40401", "40402", "40403"})
+_NOT_FOUND = frozenset({"40401", "40402", "40403"})
 """The registry's own codes for a missing subject, version and schema."""
 
 
@@ -126,7 +126,7 @@ class SchemaRegistry:
 
         Raises as `get` does.
         """
-        answer = self._asked(f"/subjects/{quote(subject, safe='')}/versions/latest")
+        answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/latest")
         return None if answer is None else self._text_of(answer)
 
     def _kept(self, schema_id: int) -> SchemaText | UnknownSchema | None:
@@ -154,7 +154,7 @@ class SchemaRegistry:
     def _fetched(self, schema_id: int) -> SchemaText:
         if schema_id <= 0:
             raise UnknownSchema(f"{schema_id} is not a schema id")
-        answer = self._asked(f"/schemas/ids/{schema_id}")
+        answer = self._fetch(f"/schemas/ids/{schema_id}")
         if answer is None:
             raise UnknownSchema(f"the registry has no schema of id {schema_id}")
         return self._text_of(answer)
@@ -197,7 +197,7 @@ class SchemaRegistry:
                 f"did not give all references of a schema within {within_s:g} s; the next try continues from there"
             )
         subject, version = key
-        answer = self._asked(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)
+        answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)
         if answer is None:
             raise UnknownSchema(
                 f"the schema refers to version {version} of {subject}, which the registry does not have"
@@ -206,7 +206,7 @@ class SchemaRegistry:
         _limit(self._referred, MAX_SCHEMAS)
         return answer
 
-    def _asked(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:
+    def _fetch(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:
         """The registry's answer; None if it does not have the object."""
         deadline = min(until_s, time.monotonic() + self._timeout_s)
         tries = 0
@@ -240,7 +240,7 @@ class SchemaRegistry:
         if status == 200 and isinstance(document, dict) and isinstance(document.get("schema"), str):
             return document
         # A 404 without the registry's own code comes from something else at this address.
-        if status == 404 and isinstance(document, dict) and str(document.get("error_code")) in _LACKING:
+        if status == 404 and isinstance(document, dict) and str(document.get("error_code")) in _NOT_FOUND:
             return None
         if status in (401, 403):
             raise self._unavailable(f"refuses the credentials ({status})")
@@ -263,8 +263,8 @@ class _Bearer(requests.auth.AuthBase):
         return request
 
 
-def _limit(kept: OrderedDict[Any, Any], most: int) -> None:
-    while len(kept) > most:
+def _limit(kept: OrderedDict[Any, Any], limit: int) -> None:
+    while len(kept) > limit:
         kept.popitem(last=False)
 
 

@@ -37,7 +37,7 @@ from frazil.spec.model import StreamSpec
 
 log = logging.getLogger("frazil")
 
-LOOK_S = 1.5
+POLL_INTERVAL_S = 1.5
 """Seconds between two polls of the driver's reports."""
 ASK_S = 5.0
 """Seconds between two requests to the cluster, while the driver reports that it is well."""
@@ -45,7 +45,7 @@ KILL_AGAIN_S = 5.0
 QUIET_S = 10.0
 """Seconds without news from a driver after which each poll also asks the cluster."""
 LOG_SHOWN_BYTES = 64 * 1024
-_UNASKED = DriverStatus(DriverState.UNKNOWN, "the cluster was not asked yet")
+_UNKNOWN = DriverStatus(DriverState.UNKNOWN, "the cluster was not asked yet")
 
 
 def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up: bool = False) -> int:
@@ -56,13 +56,13 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
     log_to_stderr()
     folder = run_folder(spec.name)
     make_folder(folder)
-    asked = Signals()
-    asked.listen()
+    signals = Signals()
+    signals.listen()
     with Mirror(spec, folder) as mirror:
         record_agent(folder)
         try:
             prepared = prepare(spec, streams, program=program)
-            agent = Agent(prepared, submitter(prepared.resources), mirror, asked, until_caught_up=until_caught_up)
+            agent = Agent(prepared, submitter(prepared.resources), mirror, signals, until_caught_up=until_caught_up)
             code, error = agent.run()
         except FrazilError as problem:
             log.error("%s: %s", type(problem).__name__, problem)  # noqa: TRY400
@@ -101,18 +101,18 @@ class Agent:
         prepared: Prepared,
         cluster: Submitter,
         mirror: Mirror,
-        asked: Signals,
+        signals: Signals,
         *,
         until_caught_up: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._prepared, self._cluster, self._mirror, self._asked = prepared, cluster, mirror, asked
+        self._prepared, self._cluster, self._mirror, self._signals = prepared, cluster, mirror, signals
         self._folder: DriverFolder = prepared.folder
         self._until_caught_up, self._monotonic = until_caught_up, monotonic
         self._order: Order | None = None
-        self._told: DriverReport | None = None
-        self._told_at_s = self._ordered_at_s = monotonic()
-        self._status, self._asked_at_s = _UNASKED, float("-inf")
+        self._report: DriverReport | None = None
+        self._reported_at_s = self._ordered_at_s = monotonic()
+        self._status, self._polled_at_s = _UNKNOWN, float("-inf")
         self._followed = False
         self._number_heard = self._log_shown = 0
         self._unanswered: str | None = None
@@ -124,7 +124,7 @@ class Agent:
         """The exit code, and the reason if it is not 0. Raises what a submission raises, and Fenced."""
         while True:
             try:
-                seen = self._look()
+                seen = self._observe()
             except Exception as error:  # a storage outage must not make this agent abandon its driver
                 self._mirror.outage(f"the driver's report cannot be read: {type(error).__name__}: {error}")
                 log.warning("the driver's report cannot be read: %s", error)
@@ -134,10 +134,10 @@ class Agent:
                 if step.act is Act.END:
                     return self._end(step)
                 self._act(step)
-            self._asked.wake.wait(LOOK_S)
-            self._asked.wake.clear()
+            self._signals.wake.wait(POLL_INTERVAL_S)
+            self._signals.wake.clear()
 
-    def _look(self) -> Seen:
+    def _observe(self) -> Seen:
         if self._order is None:
             self._order = self._folder.order()
         if self._order is not None:
@@ -145,31 +145,31 @@ class Agent:
             self._ask(self._order)
         now_s = self._monotonic()
         followed = self._status.state in {DriverState.WAITING, DriverState.RUNNING}
-        self._followed = self._followed or followed or (self._told is not None and self._number_heard > 1)
+        self._followed = self._followed or followed or (self._report is not None and self._number_heard > 1)
         return Seen(
             wanted=self._wanted(),
             master=self._prepared.resources.master,
             order=self._order,
-            told=self._told,
-            report_age_s=now_s - self._told_at_s,
+            report=self._report,
+            report_age_s=now_s - self._reported_at_s,
             ordered_since_s=now_s - self._ordered_at_s,
             status=self._status,
             found=self._find(self._order),
             followed=self._followed,
-            stop=self._asked.stop,
-            force=self._asked.force,
+            stop=self._signals.stop,
+            force=self._signals.force,
         )
 
     def _hear(self, order: Order) -> None:
         """Read the driver's report, and copy it to the run folder."""
-        told = self._folder.told(order.id)
-        if told is None or (self._told is not None and told.number == self._told.number):
+        report = self._folder.report(order.id)
+        if report is None or (self._report is not None and report.number == self._report.number):
             return
-        self._told, self._told_at_s = told, self._monotonic()
+        self._report, self._reported_at_s = report, self._monotonic()
         self._number_heard += 1
-        if told.beat is not None:
-            self._mirror.heard(told.beat)
-        if told.log_bytes > self._log_shown:
+        if report.heartbeat is not None:
+            self._mirror.heard(report.heartbeat)
+        if report.log_bytes > self._log_shown:
             self._show(self._folder.log_end(order.id))
 
     def _show(self, end: LogEnd | None) -> None:
@@ -190,11 +190,11 @@ class Agent:
             self._mirror.unanswered(self._unanswered)
             return
         now_s = self._monotonic()
-        well = self._told is not None and self._told.exit is None and now_s - self._told_at_s < QUIET_S
-        urgent = not well or self._asked.force or self._status is _UNASKED
-        if not urgent and now_s - self._asked_at_s < ASK_S:
+        well = self._report is not None and self._report.exit is None and now_s - self._reported_at_s < QUIET_S
+        urgent = not well or self._signals.force or self._status is _UNKNOWN
+        if not urgent and now_s - self._polled_at_s < ASK_S:
             return
-        self._asked_at_s = now_s
+        self._polled_at_s = now_s
         self._status = self._driver(order.submission).status()
         self._mirror.runs(order.submission, self._status)
 
@@ -232,7 +232,7 @@ class Agent:
         self._ordered_now()
         # First the order, then the submission: otherwise nothing would refer to the driver.
         self._folder.put_order(order)
-        self._order, self._told, self._status = order, None, _UNASKED
+        self._order, self._report, self._status = order, None, _UNKNOWN
         self._ordered_at_s, self._followed, self._log_shown, self._number_heard = self._monotonic(), True, 0, 0
         try:
             submission = self._cluster.submit(self._cluster_driver(order))
@@ -282,7 +282,7 @@ class Agent:
     def _end(self, step: Step) -> tuple[int, str | None]:
         if self._order is not None and self._followed:
             self._show(self._folder.log_end(self._order.id))
-            if self._order.submission and (self._told is None or self._told.exit is None):
+            if self._order.submission and (self._report is None or self._report.exit is None):
                 words = self._driver(self._order.submission).log(limit_bytes=LOG_SHOWN_BYTES)
                 if words:
                     sys.stderr.write(f"{words}\n")
@@ -290,16 +290,16 @@ class Agent:
                 # Its Python has ended, but its JVM may hold executors forever.
                 with suppress(FrazilError):
                     self._driver(self._order.submission).kill()
-        if step.code == 0 and self._asked.stop is None and not self._asked.force:
+        if step.code == 0 and self._signals.stop is None and not self._signals.force:
             order = self._ordered_now()
             if self._until_caught_up and order is not None and order.stop is not None:
                 raise Fenced(f"the driver ended before it had caught up: another agent asked it to ({order.stop})")
-        code = KILLED if self._asked.force and step.code == 0 and not self._was_last_word() else step.code
+        code = KILLED if self._signals.force and step.code == 0 and not self._was_last_word() else step.code
         log.log(logging.ERROR if code else logging.INFO, "the driver has ended: %s", step.reason)
         return code, step.reason
 
     def _was_last_word(self) -> bool:
-        return self._told is not None and self._told.exit is not None
+        return self._report is not None and self._report.exit is not None
 
     def _driver(self, submission: str) -> Driver:
         return self._cluster.open(submission)

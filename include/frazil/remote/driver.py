@@ -116,7 +116,7 @@ class Telling:
         self._exchange, self._tell_s = open_exchange(run_folder(stream)), tell_s
         self._number = int(time.time() * 1000)  # above those of an earlier process with the same order
         self._stopping = False
-        self._looked_s = float("-inf")
+        self._polled_s = float("-inf")
         self._tail = LogTail()
         self._logged = 0
         self._over = threading.Event()
@@ -164,8 +164,8 @@ class Telling:
             return "another driver was submitted"
         if order is not None and order.stop is not None:
             return order.stop
-        if time.monotonic() - self._looked_s >= DESIRED_S:
-            self._looked_s = time.monotonic()
+        if time.monotonic() - self._polled_s >= DESIRED_S:
+            self._polled_s = time.monotonic()
             if self._is_paused():
                 return "the stream is paused"
         return None
@@ -176,8 +176,8 @@ class Telling:
             self._folder.put_log_end(self._order.id, end)
             self._logged = end.bytes
         self._number += 1
-        beat = Heartbeat.read(self._exchange)
-        self._folder.tell(self._order.id, DriverReport(self._number, beat, own_submission(), end.bytes, ended))
+        heartbeat = Heartbeat.read(self._exchange)
+        self._folder.tell(self._order.id, DriverReport(self._number, heartbeat, own_submission(), end.bytes, ended))
 
 
 class LogTail(logging.Handler):
@@ -211,14 +211,14 @@ def own_submission() -> str | None:
     return name if _STANDALONE_ID.fullmatch(name) else None
 
 
-def end_with_parent(parent: int, *, look_s: float = 1.0) -> None:
+def end_with_parent(parent: int, *, poll_interval_s: float = 1.0) -> None:
     """End this process at once when its parent, the JVM, has: a standalone cluster kills only the JVM."""
 
-    def look() -> None:
+    def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(look_s)
+            time.sleep(poll_interval_s)
         with suppress(OSError):
             os.write(2, b"the driver's JVM is gone: the driver ends\n")
         os._exit(JVM_GONE)
 
-    threading.Thread(target=look, name="parent", daemon=True).start()
+    threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -68,7 +68,7 @@ class DriverReport:
     """A driver's report; a new report has a new number."""
 
     number: int
-    beat: Heartbeat | None
+    heartbeat: Heartbeat | None
     submission: str | None
     """The cluster's name of it, if the driver knows it."""
     log_bytes: int = 0
@@ -107,16 +107,16 @@ class DriverFolder:
     def put_order(self, order: Order) -> None:
         self._write("order.json", dataclasses.asdict(order))
 
-    def told(self, driver: str) -> DriverReport | None:
+    def report(self, driver: str) -> DriverReport | None:
         value = self._read(f"{driver}/status.json")
         if value is None:
             return None
-        beat = Heartbeat.from_json(value["beat"]) if value.get("beat") else None
+        heartbeat = Heartbeat.from_json(value["heartbeat"]) if value.get("heartbeat") else None
         ended = Exit(**_known(Exit, value["exit"])) if value.get("exit") else None
-        return DriverReport(**{**_known(DriverReport, value), "beat": beat, "exit": ended})
+        return DriverReport(**{**_known(DriverReport, value), "heartbeat": heartbeat, "exit": ended})
 
-    def tell(self, driver: str, told: DriverReport) -> None:
-        self._write(f"{driver}/status.json", dataclasses.asdict(told))
+    def tell(self, driver: str, report: DriverReport) -> None:
+        self._write(f"{driver}/status.json", dataclasses.asdict(report))
 
     def log_end(self, driver: str) -> LogEnd | None:
         value = self._read(f"{driver}/log.json")

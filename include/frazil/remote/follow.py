@@ -44,7 +44,7 @@ class Seen:
     wanted: Wanted
     master: str
     order: Order | None
-    told: DriverReport | None
+    report: DriverReport | None
     """The last report of the order's driver."""
     report_age_s: float
     """Seconds since this agent saw something new in it."""
@@ -75,7 +75,7 @@ def decide(seen: Seen) -> Step:  # noqa: PLR0911 - a return for each rule
         return Step(Act.KILL, "it did not end when it was asked" if order.kill else "the supervisor ends it by force")
     why = seen.stop or _differs(seen, order)
     if why is not None and order.stop is None:
-        if seen.told is None and seen.status.state is DriverState.WAITING:
+        if seen.report is None and seen.status.state is DriverState.WAITING:
             return Step(Act.KILL, f"{why}, and it has not started yet")
         return Step(Act.ASK_TO_STOP, why)
     return Step(Act.WAIT, seen.status.reason)
@@ -91,12 +91,12 @@ def _begin(seen: Seen, why: str) -> Step:
 
 def _over(seen: Seen) -> Step | None:
     """How the order's driver ended; None if it may run."""
-    ended = seen.told.exit if seen.told else None
+    ended = seen.report.exit if seen.report else None
     state = seen.status.state
     if ended is not None and (state.has_ended or seen.report_age_s >= LEAVES_S or seen.status.state is state.UNKNOWN):
         how = f"it ended with exit code {ended.code}" if ended.code else "it ended in order"
         return Step(Act.END, ended.error or how, ended.code)
-    if not state.has_ended or (state is DriverState.GONE and seen.told and seen.report_age_s < FRESH_S):
+    if not state.has_ended or (state is DriverState.GONE and seen.report and seen.report_age_s < FRESH_S):
         return None
     if state is DriverState.SUCCEEDED:
         return Step(Act.END, seen.status.reason)
@@ -117,14 +117,14 @@ def _after(seen: Seen, order: Order, over: Step) -> Step:
 
 def _unanswered(seen: Seen, order: Order) -> Step:
     """The cluster's name of the driver is unknown: it may run, may start yet, or never existed."""
-    if name := (seen.told.submission if seen.told else None) or seen.found:
+    if name := (seen.report.submission if seen.report else None) or seen.found:
         return Step(Act.ADOPT, name)
     if seen.force and not order.kill:
         return Step(Act.KILL, "the supervisor ends it by force")
     why = seen.stop or _differs(seen, order)
     if why is not None and order.stop is None:  # the cluster may start it after this agent has ended
         return Step(Act.ASK_TO_STOP, why)
-    if seen.told is not None and seen.report_age_s < FRESH_S:
+    if seen.report is not None and seen.report_age_s < FRESH_S:
         return Step(Act.WAIT, "the driver runs, and the cluster's name of it is not known")
     if seen.ordered_since_s < UNHEARD_S:
         return Step(Act.WAIT, "the cluster did not answer its submission, so it may start yet")

@@ -19,10 +19,10 @@ from frazil.spec.model import StreamSpec
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 1.0
+HEARTBEAT_INTERVAL_S = 1.0
 SILENT_MS = 10_000
 """Time for which a driver's last report counts; then the heartbeat in the run folder grows stale, visibly."""
-LOG_CHECK_BEATS = 60
+LOG_CHECK_HEARTBEATS = 60
 
 
 class Mirror:
@@ -36,7 +36,7 @@ class Mirror:
         now_ms = clock.now_ms()
         self._folder, self._exchange = folder, open_exchange(folder)
         self._lock = threading.Lock()
-        self._beat = Heartbeat(
+        self._heartbeat = Heartbeat(
             stream=spec.name,
             pid=os.getpid(),
             spec_fingerprint=spec.fingerprint(),
@@ -65,16 +65,19 @@ class Mirror:
         if error is not None:
             self.ended(f"{type(error).__name__}: {error}")
 
-    def heard(self, beat: Heartbeat) -> None:
+    def heard(self, heartbeat: Heartbeat) -> None:
         """Take a new report of the driver."""
         now_ms = clock.now_ms()
         with self._lock:
-            if self._advanced is None or self._advanced[0] != beat.advanced_at_ms:
-                self._advanced = beat.advanced_at_ms, now_ms - max(0, beat.written_at_ms - beat.advanced_at_ms)
-            self._beat = dataclasses.replace(
-                beat,
-                pid=self._beat.pid,
-                spec_fingerprint=self._beat.spec_fingerprint,
+            if self._advanced is None or self._advanced[0] != heartbeat.advanced_at_ms:
+                self._advanced = (
+                    heartbeat.advanced_at_ms,
+                    now_ms - max(0, heartbeat.written_at_ms - heartbeat.advanced_at_ms),
+                )
+            self._heartbeat = dataclasses.replace(
+                heartbeat,
+                pid=self._heartbeat.pid,
+                spec_fingerprint=self._heartbeat.spec_fingerprint,
                 advanced_at_ms=self._advanced[1],
             )
             self._heard_at_ms = now_ms
@@ -94,7 +97,7 @@ class Mirror:
         with self._lock:
             self._notice = sentence
             if waits and self._heard_at_ms is None:  # waiting for a cluster is not a hang
-                self._beat = dataclasses.replace(self._beat, advanced_at_ms=now_ms)
+                self._heartbeat = dataclasses.replace(self._heartbeat, advanced_at_ms=now_ms)
 
     def outage(self, sentence: str | None) -> None:
         """Set why the driver's reports cannot be read; None once they can."""
@@ -103,7 +106,7 @@ class Mirror:
 
     def ended(self, error: str | None) -> None:
         with self._lock:
-            self._beat = dataclasses.replace(self._beat, phase=Phase.ENDED, error=error)
+            self._heartbeat = dataclasses.replace(self._heartbeat, phase=Phase.ENDED, error=error)
             self._outage = self._notice = None
         self._over.set()
         self.write(ended=True)
@@ -113,21 +116,21 @@ class Mirror:
         with self._lock:
             heard_ms = self._heard_at_ms
             silent = heard_ms is not None and now_ms - heard_ms > SILENT_MS and self._outage is None and not ended
-            beat = dataclasses.replace(
-                self._beat,
+            heartbeat = dataclasses.replace(
+                self._heartbeat,
                 written_at_ms=heard_ms + SILENT_MS if silent and heard_ms is not None else now_ms,
-                outage=self._outage or self._beat.outage,
-                notices=(*self._beat.notices, *((self._notice,) if self._notice else ())),
+                outage=self._outage or self._heartbeat.outage,
+                notices=(*self._heartbeat.notices, *((self._notice,) if self._notice else ())),
             )
-        beat.write(self._exchange)
+        heartbeat.write(self._exchange)
 
     def _run(self) -> None:
-        beats = 0
-        while not self._over.wait(BEAT_S):
-            beats += 1
+        heartbeats = 0
+        while not self._over.wait(HEARTBEAT_INTERVAL_S):
+            heartbeats += 1
             try:
                 self.write()
-                if beats % LOG_CHECK_BEATS == 0:
+                if heartbeats % LOG_CHECK_HEARTBEATS == 0:
                     rotate_full(self._folder)
             except Exception as error:  # a full disk must not end this thread
                 log.warning("the heartbeat could not be written: %r", error)

@@ -72,7 +72,7 @@ class Assessment:
         return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
 
 
-def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MAX_WINDOWS) -> Assessment | None:
+def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS) -> Assessment | None:
     """Assess the table that these streams feed. None if it does not exist, or if its windows never complete.
 
     `specs` are all declared streams of one table; they declare the same windows. At most `most` windows complete at
@@ -101,7 +101,7 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MAX_WIN
     with catalog_errors(catalog.name):
         late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
     begin_us = None if spec.complete_from is None else microseconds(spec.complete_from)
-    decision = decide(feeds, cursor, late, grain=grain, complete_from_us=begin_us, most=most)
+    decision = decide(feeds, cursor, late, grain=grain, complete_from_us=begin_us, limit=limit)
     return Assessment(table, tuple(specs), grain, feeds, signals, decision)
 
 
@@ -170,7 +170,7 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
             start_us=window.start_us,
             end_us=window.end_us,
             revision=revisions.get(window, 1),
-            state=SignalState.COMPLETE if verdict.passed else SignalState.HELD,
+            state=SignalState.COMPLETE if gate.passed else SignalState.HELD,
             rows=rows[window],
             dead_letters=rejected,
             late_rows=seen.decision.again.get(window, 0),
@@ -178,10 +178,10 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
             snapshot_id=head.snapshot_id,
             sequence_number=head.sequence_number or 0,
             signalled_at_ms=clock_ms,
-            note=verdict.note,
+            note=gate.note,
         )
         for window in windows
-        for verdict in [verdicts.get(window, Gate(passed=True))]
+        for gate in [verdicts.get(window, Gate(passed=True))]
     ]
     held = (cursor.held - {s.start_us for s in made}) | {s.start_us for s in made if not s.sent}
     moved = dataclasses.replace(cursor, held=held)

@@ -10,8 +10,8 @@ from pyiceberg.table import Table
 from frazil import clock
 from frazil.commit.history import commit_records
 from frazil.commit.journal import key_of
-from frazil.commit.lacking import first_lacked
 from frazil.commit.marker import BatchKey, Marker, of_topics, read_marker
+from frazil.commit.missing_rows import first_missing
 from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import RolledBack
@@ -29,31 +29,31 @@ def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
     stream, lateness_us = spec.name, spec.lateness // timedelta(microseconds=1)
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)
-        home = table.catalog.load_table(spec.home)
-        decided = read_marker(home.properties, stream)
+        default_table = table.catalog.load_table(spec.default_table)
+        decided = read_marker(default_table.properties, stream)
         if decided is None:
-            return Feed(stream, None, lateness_us, problem=f"its home {spec.home} has no marker")
-        check_ancestry(home.metadata, decided, table=spec.home)
+            return Feed(stream, None, lateness_us, problem=f"its default table {spec.default_table} has no marker")
+        check_ancestry(default_table.metadata, decided, table=spec.default_table)
     except NoSuchTableError:
-        return Feed(stream, None, lateness_us, problem=f"its home {spec.home} is not there")
+        return Feed(stream, None, lateness_us, problem=f"its default table {spec.default_table} does not exist")
     except RolledBack as error:
         return Feed(stream, None, lateness_us, problem=str(error))
-    tables = StreamTables.of(stream, {"main": home}, clock_ms=clock.now_ms)
-    first = first_lacked(tables, decided, spec.table.identifier, marker)
+    tables = StreamTables.of(stream, {"main": default_table}, clock_ms=clock.now_ms)
+    first = first_missing(tables, decided, spec.table.identifier, marker)
     if first is not None:
         problem = f"{spec.table.identifier} misses rows from batch {first} on: `frazil route {stream}` shows why"
-        before_us = _watermark_before(home, stream, first)
+        before_us = _watermark_before(default_table, stream, first)
         return Feed(stream, before_us, lateness_us, problem=None if before_us is not None else problem)
     offsets = of_topics(decided.offsets, spec.source.reads)
     holder = holding_back(decided.max_event_times_us, partitions=offsets, idle=decided.idle)
     return Feed(stream, decided.watermark_us, lateness_us, holder)
 
 
-def _watermark_before(home: Table, stream: str, first: BatchKey) -> int | None:
+def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int | None:
     """The watermark of the previous batch, in microseconds, from that commit's summary."""
-    for snapshot, path in commit_records(home.metadata, stream):
+    for snapshot, path in commit_records(default_table.metadata, stream):
         key = key_of(path)
         if key is not None and key < first:
-            told = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
-            return int(told) * 1000 if told else None
+            watermark = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
+            return int(watermark) * 1000 if watermark else None
     return None

@@ -40,9 +40,9 @@ def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
         return WindowStatus((), f"{key} of {table}: {said} (`complete-from`)", never=True)
     windows = tuple(windows_between(seen.grain, wanted.start_us, wanted.end_us))
     newest = seen.signals.newest(from_us=wanted.start_us, to_us=wanted.end_us)
-    untold = [w for w in windows if w not in newest or not newest[w].sent]
-    if untold:
-        return WindowStatus((), _reason(seen, untold[0], newest.get(untold[0])))
+    unsent = [w for w in windows if w not in newest or not newest[w].sent]
+    if unsent:
+        return WindowStatus((), _reason(seen, unsent[0], newest.get(unsent[0])))
     return WindowStatus(tuple(newest[w] for w in windows), "")
 
 

@@ -45,7 +45,7 @@ ROOTS = {
         ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0", "org.xerial:sqlite-jdbc:3.54.1.0"),
         transitive=False,
     ),
-    # What catalogs need beside it: see frazil.spark.catalog_jars.
+    # What catalogs need next to it: see frazil.spark.catalog_jars.
     "s3": Roots(("org.apache.iceberg:iceberg-aws-bundle:1.12.0",), transitive=False),
     "postgres": Roots(("org.postgresql:postgresql:42.7.11",), transitive=False),
     # An archive of the whole server: see frazil.dev.registry.

@@ -77,7 +77,7 @@ STANDARD_LEFT_OUT = (
 FRAZIL_LEFT_OUT = ("airflow", "dev", "quality", "cli", "spark_apps", "maintenance", "aggregate")
 LAUNCHER = """\
 #!/bin/sh
-# Python finds its shared library beside itself, wherever the archive was unpacked.
+# Python finds its shared library next to itself, wherever the archive was unpacked.
 here=$(cd "$(dirname "$0")" && pwd)
 LD_LIBRARY_PATH="$here/../lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/@PYTHON@" "$@"
 """
@@ -206,7 +206,7 @@ def _prepare(root: Path, python: Path) -> None:
 
 
 def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Files of root's: whoever unpacks them owns them, and a root's executor trusts its own alone."""
+    """Make the files root's: unpacking gives them to the user, and root's executor trusts only its own."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mode &= ~0o022

@@ -28,7 +28,7 @@ def main() -> int:
     from frazil.backfill.stage import stage  # noqa: PLC0415
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
-    parser = argparse.ArgumentParser(description="Stage the records of a stream's topics that its table lacks.")
+    parser = argparse.ArgumentParser(description="Stage the records of a stream's topics that its table is missing.")
     parser.add_argument("name", help="the stream's name")
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
     parser.add_argument("--request", type=json.loads, required=True, help="the request, as JSON")

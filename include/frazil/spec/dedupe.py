@@ -1,4 +1,4 @@
-"""Which records of an append stream repeat others, and are dropped."""
+"""The repeated records that an append stream drops."""
 
 from __future__ import annotations
 

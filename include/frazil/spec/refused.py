@@ -1,4 +1,4 @@
-"""Which features of a stream do not go together, and why."""
+"""Features of a stream that exclude each other, with the reason."""
 
 from __future__ import annotations
 

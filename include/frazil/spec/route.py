@@ -88,7 +88,7 @@ class Route(Model):
         if self.by == "topic" and self.name is not None:
             raise ValueError("has a name, which by: topic does not use; leave it out")
         if self.by != "topic" and not self.name:
-            raise ValueError(f"lacks the name of the {self.by}; add name: …")
+            raise ValueError(f"is missing the name of the {self.by}; add name: …")
         if not self.tables and self.template is None:
             raise ValueError("has neither tables nor a template; add one")
         if self.template is None and {"allow", "limit"} & self.model_fields_set:
@@ -181,7 +181,7 @@ def _windows(spec: StreamSpec, route: Route) -> Iterator[Problem]:
     for identifier in route.complete:
         if identifier not in route.tables.values():
             known = did_you_mean(identifier, dict.fromkeys(route.tables.values()))
-            yield Problem("route.complete", identifier, f"is none of route.tables{known}; add it there")
+            yield Problem("route.complete", identifier, f"is not in route.tables{known}; add it there")
         elif spec.window is None:
             what = "cannot be signalled, for no window of the stream completes; declare complete: hour or day"
             yield Problem("route.complete", identifier, what)
@@ -214,7 +214,7 @@ def _numbers(route: Route, column: str) -> Iterator[Problem]:
         try:
             number = str(int(value, 16 if value.startswith("0x") else 10))
         except ValueError:
-            yield Problem("route.tables", value, f"is no whole number, as each value of the column {column} is")
+            yield Problem("route.tables", value, f"is not a whole number, like each value of the column {column} is")
         else:
             if value != number:
                 yield Problem("route.tables", value, f"is never a value of the column {column}; write {number}")

@@ -8,10 +8,10 @@ from frazil.spec.model import StreamSpec, Table
 class RoutedStream(StreamSpec):
     """A stream as one of the tables of its route sees it: that is its `table`.
 
-    It has windows only if the route says so. Nobody declares one.
+    It has windows only if the route says so. No one declares one.
     """
 
-    home: str
+    default_table: str
     """The stream's own table, which has its position."""
 
 
@@ -25,7 +25,7 @@ def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
     values["table"] = Table(identifier=table, catalog=spec.table.catalog)
     if table not in spec.route.complete:
         values["complete"] = "none"
-    return RoutedStream.model_construct(spec.model_fields_set, **values, home=spec.table.identifier)
+    return RoutedStream.model_construct(spec.model_fields_set, **values, default_table=spec.table.identifier)
 
 
 def never_complete(spec: StreamSpec) -> str:

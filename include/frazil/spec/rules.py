@@ -118,7 +118,11 @@ def _topics(spec: StreamSpec) -> Iterator[Problem]:
     if not spec.source.topics and spec.source.topic_pattern is None:
         yield Problem("source.topics", None, "is missing; or declare a source.topic-pattern")
     if spec.source.topics and spec.source.topic_pattern is not None:
-        yield Problem("source.topic-pattern", spec.source.topic_pattern, "is beside source.topics; keep one of them")
+        yield Problem(
+            "source.topic-pattern",
+            spec.source.topic_pattern,
+            "is declared together with source.topics; keep one of them",
+        )
 
 
 def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
@@ -231,7 +235,7 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
         what = "needs a cluster: let resources.master name one"
         yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
     elif not r.spark.get("spark.master", "local").startswith(("local", "${")):
-        what = "names a cluster, of which only resources.master tells frazil"
+        what = "names a cluster, which only resources.master may name"
         yield Problem("resources.spark.spark.master", r.spark["spark.master"], what)
     if "spark.archives" in r.spark and r.package:
         yield Problem("resources.spark.spark.archives", r.spark["spark.archives"], "is set by resources.package")

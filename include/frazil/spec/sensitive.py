@@ -28,7 +28,7 @@ class Protection(Model):
     )
     keep_last: Annotated[int, Whole(0, 64)] = Field(
         default=0,
-        description="For `mask`: so many characters at the end stay, of a text that is at least twice as long.",
+        description="The number of last characters that `mask` keeps, of a text that is at least twice as long.",
     )
 
     @model_validator(mode="before")

@@ -42,15 +42,15 @@ def ends_of(kind: IcebergType) -> tuple[int, int] | None:
     return None
 
 
-def rows_between(field: NestedField, least: Any, greatest: Any) -> BooleanExpression:
+def rows_between(field: NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
     """Return the filter of rows with values between two, without an end that every value keeps to.
 
     PyIceberg projects a filter on partitions by the value beyond its end, and raises where no such value exists.
     """
     first, last = ends_of(field.field_type) or (None, None)
     found: BooleanExpression = AlwaysTrue()
-    if first is None or _unscaled(least) > first:
-        found = GreaterThanOrEqual(term=field.name, value=least)
+    if first is None or _unscaled(lowest) > first:
+        found = GreaterThanOrEqual(term=field.name, value=lowest)
     if last is None or _unscaled(greatest) < last:
         found = And(found, LessThanOrEqual(term=field.name, value=greatest))
     return found

@@ -38,10 +38,10 @@ def counted(number: int, noun: str, verb: str = "") -> str:
     return f"{number:,} {words} {singular_verb if number == 1 else plural_verb}".rstrip()
 
 
-def shortened(sentences: Sequence[str], most: int, noun: str) -> list[str]:
+def shortened(sentences: Sequence[str], limit: int, noun: str) -> list[str]:
     """The first of several sentences, and how many others there are: `a`, `b`, `and 3 more tables`."""
-    more = len(sentences) - most
-    return [*sentences[:most], *([f"and {counted(more, f'more {noun}')}"] if more > 0 else [])]
+    more = len(sentences) - limit
+    return [*sentences[:limit], *([f"and {counted(more, f'more {noun}')}"] if more > 0 else [])]
 
 
 def parse_duration(value: object) -> timedelta:

@@ -21,12 +21,12 @@ ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
 UNKEYED = ("float", "double")
 """Types that are no key: NaN equals nothing, and numbers that look alike differ."""
 ORDERED = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
-TOLD_BY: dict[str, type] = {"string": str, "int": int, "long": int, "boolean": bool}
+DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolean": bool}
 """The types of columns that can tell deletes, with that of their values in YAML."""
 
 
 class Delete(Model):
-    """Which records delete the row of their key; `tombstones` alone, or a mapping."""
+    """The records that delete the row of their key: `tombstones` alone, or a mapping."""
 
     column: str | None = Field(default=None, description="A column whose value tells a delete from other changes.")
     values: tuple[str | int | bool, ...] = Field(default=(), description="The values of `column` that mean a delete.")
@@ -57,7 +57,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     """What is wrong with an upsert, or what only an upsert may have."""
     if spec.mode == "append":
         if envelope_of(spec.source.format):
-            what = "has changes of rows, which an append would keep beside each other; add mode: upsert and a key"
+            what = "has changes of rows, which an append would keep next to each other; add mode: upsert and a key"
             yield Problem("source.format.envelope", None, what)
         for name, value in (("key", spec.key), ("order-by", spec.order_by), ("delete", spec.delete)):
             if value:
@@ -109,8 +109,10 @@ def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
     if (name := delete.column) is not None:
         if (column := columns.get(name)) is None:
             yield Problem("delete.column", name, f"is not a column of the schema{did_you_mean(name, columns)}")
-        elif column.type and (kind := TOLD_BY.get(column.type)) is None:
-            yield Problem("delete.column", name, f"is a column of type {column.type}; use one of {', '.join(TOLD_BY)}")
+        elif column.type and (kind := DELETE_TYPES.get(column.type)) is None:
+            yield Problem(
+                "delete.column", name, f"is a column of type {column.type}; use one of {', '.join(DELETE_TYPES)}"
+            )
         elif column.type:
             for index, value in enumerate(delete.values):
                 if type(value) is not kind:
@@ -143,7 +145,7 @@ def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]
     if (envelope := envelope_of(spec.source.format)) is None:
         return
     if spec.delete is not None:
-        yield Problem("delete", None, "is told by the events themselves; leave it out")
+        yield Problem("delete", None, "is part of the events themselves; leave it out")
     for name, path in envelope.metadata.items():
         place = f"source.format.envelope.metadata.{name}"
         if (column := columns.get(name)) is None:

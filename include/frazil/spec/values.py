@@ -87,24 +87,24 @@ def _no_switch(value: object) -> object:
 class Whole:
     """Marks an `int` of a declaration as a whole number from `least` to `most`, by default as Spark and Iceberg count.
 
-    Bounds belong here and not in the key's `Field`: two upper bounds at once, and one beside a validator, get lost on
+    Bounds belong here and not in the key's `Field`: two upper bounds at once, and one next to a validator, get lost on
     the way into pydantic's check or its JSON Schema.
     """
 
-    least: int = 1
-    most: int = 2**31 - 1
+    minimum: int = 1
+    maximum: int = 2**31 - 1
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_before_validator_function(
-            _no_switch, core_schema.int_schema(ge=self.least, le=self.most)
+            _no_switch, core_schema.int_schema(ge=self.minimum, le=self.maximum)
         )
 
 
 Count = Annotated[int, Whole()]
-Several = Annotated[int, Whole(least=2)]
-Records = Annotated[int, Whole(most=2**63 - 1)]
+Several = Annotated[int, Whole(minimum=2)]
+Records = Annotated[int, Whole(maximum=2**63 - 1)]
 """Up to the number of offsets in a Kafka partition."""
-Percentage = Annotated[int, Whole(most=100)]
+Percentage = Annotated[int, Whole(maximum=100)]
 """Percent as a bare number; `Percent` may be written with its sign."""
 
 

@@ -18,7 +18,7 @@ from frazil.spec.units import counted
 from frazil.status.state import Level, State, StreamState, WriterProcess
 from frazil.supervise.decide import crash_row
 from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.liveness import beating, known_lag
+from frazil.supervise.liveness import fresh_heartbeat, known_lag
 from frazil.supervise.observed import Observed, error_name
 from frazil.supervise.policy import Policy
 from frazil.timetext import ago
@@ -37,7 +37,7 @@ def of_writer(
     known: StreamState, observed: Observed, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
     """Return the state from the supervisor's decision; `problem` is why carrying it out failed."""
-    row, beat = crash_row(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
+    row, heartbeat = crash_row(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
     state, said = _decided(decision, observed, len(row)), decision.reason
     if problem is not None:
         state, said = State.STOPPED, f"{decision.action} fails, and is tried again: {problem}"
@@ -48,14 +48,14 @@ def of_writer(
         known,
         state=state,
         level=level,
-        sentence=sentence_of(state, beat, otherwise=said),
+        sentence=sentence_of(state, heartbeat, otherwise=said),
         rule=rule,
         writer=writer_process(observed.writer, now_ms=now_ms),
         crashes=len(row),
         given_up=" ".join(reason.split())[:MAX_REASON_CHARACTERS] if decision.subject else None,
         last_words=_last_words(observed.writer),
         registry=bool(row) and row[0].code == RegistryUnavailable.exit_code,
-        stall=beat.stall if beat is not None and beating(observed.writer, now_ms=now_ms) else None,
+        stall=heartbeat.stall if heartbeat is not None and fresh_heartbeat(observed.writer, now_ms=now_ms) else None,
     )
 
 
@@ -101,45 +101,46 @@ def _decided(decision: Decision, observed: Observed, crashes: int) -> State:
     return live_state(observed.heartbeat) if observed.process.is_alive else ended
 
 
-def live_state(beat: Heartbeat | None) -> State:
+def live_state(heartbeat: Heartbeat | None) -> State:
     """Return the state of a writer that runs as wanted."""
-    if beat is None or beat.epoch is None:
+    if heartbeat is None or heartbeat.epoch is None:
         return State.STARTING
-    if beat.stall is not None:
+    if heartbeat.stall is not None:
         return State.STALLED
-    if beat.outage:
+    if heartbeat.outage:
         return State.OUTAGE
-    return State.SLOW if beat.backpressure_ms else State.RUNNING
+    return State.SLOW if heartbeat.backpressure_ms else State.RUNNING
 
 
-def sentence_of(state: State, beat: Heartbeat | None, *, otherwise: str) -> str:
+def sentence_of(state: State, heartbeat: Heartbeat | None, *, otherwise: str) -> str:
     """Describe a state by the heartbeat; return `otherwise` where the heartbeat has no details."""
-    if beat is None:
+    if heartbeat is None:
         return otherwise
-    if state is State.STALLED and beat.stall is not None:
-        return beat.stall.reason
+    if state is State.STALLED and heartbeat.stall is not None:
+        return heartbeat.stall.reason
     if state is State.OUTAGE:
-        return beat.outage or otherwise
+        return heartbeat.outage or otherwise
     if state is State.SLOW:
-        lag = known_lag(beat)
+        lag = known_lag(heartbeat)
         waiting = "" if lag is None else f", and {counted(lag, 'record', 'waits|wait')}"
-        return f"a batch takes {ago(beat.backpressure_ms)} longer than its commit interval{waiting}; {otherwise}"
+        return f"a batch takes {ago(heartbeat.backpressure_ms)} longer than its commit interval{waiting}; {otherwise}"
     return otherwise
 
 
 def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
     """Describe the writer's process from an observation of its run folder."""
-    launch, beat = observation.launch, observation.heartbeat
+    launch, heartbeat = observation.launch, observation.heartbeat
     if launch is None:
         return WriterProcess(state=observation.process)
-    process, epoch = launch.writer or launch.parent, beat.epoch if beat else None
+    process, epoch = launch.writer or launch.parent, heartbeat.epoch if heartbeat else None
     if observation.process.is_alive:
         return WriterProcess(
             state=observation.process,
             pid=process.pid if process else None,
-            phase=beat.phase if beat else None,
-            heartbeat_at_ms=beat.written_at_ms if beat else None,
-            stale=beat is not None and beating(observation, now_ms=now_ms) is None,
+            phase=heartbeat.phase if heartbeat else None,
+            batch_records=heartbeat.batch_records if heartbeat else 0,
+            heartbeat_at_ms=heartbeat.written_at_ms if heartbeat else None,
+            stale=heartbeat is not None and fresh_heartbeat(observation, now_ms=now_ms) is None,
             epoch=epoch,
         )
     ended = WriterProcess(
@@ -151,19 +152,21 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
     if end is not None:
         name = error_name(end.code) or None if end.code else None
         return replace(ended, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.error)
-    if beat is None:
+    if heartbeat is None:
         return ended
     # Its process is about to record its end.
-    ended_well = beat.phase is Phase.ENDED and beat.error is None
-    return replace(ended, exit_code=0 if ended_well else None, ended_at_ms=beat.written_at_ms, error=beat.error)
+    ended_well = heartbeat.phase is Phase.ENDED and heartbeat.error is None
+    return replace(
+        ended, exit_code=0 if ended_well else None, ended_at_ms=heartbeat.written_at_ms, error=heartbeat.error
+    )
 
 
 def _last_words(writer: Observation) -> str:
     """Return the error of the last writer on this host. Its heartbeat has the error before the exit record does."""
     end: ExitRecord | None = next(reversed(writer.exits), None)
-    beat = writer.heartbeat
-    is_newer = beat is not None and beat.error and (end is None or beat.written_at_ms > end.ended_at_ms)
-    error = beat.error if beat is not None and is_newer else end.error if end is not None else None
+    heartbeat = writer.heartbeat
+    is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)
+    error = heartbeat.error if heartbeat is not None and is_newer else end.error if end is not None else None
     return f"The last one said: {' '.join(error.split())[:MAX_REASON_CHARACTERS]}." if error else ""
 
 
@@ -268,7 +271,9 @@ def _held_back(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Found |
         waiting = "records wait" if known.lag is None else f"{known.lag:,} records wait"
         return State.LATE, f"no commit for {ago(age_ms)} while {waiting}"
     if known.writer.pid is not None and known.backpressure_ms:
-        return State.SLOW, f"a batch takes {ago(known.backpressure_ms)} longer than its interval"
+        records = known.writer.batch_records
+        so_far = f", and has read {counted(records, 'record')} so far" if known.writer.phase == Phase.STAGING else ""
+        return State.SLOW, f"a batch takes {ago(known.backpressure_ms)} longer than its interval{so_far}"
     return (State.PROBLEM, known.problems[0]) if known.problems else None
 
 

@@ -110,8 +110,10 @@ def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brou
     """Return the stream's commits since a moment, newest first, and the one before it if the history has it."""
     found: list[Brought] = []
     for snapshot, _ in commit_records(metadata, stream):
-        told = snapshot.summary
-        records, rejected = (_number(told.get(f"frazil.{name}") if told else None) for name in ("records", "rejected"))
+        summary = snapshot.summary
+        records, rejected = (
+            _number(summary.get(f"frazil.{name}") if summary else None) for name in ("records", "rejected")
+        )
         found.append(Brought(snapshot.timestamp_ms, records, rejected))
         if snapshot.timestamp_ms < since_ms:
             break

@@ -7,7 +7,7 @@ from frazil.commit.marker import read_marker
 from frazil.commit.opened import read_stream
 from frazil.host.launchers import open_launcher
 from frazil.spec.model import StreamSpec
-from frazil.stream.dropped_tables import not_with_home
+from frazil.stream.dropped_tables import behind_default_table
 from frazil.supervise.liveness import has_committed
 from frazil.table.catalogs import catalog_errors
 from frazil.table.lost import missing_table
@@ -28,10 +28,10 @@ def missing_tables(spec: StreamSpec) -> dict[str, str]:
             committed = False
         said = missing_table(spec, committed=committed)
         return {spec.table.identifier: said} if said else {}
-    home = read_marker(table.properties, spec.name)
-    if home is None or home.routed is None:
+    default_marker = read_marker(table.properties, spec.name)
+    if default_marker is None or default_marker.routed is None:
         return {}
     with catalog_errors(table.catalog.name):
-        behind, dropped = not_with_home(spec, read_stream(spec).tables, home, only_gone=True)
-    found = {lacks.target: str(lacks) for lacks in behind if lacks.gone is Gone.MISSING}
+        behind, dropped = behind_default_table(spec, read_stream(spec).tables, default_marker, only_gone=True)
+    found = {behind_one.target: str(behind_one) for behind_one in behind if behind_one.gone is Gone.MISSING}
     return found | {gone.target: str(gone) for gone in dropped}

@@ -124,10 +124,10 @@ def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, mer
             said.append(
                 f"Kafka's log of {m.topic}-{m.partition} was cut at offset {m.cut:,}: from there on it has, or will "
                 f"have, other records than the {m.rewritten:,} offsets that the table holds. They are read, and land "
-                "beside those that Kafka lost."
+                "next to those that Kafka lost."
             )
     if skipped:
-        also = f", {gone:,} of which Kafka has deleted already" if gone else ""
+        also = f"; Kafka has already deleted {gone:,} of them" if gone else ""
         said.append(f"It skips {counted(skipped, 'offset')}{also}: their records never reach the table.")
     if repeated:
         said.append(f"It reads {counted(repeated, 'offset')} again that the table holds: {_AGAIN[merged]}")

@@ -39,7 +39,7 @@ class State(StrEnum):
     NO_WRITER = "no writer"
     ELSEWHERE = "commits elsewhere"
     NOT_BEGUN = "not begun"
-    LOOKING = "looking"
+    LOADING = "loading"
     NO_ANSWER = "no answer"
     UNREADABLE = "unreadable"
     RESTART_NEEDED = "restart needed"
@@ -67,6 +67,8 @@ class WriterProcess:
     state: str = "unknown"
     pid: int | None = None
     phase: str | None = None
+    batch_records: int = 0
+    """Records that its current batch has read so far."""
     heartbeat_at_ms: int | None = None
     stale: bool = False
     """Whether it runs with an old heartbeat."""

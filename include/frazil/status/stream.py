@@ -34,7 +34,7 @@ from frazil.status.flow import Flow, flow_of
 from frazil.status.state import StreamState
 from frazil.supervise.decide import decide
 from frazil.supervise.desired import DesiredStore, table_fingerprint
-from frazil.supervise.liveness import beating, has_committed, is_fenced, known_lag
+from frazil.supervise.liveness import fresh_heartbeat, has_committed, is_fenced, known_lag
 from frazil.supervise.observed import Declared, Desired, Observed, Unreadable
 from frazil.supervise.policy import Policy
 from frazil.table.branches import head_of, live_rows
@@ -123,15 +123,17 @@ def _with_kafka(
     known: StreamState, spec: StreamSpec, observed: Observed, view: TableView, *, now_ms: int
 ) -> StreamState:
     """Add the live writer's report, the table and the lag."""
-    beat, marker = beating(observed.writer, now_ms=now_ms), view.marker
+    heartbeat, marker = fresh_heartbeat(observed.writer, now_ms=now_ms), view.marker
     problems = process_problems(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
-    stall, throttle, outage = (beat.stall, beat.throttle, beat.outage) if beat else (None, None, None)
+    stall, throttle, outage = (
+        (heartbeat.stall, heartbeat.throttle, heartbeat.outage) if heartbeat else (None, None, None)
+    )
     problems += [said for said in (stall.reason if stall else None, throttle, outage) if said]
-    writer, lag, silent = known.writer, known_lag(beat) if beat else None, None
-    if beat and marker and is_fenced(beat, epoch=marker.at.epoch):
+    writer, lag, silent = known.writer, known_lag(heartbeat) if heartbeat else None, None
+    if heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch):
         # Its lag is that of where it stands, not of where the stream does.
         writer, lag = replace(writer, fenced=True), None
-        problems.insert(0, _fenced(spec.name, beat, marker))
+        problems.insert(0, _fenced(spec.name, heartbeat, marker))
     if lag is None and marker is not None and view.in_full:
         lag, silent = (None, ROLLED_BACK) if view.rolled_back else _ask_kafka(spec, marker)
         problems += [silent] if silent else []
@@ -140,17 +142,17 @@ def _with_kafka(
         known,
         writer=writer,
         lag=lag,
-        in_transactions=beat.in_transactions if beat else 0,
-        backpressure_ms=beat.backpressure_ms if beat and not waits else None,
+        in_transactions=heartbeat.in_transactions if heartbeat else 0,
+        backpressure_ms=heartbeat.backpressure_ms if heartbeat and not waits else None,
         throttle=throttle,
-        distribution=beat.distribution if beat else None,
+        distribution=heartbeat.distribution if heartbeat else None,
         notices=_notices(spec, observed.writer),
         problems=_each_once((*problems, *view.problems)),
     )
     return _with_table(known, view, observed.heartbeat)
 
 
-def _with_table(known: StreamState, view: TableView, beat: Heartbeat | None) -> StreamState:
+def _with_table(known: StreamState, view: TableView, heartbeat: Heartbeat | None) -> StreamState:
     """Add the stream's position: from the table if it can be read, otherwise from the last heartbeat."""
     marker, desired = view.marker, view.desired
     known = replace(
@@ -181,15 +183,15 @@ def _with_table(known: StreamState, view: TableView, beat: Heartbeat | None) -> 
             watermark_ms=marker.watermark_ms,
             snapshot_id=marker.snapshot_id,
         )
-    if beat is None or view.exists is not None:
+    if heartbeat is None or view.exists is not None:
         return known
     return replace(
         known,
-        epoch=beat.epoch,
-        batch=beat.batch,
-        last_commit_at_ms=beat.last_commit_at_ms,
-        watermark_ms=beat.watermark_ms,
-        snapshot_id=beat.last_commit_snapshot,
+        epoch=heartbeat.epoch,
+        batch=heartbeat.batch,
+        last_commit_at_ms=heartbeat.last_commit_at_ms,
+        watermark_ms=heartbeat.watermark_ms,
+        snapshot_id=heartbeat.last_commit_snapshot,
     )
 
 
@@ -206,9 +208,9 @@ def _alive(known: StreamState, spec: StreamSpec, view: TableView, *, now_ms: int
     return None if unknown or committed_ms is not None else False
 
 
-def _fenced(stream: str, beat: Heartbeat, marker: Marker) -> str:
+def _fenced(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
     return (
-        f"the writer of epoch {beat.epoch} is fenced: a reset or another writer began epoch {marker.at.epoch}. It "
+        f"the writer of epoch {heartbeat.epoch} is fenced: a reset or another writer began epoch {marker.at.epoch}. It "
         "commits nothing more, and ends with 13 (Fenced) within a minute, or after the batch that it stages. After a "
         f"reset, `frazil resume {stream}` starts the next one once this one has ended; in the foreground, "
         f"`frazil run {stream}`"
@@ -228,12 +230,12 @@ def _each_once(problems: tuple[str, ...]) -> tuple[str, ...]:
 
 def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
     """Return the writer's notices, and a warning if a running one has an older declaration than the file."""
-    beat = observation.heartbeat
-    if beat is None:
+    heartbeat = observation.heartbeat
+    if heartbeat is None:
         return ()
-    if not observation.process.is_alive or beat.spec_fingerprint == spec.fingerprint():
-        return beat.notices
-    return (*beat.notices, _older_declaration(observation.process))
+    if not observation.process.is_alive or heartbeat.spec_fingerprint == spec.fingerprint():
+        return heartbeat.notices
+    return (*heartbeat.notices, _older_declaration(observation.process))
 
 
 def _older_declaration(process: ProcessState) -> str:
@@ -287,20 +289,20 @@ def _read_table(
 def _behind(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
     """Return why tables of the route miss rows or were dropped, in full for some and in a few words for all."""
     from frazil.commit.opened import read_stream  # noqa: PLC0415 - with the committer, which few streams need here
-    from frazil.stream.dropped_tables import not_with_home  # noqa: PLC0415 - as above
+    from frazil.stream.dropped_tables import behind_default_table  # noqa: PLC0415 - as above
 
     try:
         tables = read_stream(spec).tables
-        behind, dropped = not_with_home(spec, tables, marker)
+        behind, dropped = behind_default_table(spec, tables, marker)
         now_ms = tables.clock_ms()
-        lacking = [b for b in behind if not b.is_coming(now_ms)]
-        found = [*map(str, lacking), *map(str, dropped)]
-        amiss = {b.target: b.amiss for b in lacking} | {d.target: str(d.amiss) for d in dropped}
+        missing = [b for b in behind if not b.is_coming(now_ms)]
+        found = [*map(str, missing), *map(str, dropped)]
+        amiss = {b.target: b.amiss for b in missing} | {d.target: str(d.amiss) for d in dropped}
     except Exception as error:  # as above: catalogs raise what their clients raise
         _raise_if_outdated(error)
         return [f"the tables of its route cannot be read: {_words(error)}"], {}
     more = (
-        [f"{len(found) - ROUTED_NAMED:,} more lack rows or were dropped: `frazil route {spec.name}`"]
+        [f"{len(found) - ROUTED_NAMED:,} more are missing rows or were dropped: `frazil route {spec.name}`"]
         if len(found) > ROUTED_NAMED
         else []
     )
@@ -369,9 +371,9 @@ def _waiting(table: Table, stream: str) -> int | None:
 def _changes(metadata: TableMetadata, stream: str) -> dict[str, int]:
     """Read the counts of changes from the newest batch that has not expired."""
     for snapshot in reversed(metadata.snapshots):
-        told = snapshot.summary
-        counts = changes_of(told)
-        if told and told.get("frazil.stream") == stream and counts:
+        summary = snapshot.summary
+        counts = changes_of(summary)
+        if summary and summary.get("frazil.stream") == stream and counts:
             return counts
     return {}
 

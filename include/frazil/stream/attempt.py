@@ -34,9 +34,9 @@ def check_wanted() -> None:
 def _is_closed(connection: int) -> bool:
     if not hasattr(select, "POLLRDHUP"):
         return False
-    look = select.poll()
-    look.register(connection, select.POLLRDHUP)
-    return bool(look.poll(0))
+    poller = select.poll()
+    poller.register(connection, select.POLLRDHUP)
+    return bool(poller.poll(0))
 
 
 def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:

@@ -152,7 +152,7 @@ class BatchRunner:
 
         Raises RouteBehind and Fenced.
         """
-        self.fence.look(self.tables, epoch=self.committer.epoch)
+        self.fence.check(self.tables, epoch=self.committer.epoch)
         if self.route:
             self.route.follow()
 
@@ -181,16 +181,16 @@ class BatchRunner:
             )
         )
         if journal.future:
-            most = max(journal.progress, key=lambda p: p.future).topic_partition
-            self.emit(FutureEventTimes(key, journal.future, most, format_duration(self.spec.watermark.max_future)))
+            furthest = max(journal.progress, key=lambda p: p.future).topic_partition
+            self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
 
     def _changes(self, journal: Journal) -> dict[str, int]:
         """Sum the counts of a batch's merges over all tables that have committed it."""
         if self.tables.merging is None:
             return {}
         total = Counter(_merged(self.tables.main.current(), self.marker))
-        lack = self.route.followers.waiting.keys() if self.route else frozenset()
-        for target in journal.routed - lack:
+        missing = self.route.followers.waiting.keys() if self.route else frozenset()
+        for target in journal.routed - missing:
             table = self.tables.handle(target).current()
             marker = read_marker(table.properties, self.spec.name)
             if marker is not None and marker.settled == journal.key:

@@ -54,15 +54,15 @@ class BatchLoop:
         """
         self.planner = planner = self._planner()
         position = planner.position
-        interval_s = planning_interval_s(planner.settings.policy.interval_s, most_s=self.hosting.planned_s)
+        interval_s = planning_interval_s(planner.settings.policy.interval_s, max_s=self.hosting.planned_s)
         try:
             # Waits for Spark to start: until then the planner is not asked, and so is not silent.
             self.engine.check()
             self.runner.emit(PhaseBegan(Phase.WAITING))
             while not until():
-                asked = time.monotonic()
+                began = time.monotonic()
                 end = next_position(planner, until)
-                # A batch may take long, and whoever stops the writer waits for no batch but the current one.
+                # A batch may take long, and a stop waits for no batch but the current one.
                 if end is None or until():
                     return
                 if end != position:
@@ -76,7 +76,7 @@ class BatchLoop:
                             self._run_batch(plans, end)
                     position = end
                 if not until():
-                    wait(max(0.0, interval_s - (time.monotonic() - asked)))
+                    wait(max(0.0, interval_s - (time.monotonic() - began)))
                 if not until():
                     self.engine.check()
                     self.runner.follow()
@@ -116,9 +116,9 @@ class BatchLoop:
     def _settings(self) -> PlannerSettings:
         spec = self.runner.spec
         interval_s = spec.commit.interval / timedelta(seconds=1)
-        asked_s = planning_interval_s(interval_s, most_s=self.hosting.planned_s)
-        # Whoever is asked less often would be late by as much.
-        early_s = asked_s if asked_s > POLL_S else 0.0
+        polling_s = planning_interval_s(interval_s, max_s=self.hosting.planned_s)
+        # A source that is polled less often would be late by as much.
+        early_s = polling_s if polling_s > POLL_S else 0.0
         return PlannerSettings(
             stream=spec.name,
             topics=spec.source.reads,
@@ -133,8 +133,8 @@ class BatchLoop:
             ),
             idle_timeout_s=spec.watermark.idle_timeout / timedelta(seconds=1),
             exchange=str(self.runner.run_folder),
-            # Each question shall find a new answer, although the loop is never exact.
-            poll_s=max(POLL_S, 0.8 * asked_s),
+            # Each question must find a new answer, although the loop is never exact.
+            poll_s=max(POLL_S, 0.8 * polling_s),
         )
 
 
@@ -160,11 +160,11 @@ def observed(planner: BatchPlanner) -> Iterator[None]:
     """Let the planner poll the brokers in a thread while a batch runs. The thread is not joined."""
     done = threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         while not done.wait(POLL_S):
             planner.observe()
 
-    threading.Thread(target=look, name="observer", daemon=True).start()
+    threading.Thread(target=poll, name="observer", daemon=True).start()
     try:
         yield
     finally:
@@ -185,10 +185,10 @@ def _clear_earlier_versions(runner: BatchRunner) -> None:
     (runner.run_folder / "planner.json").unlink(missing_ok=True)
 
 
-def planning_interval_s(commit_interval_s: float, *, most_s: float = 1.0) -> float:
-    """Return the planner's polling interval in seconds: a small part of the commit interval, at most `most_s`.
+def planning_interval_s(commit_interval_s: float, *, max_s: float = 1.0) -> float:
+    """Return the planner's polling interval in seconds: a small part of the commit interval, at most `max_s`.
 
     Polling is the main cost of a quiet stream.
     """
-    part = 60 if most_s <= POLL_S else 12
-    return min(most_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)
+    part = 60 if max_s <= POLL_S else 12
+    return min(max_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)

@@ -59,9 +59,9 @@ class Recent:
         alone = float(max(partitions or 0, count))
         if not self.bytes:
             return replace(self, bytes=_largest(newest), files_alone=alone)
-        least = FORGOTTEN * sum(newest.values()) / len(newest)
+        threshold = FORGOTTEN * sum(newest.values()) / len(newest)
         mixed = {key: _mixed(self.bytes.get(key, 0.0), newest.get(key, 0.0)) for key in {*self.bytes, *newest}}
-        kept = {key: size for key, size in mixed.items() if key in newest or size > least}
+        kept = {key: size for key, size in mixed.items() if key in newest or size > threshold}
         return replace(self, bytes=_largest(kept), files_alone=_mixed(self.files_alone, alone))
 
 
@@ -92,7 +92,7 @@ class Distribution:
         return self.shuffle is not None
 
 
-def decide(  # noqa: PLR0913 - what is known of one batch
+def decide(  # noqa: PLR0913 - the facts about one batch
     declared: Literal["none", "hash", "auto"],
     recent: Recent,
     *,

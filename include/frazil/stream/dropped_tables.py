@@ -15,12 +15,12 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.beside_home import note_of
 from frazil.commit.followers import Behind, Followers, Gone
-from frazil.commit.lacking import lacking_backfilled, lacking_of
 from frazil.commit.marker import Marker
 from frazil.commit.members import Member, member_names, member_of, write_member
+from frazil.commit.missing_rows import missing_backfilled, missing_rows_of
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.waiting_files import note_of
 from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
@@ -87,7 +87,7 @@ def _absent(catalog: Catalog, names: Set[Target]) -> set[Target]:
     """
     namespaces = {name.rpartition(".")[0] for name in names}
     listed = {name for namespace in namespaces for name in names_in(catalog, namespace)}
-    # A listing may leave out what we may not see, so each that it lacks is asked for.
+    # A listing may leave out what we may not see, so each one missing from it is requested.
     unlisted = sorted(names - listed)
     there = in_parallel(catalog.table_exists, unlisted) if unlisted else []
     return {name for name, exists in zip(unlisted, there, strict=True) if not exists}
@@ -105,10 +105,10 @@ def _made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table])
     return table if member.is_another(table) else None
 
 
-def not_with_home(
+def behind_default_table(
     spec: StreamSpec,
     tables: StreamTables,
-    home: Marker,
+    default_marker: Marker,
     there: Mapping[Target, Table] | None = None,
     *,
     only_gone: bool = False,
@@ -123,14 +123,14 @@ def not_with_home(
         known = dropped.get(target)
         return known.reason if known else dropped_sentence(spec, tables, _member_or_like(spec, tables, target))
 
-    catalog, waiting = tables.main.current().catalog, Followers.of(tables, home).waiting
+    catalog, waiting = tables.main.current().catalog, Followers.of(tables, default_marker).waiting
     if only_gone:
         waiting = {target: waiting[target] for target in _absent(catalog, waiting.keys())}
-    behind = lacking_of(tables, home, waiting, mending)
+    behind = missing_rows_of(tables, default_marker, waiting, mending)
     if there is None:
         for b in behind:
             dropped |= _made_again_meanwhile(spec, tables, b.target)
-    told = [
+    sentences = [
         dataclasses.replace(b, reason=found.reason, gone=found.amiss) if (found := dropped.pop(b.target, None)) else b
         for b in behind
     ]
@@ -138,9 +138,9 @@ def not_with_home(
         b
         if route_has(spec, tables, b.target) or catalog.table_exists(b.target)
         else dataclasses.replace(b, reason=mending(b.target), gone=Gone.MISSING)
-        for b in lacking_backfilled(tables, there or {})
+        for b in missing_backfilled(tables, there or {})
     ]
-    return [*told, *backfilled], list(dropped.values())
+    return [*sentences, *backfilled], list(dropped.values())
 
 
 def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
@@ -150,7 +150,7 @@ def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target
         return {}
     try:
         again = _made_again(tables.main.current().catalog, member, {})
-    except Exception:  # catalogs' clients raise anything, and that it lacks rows is known
+    except Exception:  # catalogs' clients raise anything, and it is known that rows are missing
         return {}
     if again is None:
         return {}
@@ -199,9 +199,7 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
         if is_of_others(spec, again, member.value):
             on = f"leave the new one alone, so that records of {member.value!r} become dead letters"
     else:
-        what = (
-            f"is not in the catalog {catalog!r} any more: it was dropped or renamed. If it was renamed, rename it back"
-        )
+        what = f"is no longer in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
         first, on = "register it again", "let it go on, empty" if has else "let the rows go that wait for it"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
     if newest is not None:  # the command names the folder
@@ -253,7 +251,7 @@ def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
     return (found.newest.path if found and found.newest else None), found is not None
 
 
-def told_dropped(dropped: Sequence[DroppedTable]) -> list[str]:
+def dropped_sentences(dropped: Sequence[DroppedTable]) -> list[str]:
     """Return the dropped tables as sentences."""
     return shortened([*map(str, dropped)], MAX_NAMED, "table")
 

@@ -47,7 +47,7 @@ def log_event(event: Event) -> None:
             _batch.warning(
                 "batch %s: %s an event time more than %s ahead of Kafka's timestamp, most of them in %s-%d: such rows "
                 "land, but do not move the watermark. Check the producers' clocks",
-                what.key, counted(what.rows, "row", "has|have"), what.max_future, *what.most,
+                what.key, counted(what.rows, "row", "has|have"), what.max_future, *what.furthest,
             )  # fmt: skip
         case ThrottleEvaluated(reason=str()) if not what.was_under_pressure:
             _batch.warning("stream %s: %s", stream, what.reason)

@@ -14,7 +14,7 @@ from frazil.spec.units import shortened
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
 from frazil.table.growth import Refusal
 from frazil.table.renamed import Former, current_name, former_columns
-from frazil.table.schema_update import evolve, told
+from frazil.table.schema_update import described, evolve
 
 MAX_NAMED = 5
 """Ignored fields that a notice names."""
@@ -37,13 +37,13 @@ def ignored(refused: Sequence[Refusal], *, table: str) -> str:
 
 def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift]) -> Evolved:
     """Change the table as far as the stream's `evolution` allows. Raises what `evolve` raises."""
-    asked, refused = asked_for(joined_drift(drift))
-    asked, dropped = without_hidden(asked, _hidden(table, spec))
+    wanted, refused = requested_changes(joined_drift(drift))
+    wanted, dropped = without_hidden(wanted, _hidden(table, spec))
     refused = (*refused, *dropped)
-    if not asked:
+    if not wanted:
         return Evolved((), refused)
-    found = evolve(table, spec, asked)
-    return Evolved(tuple(map(told, found.changes)), (*refused, *found.refused))
+    found = evolve(table, spec, wanted)
+    return Evolved(tuple(map(described, found.changes)), (*refused, *found.refused))
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
@@ -61,12 +61,12 @@ def _called_now(schema: Schema, former: Former, name: str) -> list[str]:
     return [] if now is None else [now]
 
 
-def without_hidden(asked: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
+def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
     """Return the changes that add no hidden field, in any case, and refusals of the others."""
     hidden = [tuple(part.lower() for part in path) for path in hidden]
     kept: list[Change] = []
     refused: list[Refusal] = []
-    for change in asked:
+    for change in wanted:
         path = tuple(part.lower() for part in change.path)
         if not isinstance(change, Addition):
             kept.append(change)
@@ -79,15 +79,15 @@ def without_hidden(asked: Sequence[Change], hidden: Sequence[Path]) -> tuple[lis
     return kept, tuple(refused)
 
 
-def asked_for(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
+def requested_changes(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
     """Return the changes that would hold all drift, and the fields that no column can hold."""
-    asked: list[Change] = []
+    wanted: list[Change] = []
     refused: list[Refusal] = []
     for found in new_fields(drift):
         if found.type is None:
             refused.append(Refusal(found.path, found.problem))
         else:
-            asked.append(Addition(found.path, found.type, None))
-    asked += [Promotion(path, wide_type(kind)) for path, kind in drift.wider.items()]
-    asked += [Relaxation(path) for path in drift.optional]
-    return asked, tuple(refused)
+            wanted.append(Addition(found.path, found.type, None))
+    wanted += [Promotion(path, wide_type(kind)) for path, kind in drift.wider.items()]
+    wanted += [Relaxation(path) for path in drift.optional]
+    return wanted, tuple(refused)

@@ -67,7 +67,7 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
     A nested function is pickled by value, so executors need no frazil to load it.
     """
 
-    def look(_: Iterable[int]) -> Iterator[str]:
+    def probe(_: Iterable[int]) -> Iterator[str]:
         import json  # noqa: PLC0415 - all that it needs is imported where it runs
         import socket  # noqa: PLC0415
 
@@ -81,4 +81,4 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
             found["missing"] = str(error)
         yield json.dumps(found)
 
-    return look
+    return probe

@@ -22,7 +22,7 @@ from frazil.table.catalogs import catalog_errors, existing_catalog
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 30.0
+POLL_INTERVAL_S = 30.0
 """Interval at which an idle writer loads its table's marker."""
 
 
@@ -32,7 +32,7 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 @dataclass(slots=True)
 class FenceWatch:
-    """The watch of one epoch. Its first check is due `LOOK_S` after the last commit, or after the epoch began.
+    """The watch of one epoch. Its first check is due `POLL_INTERVAL_S` after the last commit, or after the epoch began.
 
     It runs in a thread, because a catalog may take minutes to fail, and records must be staged meanwhile. The thread
     has its own catalog client, because some catalogs' clients serve only one thread.
@@ -43,7 +43,7 @@ class FenceWatch:
     start: Callable[[Callable[[], None]], None] = _in_thread
     _seen: float = field(init=False)
     _catalog: Catalog | None = None
-    _asked: Future[Marker | None] | None = None
+    _pending: Future[Marker | None] | None = None
     _said: bool = False
 
     def __post_init__(self) -> None:
@@ -53,22 +53,22 @@ class FenceWatch:
         """Note that a commit has just checked the epoch."""
         self._seen = self.clock()
 
-    def look(self, tables: StreamTables, *, epoch: int) -> None:
+    def check(self, tables: StreamTables, *, epoch: int) -> None:
         """Load the marker if that is due. Raises `Fenced` if a loaded marker has another epoch.
 
         A catalog that does not answer does not end a writer without records: it is tried again the next time.
         """
-        waited_s, asked = self.clock() - self._seen, self._asked
-        if asked is None:
-            if waited_s >= LOOK_S:
+        waited_s, pending = self.clock() - self._seen, self._pending
+        if pending is None:
+            if waited_s >= POLL_INTERVAL_S:
                 self._ask(tables)
-        elif asked.done():
-            self._asked, self._said = None, False
-            if (error := asked.exception()) is None:
-                check_fence(asked.result(), stream=tables.stream, epoch=epoch)
+        elif pending.done():
+            self._pending, self._said = None, False
+            if (error := pending.exception()) is None:
+                check_fence(pending.result(), stream=tables.stream, epoch=epoch)
             else:
                 log.info("whether another writer took over stream %r is unknown: %s", tables.stream, error)
-        elif waited_s >= LOOK_S and not self._said:
+        elif waited_s >= POLL_INTERVAL_S and not self._said:
             self._said = True
             log.warning(
                 "the catalog %r has not answered for %.0f s whether another writer took over stream %r, which goes on "
@@ -78,14 +78,14 @@ class FenceWatch:
 
     def _ask(self, tables: StreamTables) -> None:
         self._seen = self.clock()
-        asked: Future[Marker | None] = Future()
-        self._asked = asked
+        pending: Future[Marker | None] = Future()
+        self._pending = pending
 
         def work() -> None:
             try:
-                asked.set_result(self._marker(tables))
+                pending.set_result(self._marker(tables))
             except Exception as error:  # catalogs' clients raise anything
-                asked.set_exception(error)
+                pending.set_exception(error)
 
         self.start(work)
 

@@ -22,8 +22,8 @@ from frazil.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5
-BEAT_S = 3.0
+POLL_INTERVAL_S = 0.5
+HEARTBEAT_INTERVAL_S = 3.0
 """A shared heartbeat's period; readers consider one stale after ten seconds."""
 PLANNED_S = 5.0
 """Polling interval of the planner if a process has many writers."""
@@ -112,22 +112,24 @@ class Turns:
                 self._free += 1
 
 
-class Beating(Protocol):
+class HeartbeatSender(Protocol):
     """A heartbeat that a shared thread sends."""
 
     @property
     def is_changed(self) -> bool:
         """Whether there is news to send before the next period."""
 
-    def beat(self) -> None: ...
+    def send_heartbeat(self) -> None: ...
 
 
 class Heartbeats:
     """One thread that sends the heartbeats of many writers."""
 
-    def __init__(self, *, beat_s: float = BEAT_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._beat_s, self._clock = beat_s, clock
-        self._sent_s: dict[Beating, float] = {}
+    def __init__(
+        self, *, heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._heartbeat_interval_s, self._clock = heartbeat_interval_s, clock
+        self._sent_s: dict[HeartbeatSender, float] = {}
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
@@ -140,27 +142,29 @@ class Heartbeats:
         self._over.set()
         self._thread.join()
 
-    def add(self, one: Beating) -> None:
+    def add(self, one: HeartbeatSender) -> None:
         with self._lock:
             self._sent_s[one] = float("-inf")
 
-    def remove(self, one: Beating) -> None:
+    def remove(self, one: HeartbeatSender) -> None:
         """Remove a heartbeat. Returns once the current beat has ended."""
         with self._lock:
             self._sent_s.pop(one, None)
 
     def _run(self) -> None:
-        while not self._over.wait(LOOK_S):
+        while not self._over.wait(POLL_INTERVAL_S):
             for one in list(self._sent_s):
                 with self._lock:
-                    if one in self._sent_s and (one.is_changed or self._clock() - self._sent_s[one] >= self._beat_s):
+                    if one in self._sent_s and (
+                        one.is_changed or self._clock() - self._sent_s[one] >= self._heartbeat_interval_s
+                    ):
                         self._sent_s[one] = self._clock()
-                        self._beat(one)
+                        self._send_heartbeat(one)
 
     @staticmethod
-    def _beat(one: Beating) -> None:
+    def _send_heartbeat(one: HeartbeatSender) -> None:
         try:
-            one.beat()
+            one.send_heartbeat()
         except Exception as error:  # a full disk must not end this thread
             log.warning("a heartbeat could not be written: %r", error)
 
@@ -188,7 +192,7 @@ class Foldings:
         self._due_s.pop(fold, None)
 
     def _run(self) -> None:
-        while not self._over.wait(LOOK_S):
+        while not self._over.wait(POLL_INTERVAL_S):
             now_s = time.monotonic()
             if fold := next((one for one, due_s in list(self._due_s.items()) if due_s <= now_s), None):
                 if fold in self._due_s:

@@ -9,21 +9,23 @@ from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 30.0
+POLL_INTERVAL_S = 30.0
 """Interval of the checks. A single one may find none just before new executors arrive."""
 
 
 @contextmanager
-def told_if_lost(executors: Callable[[], int], sentence: str, *, look_s: float = LOOK_S) -> Iterator[None]:
+def report_if_lost(
+    executors: Callable[[], int], sentence: str, *, poll_interval_s: float = POLL_INTERVAL_S
+) -> Iterator[None]:
     """Log the sentence at each check that finds no executor, as did the one before, while the context lasts.
 
     `executors` counts them. The checks end when it raises.
     """
     over = threading.Event()
 
-    def look() -> None:
+    def watch() -> None:
         missing = 0
-        while not over.wait(look_s):
+        while not over.wait(poll_interval_s):
             try:
                 found = executors()
             except Exception as error:  # the JVM is gone, which the batch itself tells
@@ -38,7 +40,7 @@ def told_if_lost(executors: Callable[[], int], sentence: str, *, look_s: float =
             if missing > 1:
                 log.warning("%s", sentence)
 
-    thread = threading.Thread(target=look, name="executors", daemon=True)
+    thread = threading.Thread(target=watch, name="executors", daemon=True)
     thread.start()
     try:
         yield

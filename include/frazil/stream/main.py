@@ -38,7 +38,7 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
     `sinks` receive the events. The log goes to standard error. Raises what `Writer.run` raises.
     """
     log_to_stderr()
-    # Before the take-over, so that a host without Java or PySpark fences nobody.
+    # Before the take-over, so that a host without Java or PySpark fences no one.
     require_pyspark()
     if not in_jvm():
         find_java(os.environ)

@@ -74,7 +74,7 @@ class MergeTasks:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Request:
     """One request to merge: its tasks, and a future for their results."""
 
     context: MergeContext
@@ -95,49 +95,49 @@ class MergeRun:
     progress: ProgressFolder
     ran: Callable[[int, float], object] = lambda _tasks, _seconds: None
     """Called after each job, with the number of its tasks and its seconds."""
-    _waiting: list[_Asked] = field(default_factory=list)
+    _waiting: list[_Request] = field(default_factory=list)
     _changing: threading.Lock = field(default_factory=threading.Lock)
     """Held while `_waiting` changes."""
     _running: threading.Lock = field(default_factory=threading.Lock)
     """Held while a job runs."""
 
     def __call__(self, context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
-        asked = _Asked(context, tasks)
+        request = _Request(context, tasks)
         with self._changing:
-            self._waiting.append(asked)
+            self._waiting.append(request)
         with self._running:
             with self._changing:
                 job, self._waiting = self._waiting, []
             if job:  # else another thread's job had it
                 self._run(job)
-        return asked.results.result()
+        return request.results.result()
 
-    def _run(self, job: Sequence[_Asked]) -> None:
+    def _run(self, job: Sequence[_Request]) -> None:
         progress = replace(self.progress, io=job[0].context.target.io, attempt=clock.now_ms())
         try:
             progress.clear()
         except Exception as error:  # storages raise anything; the count is for people and the supervisor alone
             log.info("the progress of an earlier merge was left behind: %r", error)
-        each = [(place, task) for place, asked in enumerate(job) for task in asked.tasks]
+        each = [(place, task) for place, request in enumerate(job) for task in request.tasks]
         plans = [
             json.dumps({"context": place, "number": number, "task": task.to_json()})
             for number, (place, task) in enumerate(each)
         ]
         began = time.monotonic()
         try:
-            answers = iter(self.merge(plans, MergeTasks(tuple(asked.context for asked in job), progress)))
+            answers = iter(self.merge(plans, MergeTasks(tuple(request.context for request in job), progress)))
         except Exception as error:
             if len(job) == 1:
                 job[0].results.set_exception(error)
-            for asked in job if len(job) > 1 else ():  # one table's trouble is no other's
-                self._run([asked])
+            for request in job if len(job) > 1 else ():  # one table's trouble is no other's
+                self._run([request])
             return
         self.ran(len(plans), time.monotonic() - began)
-        for asked in job:
+        for request in job:
             try:
-                asked.results.set_result(read_results([next(answers) for _ in asked.tasks]))
+                request.results.set_result(read_results([next(answers) for _ in request.tasks]))
             except Exception as error:  # one table's trouble is no other's
-                asked.results.set_exception(error)
+                request.results.set_exception(error)
 
 
 @dataclass(frozen=True)

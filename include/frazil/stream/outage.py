@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-OUTAGE_PATIENCE_S = 600.0
+OUTAGE_GRACE_S = 600.0
 """Timeout for a catalog or a storage that fails: the same as for a commit."""
 MAX_OUTAGE_WAIT_S = 30.0
 MAX_EXPIRIES = 3
@@ -39,7 +39,7 @@ def waited_out(
     `what` describes what cannot be done meanwhile; `again` prepares for another attempt; `tell` receives a sentence for
     each failed attempt. `wait` takes seconds, and returns something true if the writer is asked to end. After expired
     credentials the next attempt begins at once, with newer ones. Raises the error of `act` if waiting does not help, if
-    the writer is asked to end, or after `OUTAGE_PATIENCE_S`.
+    the writer is asked to end, or after `OUTAGE_GRACE_S`.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:
@@ -53,11 +53,11 @@ def waited_out(
                 raise CommitUnavailable(f"{error}. {what}, {expired} times in a row: {OUTLIVED}") from error
             tries += 1
             wait_s = 0.0 if has_expired(error) else random.uniform(0.5, 1) * min(2.0**tries, MAX_OUTAGE_WAIT_S)
-            left_s = began + OUTAGE_PATIENCE_S - time.monotonic()
+            left_s = began + OUTAGE_GRACE_S - time.monotonic()
             if left_s < wait_s:
                 raise
             sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
-            log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)  # people hear of it once
+            log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)  # users see it once
             again()
             tell(sentence)
             if wait(wait_s):

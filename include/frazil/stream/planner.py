@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 DESCRIBE_S = 10.0
-GONE_LOOKS = 3
+MAX_ABSENT_POLLS = 3
 """Polls in a row that must miss a topic of a pattern before it counts as deleted."""
 QUEUE_FADES = 0.8
 """Factor by which the queue time decays from batch to batch."""
@@ -94,7 +94,7 @@ class BatchPlanner:
     """An error in the brokers' answer, which ends the epoch after the current batch."""
     absent: dict[str, int] = field(default_factory=dict)
     """Topics of the position that match the stream's pattern but are not in Kafka, with the number of misses."""
-    looks: int = 0
+    polls: int = 0
     """Number of times that Kafka has listed the topics."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran."""
@@ -116,14 +116,14 @@ class BatchPlanner:
             if self.found_wrong is not None:
                 raise self.found_wrong
             now = self.clock()
-            return self._decide(now) if self._look(now) else self.position
+            return self._decide(now) if self._poll_if_due(now) else self.position
 
     def observe(self) -> None:
         """Poll the brokers while a batch runs, so that lag is known. `next_position` raises the errors found."""
         with self.asking:
             if self.found_wrong is None:
                 try:
-                    self._look(self.clock())
+                    self._poll_if_due(self.clock())
                 except Exception as error:
                     self.found_wrong = error
 
@@ -143,9 +143,9 @@ class BatchPlanner:
     def is_gone(self, topic: str) -> bool:
         """Whether a topic that matches the pattern counts as deleted, so that its records are not awaited."""
         known = any(topic == name for name, _ in self.position.offsets)
-        return (self.absent.get(topic, 0) if known else self.looks) >= GONE_LOOKS
+        return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
 
-    def _look(self, now: float) -> bool:
+    def _poll_if_due(self, now: float) -> bool:
         """Poll the brokers if that is due; returns whether they answered."""
         if now - self.polled_at >= self.settings.poll_s:
             self.polled_at = now
@@ -234,7 +234,7 @@ class BatchPlanner:
             raise TopicRecreated(f"{error}{self._unread(made_again, ends)}") from error
         self.source = merged_identity(self.source, found.identity)
         self._check_not_hidden(found.identity.topic_ids)
-        self.looks += 1
+        self.polls += 1
         self._miss(found.identity.topic_ids)
         beginnings = self.kafka.earliest(found.partitions)
         check_no_gap(self.position.offsets, beginnings, stream=self.settings.stream)
@@ -250,7 +250,7 @@ class BatchPlanner:
         A topic that already counts as deleted is not checked: its ACLs may be deleted after it.
         """
         read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
-        if missing := sorted(t for t in read if t not in present and self.absent.get(t, 0) < GONE_LOOKS):
+        if missing := sorted(t for t in read if t not in present and self.absent.get(t, 0) < MAX_ABSENT_POLLS):
             self.kafka.check_not_hidden(missing)
 
     def _miss(self, present: Container[str]) -> None:
@@ -260,10 +260,10 @@ class BatchPlanner:
                 if self.absent.pop(topic, 0):
                     log.warning("topic %s is in Kafka again", topic)
                 continue
-            self.absent[topic] = looks = self.absent.get(topic, 0) + 1
-            if looks == 1:
+            self.absent[topic] = polls = self.absent.get(topic, 0) + 1
+            if polls == 1:
                 unread = self._forget(topic)
-                log.warning("topic %s is not in Kafka any more: %d of its records were not read", topic, unread)
+                log.warning("topic %s is no longer in Kafka: %d of its records were not read", topic, unread)
 
     def _forget(self, topic: str) -> int:
         """Forget the ends of a deleted topic's logs; returns how many known records were not read."""
@@ -284,13 +284,13 @@ class BatchPlanner:
             log.warning("Kafka answers again after %.0f s", now - self.silent_since)
         self.answered_at, self.silent_since = now, None
 
-    def _tolerate(self, error: KafkaUnavailable, asked: float) -> None:
+    def _tolerate(self, error: KafkaUnavailable, since: float) -> None:
         now = self.clock()
-        self.silent_since = asked if self.silent_since is None else self.silent_since
+        self.silent_since = since if self.silent_since is None else self.silent_since
         silent_s = now - self.silent_since
         if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_S:
             self.warned_at = now
-            what = "lacked what the stream reads" if isinstance(error, TopicMissing) else "been silent"
+            what = "been missing what the stream reads" if isinstance(error, TopicMissing) else "been silent"
             log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
         if silent_s >= UNREACHABLE_S:
             if isinstance(error, TopicMissing):
@@ -345,7 +345,9 @@ class BatchPlanner:
         timeout_s, read = self.settings.idle_timeout_s, self._read()
         silent = {tp for tp, start in read.items() if self.watch.is_silent(tp, start)}
         retired = {
-            tp for tp in self.position.offsets if tp not in read and self.absent.get(tp[0], GONE_LOOKS) >= GONE_LOOKS
+            tp
+            for tp in self.position.offsets
+            if tp not in read and self.absent.get(tp[0], MAX_ABSENT_POLLS) >= MAX_ABSENT_POLLS
         }
         return frozenset(retired).union(
             tp for tp in silent if tp in self.position.idle or now - self.last_unread.get(tp, now) >= timeout_s

@@ -89,7 +89,7 @@ def _lineage(spec: StreamSpec) -> StreamLineage | None:
 
     def connect() -> Sender:
         try:
-            from frazil.lineage.client import Client  # noqa: PLC0415 - needs the extra, and nobody else does
+            from frazil.lineage.client import Client  # noqa: PLC0415 - needs the extra, and no one else does
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"{error}. Install frazil[lineage]") from error
         return Client(settings, spec.name)

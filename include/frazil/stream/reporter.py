@@ -129,7 +129,7 @@ class Reporter:
                     self._staging_since_ms = event.at_ms
                 self.phase(phase, key=key)
             case EpochBegan(marker=marker) | RecordsSkipped(marker=marker):
-                # Records that retention deleted are no lag, because nobody can read them.
+                # Records that retention deleted are no lag, because no one can read them.
                 self.committed(marker, at_ms=None)
             case BatchCommitted(marker=marker, stage_s=stage_s, commit_s=commit_s):
                 self._change(backpressure_ms=self._beyond_interval_ms(round((stage_s + commit_s) * 1000)))
@@ -192,11 +192,11 @@ class Reporter:
             if self._closing:
                 return
             try:
-                self.beat()
+                self.send_heartbeat()
             except Exception as error:  # a full disk must not end this thread
                 log.warning("the heartbeat could not be written: %r", error)
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Take one sample and write the heartbeat. The thread calls this every second."""
         self._wake.clear()
         self._count_records()
@@ -275,7 +275,7 @@ class Reporter:
         sample = _sample(state, marker, report, at_ms=self._clock_ms())
         lag = sum(sample.unread.values()) if report else state.lag
         self._watch.stretch(stretch)
-        # An outage is told as such; after it the history begins again.
+        # An outage is reported as such; after it the history begins again.
         stall = self._watch.evaluate(sample) if state.outage is None else state.stall
         with self._lock:
             waiting = sum(sample.in_transactions.values())

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from frazil.commit.beside_home import sweep_beside
 from frazil.commit.followers import NOTHING, RETRY_TIMEOUT_S, Behind, Followers
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import sweep_routed
+from frazil.commit.waiting_files import sweep_beside
 from frazil.errors import RouteBehind
 from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import StageContext
@@ -39,7 +39,7 @@ class StreamRoute:
     """The routed tables; None if no longer declared: they still get the rows that wait."""
     tried: float = 0.0
     """When the tables that are behind were last tried, by the monotonic clock."""
-    _told: bool = False
+    _reported: bool = False
     """Whether tables were reported as behind."""
 
     @classmethod
@@ -102,19 +102,19 @@ class StreamRoute:
         oldest_ms = min((found.since_ms for found in self.followers.behind.values()), default=None)
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
-    def try_again(self, home: Marker) -> None:
+    def try_again(self, default_marker: Marker) -> None:
         """Try again to load or create the missing tables, before a batch is staged."""
         if self.routed:
-            self.routed.try_again(home)
+            self.routed.try_again(default_marker)
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
         """Return the context of a batch with the routed tables."""
         return self.routed.placed(context, key) if self.routed else context
 
-    def make(self, values: Collection[str], home: Marker) -> None:
+    def make(self, values: Collection[str], default_marker: Marker) -> None:
         """Create tables for new values, up to the route's limit. Raises what `RoutedTables.make` raises."""
         if self.routed:
-            self.routed.make(values, home)
+            self.routed.make(values, default_marker)
 
     def decided(self) -> None:
         """Let the routed tables follow a batch of the default table. After an atomic commit they have it already."""
@@ -124,7 +124,7 @@ class StreamRoute:
     def follow(self) -> None:
         """Try the tables that are behind again, once per commit interval. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
-        if (self.followers.waiting or self._told) and time.monotonic() - self.tried >= interval_s:
+        if (self.followers.waiting or self._reported) and time.monotonic() - self.tried >= interval_s:
             self.tried = time.monotonic()
             self.followers.commit()
             self.tell()
@@ -136,24 +136,24 @@ class StreamRoute:
         """
         behind = sorted(self.followers.behind.values(), key=lambda found: found.since_ms)
         if not behind:
-            if self._told:
-                self._told = False
+            if self._reported:
+                self._reported = False
                 self.emit(TablesBehind(frozenset(), f"all tables of the route of {self.spec.name!r} have all rows"))
             return
-        self._told = True
+        self._reported = True
         until_ms = behind[0].since_ms + self._lag // timedelta(milliseconds=1)
         more = f"The writer tries on, and ends with RouteBehind after {utc(until_ms)}"
-        sentence = f"{told(behind)}. {more}{pointer(self.spec.name, behind)}"
+        sentence = f"{behind_words(behind)}. {more}{pointer(self.spec.name, behind)}"
         self.emit(TablesBehind(frozenset(found.target for found in behind), sentence))
         if self._overdue:
             raise RouteBehind(
-                f"stream {self.spec.name!r}: {told(behind)}. That has lasted for longer than route.lag, "
-                f"{format_duration(self._lag)}. The rows are kept. Mend the table, then start again; or let it go on "
+                f"stream {self.spec.name!r}: {behind_words(behind)}. That has lasted for longer than route.lag, "
+                f"{format_duration(self._lag)}. The rows are kept. Fix the table, then start again; or let it go on "
                 f"without them: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
 
 
-def told(behind: Sequence[Behind]) -> str:
+def behind_words(behind: Sequence[Behind]) -> str:
     """Return the tables that are behind, as a sentence."""
     return "; ".join(shortened([*map(str, behind)], MAX_NAMED, "table"))
 
@@ -162,4 +162,4 @@ def pointer(stream: str, behind: Sequence[Behind]) -> str:
     """Return a pointer to the command that shows how to fix each table, unless the reasons themselves name one."""
     if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""
-    return f". `frazil route {stream}` says what mends that"
+    return f". `frazil route {stream}` shows the remedy"

@@ -12,7 +12,6 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.beside_home import Note, all_beside, note_of, notes, write_note
 from frazil.commit.followers import AT_ONCE, Behind
 from frazil.commit.following import begin_following, is_ahead
 from frazil.commit.journal import Journal
@@ -21,6 +20,7 @@ from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
+from frazil.commit.waiting_files import Note, all_beside, note_of, notes, write_note
 from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, words_of
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.spec.model import StreamSpec
@@ -45,7 +45,11 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
     AdoptionRequired for one with batches that the default table does not have, and what a catalog and
     `ensure_declared` raise.
     """
-    catalog, home, value = load_catalog(spec.table.catalog), tables.marker(), _noted_value(spec, tables, target)
+    catalog, default_marker, value = (
+        load_catalog(spec.table.catalog),
+        tables.marker(),
+        _noted_value(spec, tables, target),
+    )
     declared = routed_table(spec, target, value)
     with catalog_errors(catalog.name):
         try:
@@ -56,7 +60,8 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
             table = ensure_declared(catalog, declared, spec.name)
         if is_of_others(spec, table, value):
             raise RouteBehind(
-                f"table {target} exists, and was not made for these rows; if it shall have them, add it to route.tables"
+                f"table {target} exists, and was not made for these rows; if it is meant to have them, add it to "
+                "route.tables"
             )
         _check_same(spec, tables, member_of(tables, target), table)
         table = as_declared(renamed_like(table, tables.main.current()), declared, spec.name)
@@ -64,12 +69,12 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
     handle = tables.handle(target)
     handle.know(table)
     marker = read_marker(handle.current().properties, spec.name)
-    if home is None:
+    if default_marker is None:
         raise Fenced(f"stream {spec.name!r} was forgotten while rows waited for {target}")
     if marker is None:
         _check_never_there(tables, target, journals)
-        begin_following(tables, handle, home, before=journals[0])
-    elif is_ahead(marker, home):
+        begin_following(tables, handle, default_marker, before=journals[0])
+    elif is_ahead(marker, default_marker):
         raise AdoptionRequired(_ahead(spec, target, marker))
 
 
@@ -122,7 +127,8 @@ def _ahead(spec: StreamSpec, target: Target, marker: Marker) -> str:
 
 def _full(limit: int) -> str:
     return (
-        f"route.limit is {limit}, and so many tables were made. Raise it, or give the value a table in route.tables; "
+        f"route.limit is {limit}, and the writer has made that many tables. Raise it, or give the value a table in "
+        "route.tables; "
         "then replay its dead letters"
     )
 
@@ -155,7 +161,7 @@ class RoutedTables:
     """The layout of each table, with the location of its metadata."""
     _texts: dict[str, str] = field(default_factory=dict)
 
-    def open(self, home: Marker) -> None:
+    def open(self, default_marker: Marker) -> None:
         """Load the existing tables, and create those that are declared. A failure of one does not affect the others.
 
         Raises AdoptionRequired for a table with batches that the default table does not have. For a table that commits
@@ -166,10 +172,12 @@ class RoutedTables:
         with catalog_errors(self.catalog.name):
             declared = sorted(set(self.route.tables.values()))
             self.targets.update(self.route.tables)
-            self._side_by_side(lambda name: self._tried(name, None, lambda: self._declared(name, home)), declared)
-            self._find_made(home)
-            self._keep_unread(home)
-            self.make([*self._values_of_missing(), *self._values_of_dropped()], home)
+            self._side_by_side(
+                lambda name: self._tried(name, None, lambda: self._declared(name, default_marker)), declared
+            )
+            self._find_made(default_marker)
+            self._keep_unread(default_marker)
+            self.make([*self._values_of_missing(), *self._values_of_dropped()], default_marker)
         log.info("the route of stream %r has %s", self.spec.name, counted(len(set(self.targets.values())), "table"))
 
     @property
@@ -185,7 +193,7 @@ class RoutedTables:
         noted = [(note.value, note.target) for note in notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
-    def _keep_unread(self, home: Marker) -> None:
+    def _keep_unread(self, default_marker: Marker) -> None:
         """Keep the values of existing tables that cannot be loaded, whatever is allowed now.
 
         An existing table gets its rows; otherwise they would be dead letters until a start can load it.
@@ -193,7 +201,9 @@ class RoutedTables:
         names = sorted(self._unread & self._members)
         members = filter(None, in_parallel(lambda name: member_of(self.tables, name), names) if names else [])
         values = [m.value for m in members if m.value is not None and self.route.made_table(m.value) == m.target]
-        self._side_by_side(lambda value: self._make(value, home), [v for v in values if v not in self.targets])
+        self._side_by_side(
+            lambda value: self._make(value, default_marker), [v for v in values if v not in self.targets]
+        )
 
     def _values_of_dropped(self) -> list[str]:
         """Return the values of templated tables that the catalog no longer has: their rows wait for an operator's
@@ -204,8 +214,8 @@ class RoutedTables:
         found = (member_of(self.tables, name) for name in names)
         return [m.value for m in found if m is not None and m.value is not None and still_has(self.spec, m)]
 
-    def _declared(self, identifier: Target, home: Marker) -> None:
-        self._follow(self._ensured(identifier, None), None, home)
+    def _declared(self, identifier: Target, default_marker: Marker) -> None:
+        self._follow(self._ensured(identifier, None), None, default_marker)
 
     def _ensured(self, identifier: Target, value: str | None) -> Table:
         """Return the table; creates it if it never existed."""
@@ -227,7 +237,7 @@ class RoutedTables:
                 raise
             reason = words_of_table(error)
             if target not in self.absent:
-                log.warning("table %s is not there: %s. Its rows wait beside home", target, reason)
+                log.warning("table %s is not there: %s. Its rows wait next to the default table", target, reason)
             write_note(self.tables, Note(target, value, reason))
             self.absent[target] = reason
         else:
@@ -238,13 +248,17 @@ class RoutedTables:
         atomic = self.spec.commit.atomic
         return atomic if isinstance(atomic, bool) else target in atomic
 
-    def try_again(self, home: Marker) -> None:
+    def try_again(self, default_marker: Marker) -> None:
         """Try again to load or create the absent tables. Followers create those that rows wait for."""
         values = self._values()
 
         def again(target: Target) -> None:
             value = values.get(target)
-            act = (lambda: self._declared(target, home)) if value is None else (lambda: self._made(value, home))
+            act = (
+                (lambda: self._declared(target, default_marker))
+                if value is None
+                else (lambda: self._made(value, default_marker))
+            )
             self._tried(target, value, act)
 
         if names := [target for target in sorted(self.absent) if target not in self.behind]:
@@ -255,7 +269,7 @@ class RoutedTables:
         """Return the values of the tables that the template creates."""
         return {target: value for value, target in self.targets.items() if value not in self.route.tables}
 
-    def _find_made(self, home: Marker) -> None:
+    def _find_made(self, default_marker: Marker) -> None:
         """Find the tables that the template created, by their property."""
 
         def found(identifier: str) -> None:
@@ -268,34 +282,35 @@ class RoutedTables:
             value = None if table is None else made_for(table.properties, identifier, self.route, stream=self.spec.name)
             if table is not None and value is not None and value not in self.targets:
                 self.targets[value] = identifier
-                self._tried(identifier, value, lambda: self._follow(table, value, home))
+                self._tried(identifier, value, lambda: self._follow(table, value, default_marker))
 
         self._side_by_side(found, named_like(self.catalog, self.route))
 
-    def make(self, values: Iterable[str], home: Marker) -> None:
+    def make(self, values: Iterable[str], default_marker: Marker) -> None:
         """Create the tables of new values, up to the route's limit. Raises as `open` does."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
         new = new[: max(0, self.route.limit - self.made)]
         with catalog_errors(self.catalog.name):
-            self._side_by_side(lambda value: self._make(value, home), new)
+            self._side_by_side(lambda value: self._make(value, default_marker), new)
 
-    def _make(self, value: str, home: Marker) -> None:
+    def _make(self, value: str, default_marker: Marker) -> None:
         identifier = self.route.made_table(value)
-        self._tried(identifier, value, lambda: self._made(value, home))
+        self._tried(identifier, value, lambda: self._made(value, default_marker))
         if identifier in self.absent:
             self.targets[value] = identifier
 
-    def _made(self, value: str, home: Marker) -> None:
+    def _made(self, value: str, default_marker: Marker) -> None:
         identifier = self.route.made_table(value)
         self._check_whole(identifier)
         table = self._ensured(identifier, value)
         if table.properties.get(value_property(self.spec.name)) != value:
             self.targets.pop(value, None)
             self.refused[value] = (
-                f"{identifier} exists, and was not made for it; if it shall have these rows, add it to route.tables"
+                f"{identifier} exists, and was not made for it; if it is meant to have these rows, add it to "
+                "route.tables"
             )
             return
-        self._follow(table, value, home)
+        self._follow(table, value, default_marker)
         self.targets[value] = identifier
         log.info("made table %s for the value %r", identifier, value)
 
@@ -305,7 +320,7 @@ class RoutedTables:
         except NoSuchTableError:
             return None
 
-    def _follow(self, table: Table, value: str | None, home: Marker) -> None:
+    def _follow(self, table: Table, value: str | None, default_marker: Marker) -> None:
         """Evolve the table, register it and give it its marker, before any file is staged for it."""
         identifier = name_of(table)
         member = member_of(self.tables, identifier) if identifier in self._members else None
@@ -318,23 +333,23 @@ class RoutedTables:
         handle = self.tables.handle(identifier)
         handle.know(table)
         marker = read_marker(handle.current().properties, self.spec.name)
-        if marker is not None and is_ahead(marker, home):
-            # Beside a writer, which a replay of dead letters may meet, home has gone on.
-            now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=home.at.epoch)
+        if marker is not None and is_ahead(marker, default_marker):
+            # Next to a writer, which a replay of dead letters may meet, the default table has gone on.
+            now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.at.epoch)
             if is_ahead(marker, now):
                 raise AdoptionRequired(_ahead(self.spec, identifier, marker))
         if marker is not None:
             return
         self._check_whole(identifier)
-        begin_following(self.tables, handle, home)
+        begin_following(self.tables, handle, default_marker)
 
     def _check_whole(self, identifier: str) -> None:
         """Check that no rows wait for a table that is about to get its first marker: they would be lost."""
         if identifier in self.behind:
             behind = self.behind[identifier]
-            mend = "Put the table back as it was" if behind.gone else "Mend that"
+            remedy = "Put the table back as it was" if behind.gone else "Fix that"
             raise RouteBehind(
-                f"stream {self.spec.name!r}: {behind}. {mend}, or let it go on without them: "
+                f"stream {self.spec.name!r}: {behind}. {remedy}, or let it go on without them: "
                 f"`frazil route {self.spec.name} --give-up {identifier}`"
             )
 
@@ -361,7 +376,7 @@ class RoutedTables:
             refused=dict(self.refused),
             full=_full(limit) if self.made >= limit else "",
         )
-        waits = dataclasses.replace(context.main, folder=self.tables.beside_home(key))
+        waits = dataclasses.replace(context.main, folder=self.tables.waiting_folder(key))
         values = self._values()
         routed = {
             target: waits if target in self.absent else self._placed(target, values.get(target), key) or waits

@@ -94,7 +94,7 @@ def _of_cluster(resources: Resources) -> dict[str, str]:
         if resources.manager is ClusterManager.STANDALONE
         else {
             "spark.executor.instances": str(resources.cores // resources.executor_cores),
-            # These end an executor whose processes exceed its container's memory, and records are beside the heap.
+            # These end an executor whose processes exceed its container's memory, and records are next to the heap.
             "spark.executor.memoryOverhead": _megabytes(resources.executor_cores * PYTHON_BYTES),
         }
     )

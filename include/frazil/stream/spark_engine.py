@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
 from frazil.spec.resources import ClusterManager
-from frazil.stream.lost_executors import told_if_lost
+from frazil.stream.lost_executors import report_if_lost
 from frazil.stream.session import start_context
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 UNTIL_CHECK_S = 0.2
 WARN_S = 30.0
 """Interval of the warnings that a cluster provides no executors."""
-WHERE_TO_LOOK: Mapping[ClusterManager | None, str] = {
+LOG_HINTS: Mapping[ClusterManager | None, str] = {
     ClusterManager.STANDALONE: "The master's web page shows who uses them",
     ClusterManager.YARN: "`yarn application -list` and the ResourceManager's web page show who uses them",
-    ClusterManager.KUBERNETES: "`kubectl describe pod` says of each executor's pod why it waits",
+    ClusterManager.KUBERNETES: "`kubectl describe pod` shows why an executor's pod waits",
 }
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. The limit is fixed."""
@@ -111,12 +111,12 @@ class SparkEngine:
         started = self.start()
         if self._given or not self._spec.resources.on_cluster:
             return True
-        asked = time.monotonic()
+        warned_at = time.monotonic()
         while not wait_for([started], UNTIL_CHECK_S).done:
             if until():
                 return False
-            if time.monotonic() - asked >= WARN_S:
-                asked = time.monotonic()
+            if time.monotonic() - warned_at >= WARN_S:
+                warned_at = time.monotonic()
                 log.warning(
                     "stream %r waits for executors of %s: is the cluster up, and has it %d free cores, with %d MiB of "
                     "heap for each executor? %s",
@@ -124,7 +124,7 @@ class SparkEngine:
                     self._spec.resources.master,
                     self._spec.resources.cores,
                     self._spec.resources.executor_memory // 2**20,
-                    WHERE_TO_LOOK.get(self._spec.resources.manager, ""),
+                    LOG_HINTS.get(self._spec.resources.manager, ""),
                 )
         started.result()
         return True
@@ -181,10 +181,10 @@ class SparkEngine:
         spark = self._context._jsc.sc()
         sentence = (
             f"stream {stream!r}: the current batch waits: no executor is left, and {resources.master} gives no other. "
-            f"Is the cluster up? {WHERE_TO_LOOK.get(resources.manager, '')}. The batch goes on once there are executors"
+            f"Is the cluster up? {LOG_HINTS.get(resources.manager, '')}. The batch goes on once there are executors"
         )
         # Spark counts the driver as well.
-        return told_if_lost(lambda: spark.getExecutorMemoryStatus().size() - 1, sentence)
+        return report_if_lost(lambda: spark.getExecutorMemoryStatus().size() - 1, sentence)
 
     @property
     def _context(self) -> SparkContext:
@@ -249,7 +249,7 @@ def raised_in_task(said: str) -> str | None:
 def _ended(stream: str) -> str:
     return (
         f"Spark of stream {stream!r} has ended. Nothing of the current batch was committed: the next start reads it "
-        "again. A cluster's master ends an application that has no workers left, or that somebody kills there; the "
+        "again. A cluster's master ends an application that has no workers left, or that a user kills there; the "
         "next start waits for executors. Spark's own words are in writer.log"
     )
 
@@ -262,9 +262,9 @@ def _death(stream: str, died: str, said: str) -> str:
     how = f" with exit code {code}" if code is not None else ""
     tries = f", and Spark gave its task up after {given_up['tries']} tries" if given_up else ""
     cause = (
-        "It was killed, most often by the kernel or a container for lack of memory"
+        "It was killed, most often by the kernel or a container because memory ran out"
         if code == KILLED
-        else "Most often the kernel or a container killed it for lack of memory"
+        else "Most often the kernel or a container killed it because memory ran out"
     )
     return (
         f"{died} of stream {stream!r} died{where}{how}{tries}. Nothing of the batch was committed: the next start "

@@ -51,8 +51,8 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
     since_ms = max(sample.planned_at_ms or 0, sample.advanced_at_ms, history.began_at_ms)
     if sample.at_ms - since_ms < (limits.still_ms if answered else max(limits.still_ms, FIRST_ANSWER_MS)):
         return None
-    most = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
-    where = f", most of them in {_name(most)}" if most else ""
+    largest = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
+    where = f", most of them in {_name(largest)}" if largest else ""
     seen = (
         f"{counted(sum(sample.unread.values()), 'record', 'was|were')} unread then{where}"
         if answered
@@ -61,7 +61,7 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
     return Stall(
         StallKind.OFFSETS,
         since_ms,
-        _name(most) if most else None,
+        _name(largest) if largest else None,
         f"the planner has heard nothing from Kafka since {_since(since_ms, sample)}, so no batch starts ({seen}). "
         f"Check that the brokers answer, and see writer.log for the planner's last messages; {_restart(stream)}",
     )

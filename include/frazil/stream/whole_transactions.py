@@ -37,7 +37,7 @@ SLICE = 20_000
 """Records of the transaction topic read at once: ends that are not needed yet take memory."""
 CLOCKS = timedelta(minutes=10)
 """A transaction's end is written after its events, but the connector's clock may step back by this much."""
-LOOK_BACK = 1_000
+LOOKBACK_RECORDS = 1_000
 """Offsets before the position that a new writer searches for the last transaction, if the marker does not have it.
 
 The marker is then of an earlier version, or the stream was reset.
@@ -81,7 +81,7 @@ class WholeTransactions:
     _since_ms: int | None = None
     """When the first event of a transaction was written."""
     _tables: frozenset[str] = frozenset()
-    _told: bool = False
+    _reported: bool = False
     _open: tuple[int, float] = (-1, 0.0)
     """The beginning of a transaction that has not ended, and the time since when that is known."""
     _warned: float = 0.0
@@ -128,7 +128,7 @@ class WholeTransactions:
 
     def _settle(self, log: Boundaries, *, all_read: bool) -> str:
         open_one = log.settle(whole=all_read)
-        more = not (all_read and self._waits)  # else all ends were heard of before the log's end was asked for
+        more = not (all_read and self._waits)  # else all ends arrived before the log's end was requested
         while open_one and more:
             more = self._heard()
             open_one = log.settle(whole=False)
@@ -142,8 +142,8 @@ class WholeTransactions:
             for one, offset, ms in zip(said, chunk.offsets.tolist(), chunk.timestamps_ms.tolist(), strict=True):
                 if one.transaction:
                     self._know(tp, one, ms)
-                elif one.unmarked and not self._told:
-                    self._told = True
+                elif one.unmarked and not self._reported:
+                    self._reported = True
                     log.warning(
                         "events of topic %s do not tell their transaction, and are published as they come: let the "
                         "connector have provide.transaction.metadata=true",
@@ -157,7 +157,7 @@ class WholeTransactions:
     def _newest_before(self, tp: TopicPartition, start: int) -> LastTransaction:
         """Return the last transaction that was read, for a stream whose marker does not have it."""
         found = NO_TRANSACTION
-        for _, said in self.topics.events(tp, max(0, start - LOOK_BACK), start):
+        for _, said in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
             for one in said:
                 found = LastTransaction(one.transaction, one.position) if one.transaction else found
         return found
@@ -171,8 +171,8 @@ class WholeTransactions:
             several = (*sorted(self._tables), *one.tables)
             names = " and ".join(safe(name[:MAX_NAME_CHARACTERS], lines=False) for name in several)
             raise SpecError(
-                f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), of which "
-                "one stream cannot tell whole transactions: leave it out, or let each table have a topic of its own"
+                f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), and "
+                "one stream cannot see their whole transactions: leave it out, or give each table its own topic"
             )
 
     def _heard(self) -> bool:
@@ -202,7 +202,8 @@ class WholeTransactions:
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends again what was read before, and has not come to transaction {open_one} again. "
-                "Check that the connector runs. If the source's log began anew (another server, a restored one) within "
+                "Check that the connector runs. If the source's log began again (another server, a restored one) "
+                "within "
                 "an hour or with a clock that is behind, take envelope.transactions out until the stream has caught up"
             )
         return (

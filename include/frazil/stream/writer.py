@@ -106,8 +106,8 @@ class Writer:
         events = Events(self.spec.name, log_event, clock_ms=clock.now_ms)
         fingerprint, limits = self.spec.fingerprint(), Limits.for_stream(self.spec)
         # The engine may have been started before, and ends however this ends.
-        beats = self.hosting.heartbeats
-        reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=beats)
+        heartbeats = self.hosting.heartbeats
+        reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=heartbeats)
         records, metrics = recorded(self.spec, events, self.hosting.scribes), self.hosting.telemetry.of(self.spec)
         with reporter, records as recording, metrics as measuring, ExitStack() as afterwards, self.engine:
             for sink in (*self.sinks, *measuring):
@@ -204,7 +204,7 @@ class Writer:
                     raise
                 raise errors.Fenced(
                     f"the table {parts.tables.main.identifier} is no longer the one that stream {self.spec.name!r} "
-                    "wrote to: it was dropped or renamed, and created again. The next start begins the stream anew in "
+                    "wrote to: it was dropped or renamed, and created again. The next start begins the stream again in "
                     "an empty table; to keep the rows, bring the former table back under this name first"
                 ) from error
             last = epoch.number

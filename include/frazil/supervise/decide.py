@@ -86,8 +86,8 @@ def _alive(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a person runs it in the foreground: {where}")
     if observed.process is ProcessState.HOSTED:
         return _hosted(observed, launch, where, now_ms=now_ms, policy=policy)
-    if (asked := observed.stop_request) is not None:
-        return stopping(observed, launch, asked, now_ms=now_ms, policy=policy)
+    if (stop := observed.stop_request) is not None:
+        return stopping(observed, launch, stop, now_ms=now_ms, policy=policy)
     return (
         _wanted_otherwise(observed, launch, now_ms=now_ms, policy=policy)
         or hung(observed, launch, now_ms=now_ms, policy=policy)
@@ -113,7 +113,7 @@ def _wanted_otherwise(observed: Observed, launch: Launch, *, now_ms: int, policy
         if desired.mode is DesiredMode.PAUSED:
             return Decision(WriterAction.STOP, Cause.PAUSED, _said("paused", desired, now_ms=now_ms))
         if desired.restart_generation > launch.generation:
-            return Decision(WriterAction.RESTART, Cause.ASKED, _said("restart asked for", desired, now_ms=now_ms))
+            return Decision(WriterAction.RESTART, Cause.REQUESTED, _said("restart asked for", desired, now_ms=now_ms))
     if isinstance(declared, Declared) and declared.fingerprint != launch.spec_fingerprint:
         reason = f"the spec is {declared.fingerprint}, the writer was launched with {launch.spec_fingerprint}"
         return Decision(WriterAction.RESTART, Cause.SPEC_CHANGED, reason)
@@ -148,8 +148,8 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
         last = "the one in the foreground ended" if observed.launch else "none was launched before"
         return Decision(WriterAction.START, Cause.FIRST_START, f"0 writers run; {last}")
     if (act := _act_since(observed, exit_, now_ms=now_ms)) is not None:
-        return Decision(WriterAction.START, Cause.ASKED, f"{act}; it had ended with {_code(exit_)}")
-    if _was_asked(exit_) and exit_.code not in NO_RESTART:
+        return Decision(WriterAction.START, Cause.REQUESTED, f"{act}; it had ended with {_code(exit_)}")
+    if _was_requested(exit_) and exit_.code not in NO_RESTART:
         reason = f"it ended with {_code(exit_)} on request ({exit_.stopped_for}), and is wanted again"
         return Decision(WriterAction.START, Cause.STOPPED, reason)
     if (again := _may_be_over(observed, exit_, now_ms=now_ms, policy=policy)) is not None:
@@ -244,7 +244,7 @@ def fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[Exit
     def belongs(exit_: ExitRecord) -> bool:
         return (
             not exit_.committed
-            and not _was_asked(exit_)
+            and not _was_requested(exit_)
             and same(exit_)
             and last.ended_at_ms - exit_.ended_at_ms <= window_ms
         )
@@ -286,7 +286,7 @@ def _act_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | N
     return f"the table changed (from {before} to {now})" if before and now and before != now else None
 
 
-def _was_asked(exit_: ExitRecord) -> bool:
+def _was_requested(exit_: ExitRecord) -> bool:
     """Whether that end was requested. The end of a hung writer by the supervisor counts as a crash."""
     return exit_.stopped_for is not None and exit_.stopped_for not in {Cause.HUNG, Cause.SILENT}
 

@@ -31,7 +31,7 @@ class Cause(StrEnum):
     STOPPING = "stopping"
     REMOVED = "removed"
     PAUSED = "paused"
-    ASKED = "asked for"
+    REQUESTED = "asked for"
     SPEC_CHANGED = "spec changed"
     HUNG = "hung"
     SILENT = "silent"

@@ -87,7 +87,7 @@ class DesiredStore:
                     place.clear()
                 return desired
         raise DesiredMoved(
-            f"{self._name} was paused, resumed or restarted by somebody else at the same time: look at its state, and "
+            f"{self._name} was paused, resumed or restarted by another user at the same time: look at its state, and "
             "repeat what you want"
         )
 

@@ -15,17 +15,19 @@ STALE_AFTER_MS = 10_000
 """Ten missed heartbeats."""
 
 
-def beating(writer: Observation, *, now_ms: int) -> Heartbeat | None:
+def fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None:
     """Return the heartbeat of a live writer; None if it is stale or the writer has ended."""
-    beat = writer.heartbeat
-    fresh = beat is not None and now_ms - beat.written_at_ms <= STALE_AFTER_MS
-    return beat if fresh and writer.process.is_alive else None
+    heartbeat = writer.heartbeat
+    fresh = heartbeat is not None and now_ms - heartbeat.written_at_ms <= STALE_AFTER_MS
+    return heartbeat if fresh and writer.process.is_alive else None
 
 
 def has_committed(writer: Observation) -> bool:
     """Whether a writer on this host has committed to the stream's table, according to its run folder."""
-    beat = writer.heartbeat
-    return any(end.committed for end in writer.exits) or (beat is not None and beat.last_commit_at_ms is not None)
+    heartbeat = writer.heartbeat
+    return any(end.committed for end in writer.exits) or (
+        heartbeat is not None and heartbeat.last_commit_at_ms is not None
+    )
 
 
 def known_lag(heartbeat: Heartbeat) -> int | None:
@@ -88,28 +90,28 @@ def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> 
     return Decision(WriterAction.RESTART, Cause.HUNG, reason)
 
 
-def stopping(observed: Observed, launch: Launch, asked: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
+def stopping(observed: Observed, launch: Launch, stop: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
     """Keep a writer that stops gracefully while its current batch makes progress; else kill it."""
     heartbeat = observed.heartbeat
     phase = _phase(heartbeat)
-    was_hung = asked.cause in {Cause.HUNG, Cause.SILENT}
+    was_hung = stop.cause in {Cause.HUNG, Cause.SILENT}
     idle = phase is Phase.WAITING
     limit_ms = policy.hung_grace_ms if was_hung else policy.advance_limits_ms[Phase.STOPPING if idle else phase]
-    floor_ms = max(asked.requested_at_ms, observed.watched_since_ms)
+    floor_ms = max(stop.requested_at_ms, observed.watched_since_ms)
     still_ms = now_ms - max(floor_ms, 0 if was_hung else _advanced_at_ms(heartbeat, launch))
     silent_ms = now_ms - max(floor_ms, heartbeat.written_at_ms if heartbeat else now_ms)
-    since = ago(now_ms - asked.requested_at_ms)
+    since = ago(now_ms - stop.requested_at_ms)
     if still_ms > limit_ms or silent_ms > policy.heartbeat_limit_ms:
         return Decision(
             WriterAction.KILL,
             Cause.STOPPING,
-            f"{_pid(launch)} was asked to stop {since} ago ({asked.reason}) and made no progress for "
+            f"{_pid(launch)} was asked to stop {since} ago ({stop.reason}) and made no progress for "
             f"{ago(max(still_ms, silent_ms))} while {phase} (limit {ago(limit_ms)})",
         )
     return Decision(
         WriterAction.KEEP,
         Cause.STOPPING,
-        f"{_pid(launch)} was asked to stop {since} ago ({asked.reason}): its current batch, {phase}, may commit",
+        f"{_pid(launch)} was asked to stop {since} ago ({stop.reason}): its current batch, {phase}, may commit",
     )
 
 

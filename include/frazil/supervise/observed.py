@@ -95,8 +95,8 @@ class Observed:
     @property
     def stop_request(self) -> StopRequest | None:
         """The stop request to the latest launch."""
-        asked = self.notes.stop
-        return asked if asked and self.launch and asked.launch_id == self.launch.id else None
+        stop = self.notes.stop
+        return stop if stop and self.launch and stop.launch_id == self.launch.id else None
 
 
 def error_name(code: int) -> str:

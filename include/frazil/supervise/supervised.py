@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from frazil.errors import FrazilError, SpecError
+from frazil.errors import DesiredMoved, FrazilError, SpecError
 from frazil.history.objects import Objects
 from frazil.home import home, run_folder
 from frazil.host.environment import writer_environment
@@ -155,9 +156,7 @@ class SupervisedStream:
 
     def resume(self, *, by: str, reason: str) -> None:
         spec = self._sound_spec()
-        desired = self._table.desired(spec)
-        if isinstance(desired, Desired) and _is_paused(desired) and desired.by == by:
-            self._table.store(spec).resume(by=by, reason=reason)
+        _undo_pause(self._table.store(spec), self._table.desired(spec), by=by, reason=reason)
 
     def _sound_spec(self) -> StreamSpec:
         if self._declaration.spec is None:
@@ -260,9 +259,7 @@ class SupervisedApplication:
             self._store.pause(by=by, reason=reason)
 
     def resume(self, *, by: str, reason: str) -> None:
-        desired = self.desired()
-        if isinstance(desired, Desired) and _is_paused(desired) and desired.by == by:
-            self._store.resume(by=by, reason=reason)
+        _undo_pause(self._store, self.desired(), by=by, reason=reason)
 
     @property
     def _store(self) -> DesiredStore:
@@ -276,6 +273,13 @@ def launch_environment(referred: Collection[str], connections: Mapping[str, str]
 
 def _child_of(parent: str | None) -> dict[str, str]:
     return {} if parent is None else {PARENT: parent}
+
+
+def _undo_pause(store: DesiredStore, seen: Desired | Unreadable, *, by: str, reason: str) -> None:
+    """Undo the pause that was seen, if it is of the same `by` and nobody has paused or resumed meanwhile."""
+    if isinstance(seen, Desired) and _is_paused(seen) and seen.by == by:
+        with suppress(DesiredMoved):
+            store.resume(by=by, reason=reason, after=seen.generation)
 
 
 def _is_paused(desired: Desired | Unreadable) -> bool:

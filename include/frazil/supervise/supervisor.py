@@ -20,9 +20,9 @@ from frazil.host.launcher import Launcher, LogPosition
 from frazil.host.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
 from frazil.supervise.decide import TABLE_WAYS_OUT, decide
 from frazil.supervise.decision import Cause, Decision, WriterAction
+from frazil.supervise.history_entry import history_entry
 from frazil.supervise.observed import Desired, Observed
 from frazil.supervise.supervised import Connections, Supervised
-from frazil.supervise.told import told
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Supervisor:
         with self._one_at_a_time:
             seen = self._launcher.observe()
             if seen.process.is_alive and seen.launch is not None:
-                self._ask_to_stop(seen.launch, Cause.ASKED, reason, now_ms=self._clock())
+                self._ask_to_stop(seen.launch, Cause.REQUESTED, reason, now_ms=self._clock())
 
     def _step(self, *, act: bool) -> Step:
         with self._one_at_a_time:
@@ -135,7 +135,7 @@ class Supervisor:
     def _tell_history(self, decision: Decision, observed: Observed, problem: str | None, *, now_ms: int) -> None:
         launch = observed.launch
         subject = f"{decision.action} {decision.cause} {launch.id if launch else ''} {problem or ''}"
-        what = told(decision, observed.desired, problem, now_ms=now_ms)
+        what = history_entry(decision, observed.desired, problem, now_ms=now_ms)
         self._supervision.tell(what, subject=subject, now_ms=now_ms)
 
     def _keep_watch(self, now_ms: int, *, write: bool) -> None:

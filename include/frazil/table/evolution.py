@@ -93,11 +93,11 @@ class Comparison:
     def structs(self, declared: StructType, existing: StructType, *, path: Path, parent: int) -> Iterator[Difference]:
         """`parent` is the field id of what contains the structs."""
         table_fields = {field.name: field for field in existing.fields}
-        told: set[int] = set()
+        found_ids: set[int] = set()
         for field in declared.fields:
             here = (*path, field.name)
             if field.name not in table_fields:
-                told.update(self.history.ids.get((parent, field.name), ()))
+                found_ids.update(self.history.ids.get((parent, field.name), ()))
                 yield self.missing(field, existing, path=here, parent=parent)
             elif stranger := self._stranger(table_fields[field.name], path=here, parent=parent):
                 yield stranger
@@ -105,7 +105,7 @@ class Comparison:
                 yield from self._fields(field, table_fields[field.name], path=here)
         declared_names = {field.name for field in declared.fields}
         for name, field in table_fields.items():
-            if field.required and name not in declared_names and field.field_id not in told:
+            if field.required and name not in declared_names and field.field_id not in found_ids:
                 yield Conflict(
                     (*path, name),
                     f"is {field.field_type} not null in the table and is not declared; declare it, or make it optional "

@@ -50,8 +50,8 @@ def of_topics(topics: Collection[str]) -> str:
 def box(within: Within) -> str:
     """The row filter of the smallest box around the ranges, to plan the table's files."""
     ranges = [r for of in within.values() for r in of]
-    least, end = min(start for start, _ in ranges), max(end for _, end in ranges)
-    return f"{of_topics({topic for topic, _ in within})} and kafka_offset >= {least} and kafka_offset < {end}"
+    lowest, end = min(start for start, _ in ranges), max(end for _, end in ranges)
+    return f"{of_topics({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
 
 
 def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, Any]:
@@ -64,6 +64,6 @@ def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, An
     )
 
 
-def _overlap(bounds: tuple[Any, Any], least: Any, greatest: Any) -> bool:
+def _overlap(bounds: tuple[Any, Any], lowest: Any, greatest: Any) -> bool:
     lower, upper = bounds
-    return (lower is None or lower <= greatest) and (upper is None or upper >= least)
+    return (lower is None or lower <= greatest) and (upper is None or upper >= lowest)

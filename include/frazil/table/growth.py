@@ -32,7 +32,7 @@ class Growth:
 def growth(
     table: Schema,
     former: Iterable[Schema],
-    asked: Sequence[Change],
+    wanted: Sequence[Change],
     *,
     max_columns: int,
     fixed: Collection[str] = (),
@@ -46,7 +46,7 @@ def growth(
     growing = _Growing(table, tuple(former))
     changes: list[Change] = []
     refused: list[Refusal] = []
-    for change in sorted(asked, key=lambda c: c.path):
+    for change in sorted(wanted, key=lambda c: c.path):
         here = growing.fields.get(change.path)
         match change:
             case Promotion() if here is not None and widens(here.field_type, change.type):

@@ -57,12 +57,12 @@ class Wanted:
     def extra_columns(self, table: Table) -> tuple[str, ...]:
         """Columns beyond the coordinates that select rows; older tables miss the last one."""
         names = {field.name for field in table.schema().fields}
-        asked = {
+        requested = {
             "topic_id": self.topic_ids is not None,
             "stream": self.stream is not None,
             DISCARDED: not self.discarded,
         }
-        return tuple(name for name, is_asked in asked.items() if is_asked and name in names)
+        return tuple(name for name, is_requested in requested.items() if is_requested and name in names)
 
 
 def has_coordinates(schema: Schema) -> bool:
@@ -167,8 +167,8 @@ def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetA
     topics, names = _coded(rows.column("kafka_topic"))
     partitions = rows.column("kafka_partition").to_numpy().astype(np.int64)
     offsets = rows.column("kafka_offset").to_numpy()
-    each, least = int(partitions.max()) + 1, int(offsets.min())
-    width = int(offsets.max()) - least + 1
+    each, lowest = int(partitions.max()) + 1, int(offsets.min())
+    width = int(offsets.max()) - lowest + 1
     places = topics * each + partitions
     present = np.unique(places)
     ranks = np.searchsorted(present, places)
@@ -176,10 +176,10 @@ def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetA
         for rank, place in enumerate(present):
             yield (str(names[place // each]), int(place % each)), np.sort(offsets[ranks == rank])
         return
-    keys = np.sort(ranks * width + (offsets - least))
+    keys = np.sort(ranks * width + (offsets - lowest))
     ends = np.searchsorted(keys, np.arange(1, len(present) + 1) * width)
     for rank, (place, part) in enumerate(zip(present, np.split(keys, ends[:-1]), strict=True)):
-        yield (str(names[place // each]), int(place % each)), part - (rank * width - least)
+        yield (str(names[place // each]), int(place % each)), part - (rank * width - lowest)
 
 
 def _coded(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:

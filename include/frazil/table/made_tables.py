@@ -22,11 +22,11 @@ OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object
 
 def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
     """A table of a stream's route as it would be created; `value` is the template's value for it."""
-    home = declared_table(spec)
-    properties = {name: text for name, text in home.properties.items() if name not in OWN_FOLDERS}
+    declared = declared_table(spec)
+    properties = {name: text for name, text in declared.properties.items() if name not in OWN_FOLDERS}
     if value is not None:
         properties[value_property(spec.name)] = value
-    return dataclasses.replace(home, identifier=identifier, location=None, properties=properties)
+    return dataclasses.replace(declared, identifier=identifier, location=None, properties=properties)
 
 
 def named_like(catalog: Catalog, route: Route) -> list[str]:

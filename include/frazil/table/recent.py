@@ -11,8 +11,8 @@ Value = TypeVar("Value")
 class Recent(Generic[Value]):
     """Keeps up to `most` values: a new one replaces the one that was kept longest ago. Thread-safe."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._kept: dict[str, Value] = {}
         self._lock = Lock()
 
@@ -27,5 +27,5 @@ class Recent(Generic[Value]):
         with self._lock:
             self._kept.pop(name, None)
             self._kept[name] = value
-            while len(self._kept) > self._most:
+            while len(self._kept) > self._limit:
                 del self._kept[next(iter(self._kept))]

@@ -91,7 +91,7 @@ class ColumnChanges:
     drops: Sequence[str]
 
 
-def problems(asked: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]) -> list[str]:
+def problems(wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]) -> list[str]:
     """Why these columns cannot be renamed or dropped, one sentence each; `fixed` maps columns to why they cannot
     change.
     """
@@ -99,12 +99,12 @@ def problems(asked: ColumnChanges, table: Schema, former: Sequence[Schema], *, f
     history = ColumnHistory.of((*former, table))
     names = {field.name.lower(): field.name for field in table.fields}
     ids = {field.name: field.field_id for field in table.fields}
-    for name in (*asked.renames, *asked.drops):
+    for name in (*wanted.renames, *wanted.drops):
         if name not in ids:
             found.append(f"the table has no column {name}")
         elif why := fixed.get(name):
             found.append(f"the column {name} stays as it is: {why}")
-    for old, new in asked.renames.items():
+    for old, new in wanted.renames.items():
         if new.lower() in names and new.lower() != old.lower():
             found.append(f"the table already has the column {names[new.lower()]}")
         elif not new or "." in new or new != new.strip():
@@ -113,16 +113,16 @@ def problems(asked: ColumnChanges, table: Schema, former: Sequence[Schema], *, f
             found.append(f"{new} {OF_ICEBERG}")
         elif others := [i for i in history.ids.get((TOP, new), ()) if i != ids.get(old)]:
             found.append(f"{new} was the name of another column (field id {others[0]}): choose one that is new")
-    given = [new.lower() for new in asked.renames.values()]
+    given = [new.lower() for new in wanted.renames.values()]
     found += [
-        f"{new} is given to two columns" for n, new in enumerate(asked.renames.values()) if new.lower() in given[:n]
+        f"{new} is given to two columns" for n, new in enumerate(wanted.renames.values()) if new.lower() in given[:n]
     ]
-    both = set(asked.drops) & set(asked.renames)
+    both = set(wanted.drops) & set(wanted.renames)
     found += [f"{name} is to be both renamed and dropped" for name in sorted(both)]
     return found
 
 
-def change_columns(table: Table, asked: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
+def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
     """Rename and drop columns by field id, in one commit with the property. Returns the changed table.
 
     Raises SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.
@@ -130,18 +130,18 @@ def change_columns(table: Table, asked: ColumnChanges, *, fixed: Mapping[str, st
     with catalog_errors(table.catalog.name):
         for _ in range(ATTEMPTS):
             former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
-            if found := problems(asked, table.schema(), former, fixed=fixed):
+            if found := problems(wanted, table.schema(), former, fixed=fixed):
                 raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
             kept = dict(former_columns(table.properties))
-            kept |= {old: table.schema().find_field(old).field_id for old in asked.renames}
-            kept |= dict.fromkeys(asked.drops)
-            kept = {name: field for name, field in kept.items() if name not in asked.renames.values()}
+            kept |= {old: table.schema().find_field(old).field_id for old in wanted.renames}
+            kept |= dict.fromkeys(wanted.drops)
+            kept = {name: field for name, field in kept.items() if name not in wanted.renames.values()}
             try:
                 with table.transaction() as transaction:
                     with transaction.update_schema() as update:
-                        for old, new in asked.renames.items():
+                        for old, new in wanted.renames.items():
                             update.rename_column(old, new)
-                        for name in asked.drops:
+                        for name in wanted.drops:
                             update.delete_column(name)
                     transaction.set_properties({PROPERTY: json.dumps(kept)})
             except CommitFailedException:

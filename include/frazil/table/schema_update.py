@@ -117,7 +117,7 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
     return tuple(declaration(field) for field in table.schema().fields if field.name not in names | RESERVED)
 
 
-def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:
+def evolve(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> Growth:
     """Change a stream's table as its records need, in one update. Returns the changes made and the refusals.
 
     Another stream may do the same concurrently: each starts from the other's result. Raises CommitUnavailable,
@@ -129,7 +129,7 @@ def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:
             found = growth(
                 table.schema(),
                 _former_schemas(table),
-                asked,
+                wanted,
                 max_columns=spec.evolution.max_columns,
                 fixed=fixed,
             )
@@ -165,10 +165,10 @@ def _apply(table: Table, changes: Sequence[Change]) -> None:
                 case Relaxation():
                     update.make_column_optional(change.path)
     for change in changes:
-        logger.info("%s: %s", name_of(table), told(change))
+        logger.info("%s: %s", name_of(table), described(change))
 
 
-def told(change: Change) -> str:
+def described(change: Change) -> str:
     """Describe a change that was made."""
     column = f"column {'.'.join(change.path)}"
     match change:

@@ -58,8 +58,8 @@ def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
     Raises SchemaIncompatible.
     """
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
-        if lacking := evolutions(table, declared, spec.name):
-            columns = ", ".join(".".join(change.path) for change in lacking)
+        if missing := evolutions(table, declared, spec.name):
+            columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
                 f"stream {spec.name}: the table {name_of(table)} does not have all declared columns yet ({columns}); "
                 f"the writer's next start adds them: `frazil restart {spec.name}`"

@@ -60,10 +60,10 @@ class Otlp:
 def _observed(meter: Meter, meters: Meters, metric: Metric) -> None:
     """Let OpenTelemetry read the values of a counter or a gauge when it exports."""
 
-    def look(_: CallbackOptions) -> Iterable[Observation]:
+    def read(_: CallbackOptions) -> Iterable[Observation]:
         return [Observation(value, _attributes(metric, labels)) for labels, value in meters.of(metric).items()]
 
-    callbacks: list[Callable[[CallbackOptions], Iterable[Observation]]] = [look]
+    callbacks: list[Callable[[CallbackOptions], Iterable[Observation]]] = [read]
     if metric.sort is Sort.COUNTER:
         meter.create_observable_counter(metric.name, callbacks, metric.unit, metric.means)
     elif metric.sort is Sort.GAUGE:

@@ -29,7 +29,7 @@ GAUGES = (m.LAG, m.FRESHNESS, m.BACKPRESSURE, m.STALLED, m.OUTAGE, m.THROTTLED, 
 class StreamMetrics:
     """A sink of events. `partitions` switches on the metrics by topic-partition."""
 
-    def __init__(  # noqa: PLR0913 - what is known of a stream before its first event
+    def __init__(  # noqa: PLR0913 - the facts about a stream before its first event
         self, meters: m.Meters, *, stream: str, table: str, interval_s: float, partitions: bool, now_s: float
     ) -> None:
         self._meters, self._labels = meters, (stream, table)

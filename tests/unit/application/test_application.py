@@ -107,12 +107,12 @@ class Shared:
         text = STREAM.format(name=name, application=application, extra=extra, table=table)
         (self.streams / f"{name}.yaml").write_text(text)
 
-    def until(self, look: Callable[[], Any]) -> Any:
-        def looked() -> Any:
-            self.application.look()
-            return look()
+    def until(self, condition: Callable[[], Any]) -> Any:
+        def checked() -> Any:
+            self.application.check()
+            return condition()
 
-        return eventually(looked, within_s=60)
+        return eventually(checked, within_s=60)
 
     def runs(self, *names: str) -> bool:
         return all(name in self.application.hosted and self.application.hosted[name].launcher.runs for name in names)
@@ -150,7 +150,7 @@ def test_each_stream_runs_and_is_seen_as_if_it_had_a_process_of_its_own(shared: 
         WriterLock(run_folder("a")).acquire()
 
 
-def test_a_stream_that_only_a_person_can_mend_is_held_and_the_others_go_on(shared: Shared) -> None:
+def test_a_stream_that_only_a_person_can_fix_is_held_and_the_others_go_on(shared: Shared) -> None:
     shared.until(lambda: shared.runs("a", "b", "c"))
     FakeWriter.orders["b"] = OffsetGap("Kafka's retention deleted offsets 5 to 9")
     shared.until(lambda: shared.application.hosted["b"].said[:1] == ("hold",))
@@ -230,9 +230,9 @@ def test_when_the_application_ends_no_stream_is_blamed_and_all_are_wanted_again(
     with pytest.raises(WorkerDied, match="the JVM died"):
         shared.application.run()
     assert [(e.code, e.stopped_for) for e in read_exits(run_folder("a"))] == [(0, WITH_APPLICATION)]
-    beat = Heartbeat.read(open_exchange(run_folder("small")))
-    assert beat is not None
-    assert (beat.phase, beat.error) == ("ended", "the JVM died")
+    heartbeat = Heartbeat.read(open_exchange(run_folder("small")))
+    assert heartbeat is not None
+    assert (heartbeat.phase, heartbeat.error) == ("ended", "the JVM died")
 
 
 def test_a_writer_that_hangs_ends_the_application_once_it_has_outlived_being_killed(
@@ -253,7 +253,7 @@ def test_a_writer_that_hangs_ends_the_application_once_it_has_outlived_being_kil
     launcher.join(20)
 
 
-def test_a_look_that_waits_for_a_catalog_keeps_no_writer_from_ending_and_starts_none(
+def test_a_check_that_waits_for_a_catalog_keeps_no_writer_from_ending_and_starts_none(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared.until(lambda: shared.runs("a", "b", "c"))
@@ -363,7 +363,7 @@ def test_streams_that_need_another_process_than_the_others_are_refused(shared: S
     assert "a.yaml: application: 'small' is the name of the stream in" in str(refused.value)
 
 
-def test_a_catalog_that_does_not_answer_holds_up_the_looks_at_its_own_streams_alone(
+def test_a_catalog_that_does_not_answer_holds_up_the_reads_its_own_streams_alone(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = [f"d{number}" for number in range(6)]

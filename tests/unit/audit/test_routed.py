@@ -41,7 +41,7 @@ def said(result: Audit) -> dict[str, str]:
     return {finding.where: finding.sentence for finding in result.wrong}
 
 
-def test_records_are_rows_of_home_rows_of_the_tables_and_dead_letters(made: MadeRoute) -> None:
+def test_records_are_rows_of_the_default_table_rows_of_the_tables_and_dead_letters(made: MadeRoute) -> None:
     made.run({"main": 2, "shop.orders": 3, "shop.raw_a": 4}, rejected=1)
     made.run({"shop.raw_a": 1, "shop.raw_b": 5})
     found = audited(made)
@@ -60,7 +60,7 @@ def test_a_table_that_lacks_rows_is_named(made: MadeRoute) -> None:
     }
 
 
-def test_a_row_in_the_wrong_table_is_told_of_both(made: MadeRoute) -> None:
+def test_a_row_in_the_wrong_table_is_reported_both(made: MadeRoute) -> None:
     made.run({"shop.orders": 3, "shop.raw_a": 4})
     catalog = load_catalog(None)
     orders, other = catalog.load_table("shop.orders"), catalog.load_table("shop.raw_a")
@@ -83,7 +83,7 @@ def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
     assert said(found)["shop.other"] == "it has 3 rows, and commit records count 2 for it"
 
 
-def test_rows_that_wait_for_a_table_are_there_and_told(made: MadeRoute) -> None:
+def test_rows_that_wait_for_a_table_are_there_and_reported(made: MadeRoute) -> None:
     made.run({"main": 1, "shop.raw_a": 1})
     made.batch({"main": 1, "shop.raw_a": 3})
     found = audited(made)
@@ -94,7 +94,7 @@ def test_rows_that_wait_for_a_table_are_there_and_told(made: MadeRoute) -> None:
     assert audited(made).findings == ()
 
 
-def test_what_a_table_got_since_home_was_read_is_not_held_against_it(
+def test_what_a_table_got_since_the_default_table_was_read_is_not_held_against_it(
     made: MadeRoute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.run({"main": 1, "shop.raw_a": 1})
@@ -176,7 +176,7 @@ def test_a_table_that_was_renamed_and_is_declared_by_its_new_name_is_one_table(
     }
 
 
-def test_without_coordinates_home_alone_is_counted_and_that_is_told(made: MadeRoute) -> None:
+def test_without_coordinates_the_default_table_alone_is_counted_and_that_is_reported(made: MadeRoute) -> None:
     made.run({"main": 2, "shop.orders": 3})
     found = audit_stream(made.tables, coordinates=False)
     assert (found.wrong, found.complete, found.clean) == ((), False, False)
@@ -223,7 +223,7 @@ def test_a_renamed_table_of_which_no_batch_had_rows_is_empty() -> None:
     assert counted(claimed, [renamed], Replays(), home_rows=3) == []
 
 
-def test_what_was_committed_twice_is_counted_for_no_table_and_home_says_so() -> None:
+def test_what_was_committed_twice_is_counted_for_no_table_and_the_default_table_says_so() -> None:
     twice = CommittedRange(0, 3, 3, 0, "id-1")
     claimed = Claims({SHOP: (twice, twice)}, records=6, routed={"shop.orders": 2})
     assert counted(claimed, [], Replays(), home_rows=3) == [(FindingKind.NOT_COMPARED, "shop.other", 2)]

@@ -37,7 +37,7 @@ def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_
     assert ("An older change" in deleted.sentence) == bool(order_by)
 
 
-def test_offsets_that_were_committed_again_are_told_for_their_topic_partition() -> None:
+def test_offsets_that_were_committed_again_are_reported_for_their_topic_partition() -> None:
     def ranges(*spans: tuple[int, int], topic_id: str = "a") -> tuple[CommittedRange, ...]:
         return tuple(CommittedRange(start, end, end - start, 0, topic_id) for start, end in spans)
 

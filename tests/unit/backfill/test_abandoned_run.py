@@ -1,4 +1,4 @@
-"""A run without a name, such as a command, ends where a person abandons its backfill: it never begins it anew."""
+"""A run without a name, such as a command, ends where a person abandons its backfill: it never begins it again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frazil.backfill import stage as staging
-from frazil.backfill.commit import LaneCommitter, abandon
+from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, BackfillPlan
 from frazil.commit.journal import Journal
@@ -25,11 +25,11 @@ def backfill_of(live: Any) -> Backfill:
 
 def test_where_its_last_audit_was_stale(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     backfill, audits = backfill_of(live), iter(range(3))
-    stage(live, LaneCommitter.begin(live.tables, backfill.request))
+    stage(live, BackfillCommitter.begin(live.tables, backfill.request))
 
-    def audit(_: Backfill, committer: LaneCommitter) -> None:
+    def audit(_: Backfill, committer: BackfillCommitter) -> None:
         if next(audits) == 2:
-            abandon(live.view(), committer.lane, by="ada")
+            abandon(live.view(), committer.backfill, by="ada")
         raise StaleBatch("landed meanwhile")
 
     monkeypatch.setattr(Backfill, "_audit", audit)
@@ -43,10 +43,10 @@ def test_where_its_last_audit_was_stale(live: Any, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("met", [FileNotFoundError("part-0.parquet"), FrazilError("a file lacks rows")])
 def test_where_the_files_that_it_compares_are_gone(live: Any, monkeypatch: pytest.MonkeyPatch, met: Exception) -> None:
     backfill = backfill_of(live)
-    stage(live, LaneCommitter.begin(live.tables, backfill.request))
+    stage(live, BackfillCommitter.begin(live.tables, backfill.request))
 
-    def audit(_: Backfill, committer: LaneCommitter) -> None:
-        abandon(live.view(), committer.lane, by="ada")
+    def audit(_: Backfill, committer: BackfillCommitter) -> None:
+        abandon(live.view(), committer.backfill, by="ada")
         raise met
 
     monkeypatch.setattr(Backfill, "_audit", audit)
@@ -57,9 +57,9 @@ def test_where_the_files_that_it_compares_are_gone(live: Any, monkeypatch: pytes
 def test_where_its_staged_files_are_gone_before_they_are_journaled(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plan: Any = BackfillPlan({("events", 0): between(0, 5)}, 5, None)  # type: ignore[arg-type]
 
-    def staged(_: Backfill, __: Any, committer: LaneCommitter, *___: Any) -> tuple[Journal, list[Any]]:
+    def staged(_: Backfill, __: Any, committer: BackfillCommitter, *___: Any) -> tuple[Journal, list[Any]]:
         journal = chunk(live, committer, {0: (0, 5)}, set())
-        abandon(live.view(), committer.lane, by="ada")
+        abandon(live.view(), committer.backfill, by="ada")
         return journal, []
 
     monkeypatch.setattr(Backfill, "plan", lambda *_: plan)

@@ -1,4 +1,4 @@
-"""A backfill's commits beside a live stream's: fenced, retried, never joined to a stream that was moved under it."""
+"""A backfill's commits next to a live stream's: fenced, retried, never joined to a stream that was moved under it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from typing import Any
 import pytest
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 
-from frazil.backfill.commit import LaneCommitter, abandon
+from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.backfill.request import parse_request
+from frazil.commit.backfill_marker import (
+    RUNS_KEPT,
+    BackfillMarker,
+    BackfillState,
+    branch_name,
+    property_name,
+    read_backfill,
+)
+from frazil.commit.backfill_records import Record, published
 from frazil.commit.journal import Journal
-from frazil.commit.lane import RUNS_KEPT, Lane, LaneState, branch_name, property_name, read_lane
-from frazil.commit.lane_records import Record, published
 from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_change import reset
 from frazil.commit.period import Period
@@ -36,11 +43,13 @@ REQUEST = parse_request({"stream": "events"})
 BRANCH = branch_name("events")
 
 
-def chunk(world: Any, lane: LaneCommitter, ranges: Mapping[int, tuple[int, int]], bad: set[tuple[int, int]]) -> Journal:
+def chunk(
+    world: Any, committer: BackfillCommitter, ranges: Mapping[int, tuple[int, int]], bad: set[tuple[int, int]]
+) -> Journal:
     """A chunk that is staged and not journaled yet."""
-    key = lane.next_key()
+    key = committer.next_key()
     good = [(p, o) for p, of in ranges.items() for o in range(*of) if (p, o) not in bad]
-    world.stream, stream = lane.own.stream, world.stream
+    world.stream, stream = committer.own.stream, world.stream
     files = (*world.write(key, good), *(world.write_dead_letters(key, sorted(bad)) if bad else ()))
     world.stream = stream
     made = world.journal(key, ranges, files, bad=bad)
@@ -51,15 +60,15 @@ def chunk(world: Any, lane: LaneCommitter, ranges: Mapping[int, tuple[int, int]]
     return dataclasses.replace(made, progress=progress)
 
 
-def stage(world: Any, lane: LaneCommitter) -> None:
-    lane.commit(chunk(world, lane, {0: (0, 5)}, {(0, 3)}), planned=2)
-    lane.commit(chunk(world, lane, {0: (5, 10), 1: (0, 2)}, set()), planned=2)
-    lane.staged()
+def stage(world: Any, committer: BackfillCommitter) -> None:
+    committer.commit(chunk(world, committer, {0: (0, 5)}, {(0, 3)}), planned=2)
+    committer.commit(chunk(world, committer, {0: (5, 10), 1: (0, 2)}, set()), planned=2)
+    committer.staged()
 
 
-def publish(world: Any, lane: LaneCommitter, late: Mapping[int, int] | None = None) -> Lane:
+def publish(world: Any, committer: BackfillCommitter, late: Mapping[int, int] | None = None) -> BackfillMarker:
     head = head_of(world.load().metadata)
-    return lane.publish(Record(lane.lane, late or {0: 11}), audited_at=head.snapshot_id)
+    return committer.publish(Record(committer.backfill, late or {0: 11}), audited_at=head.snapshot_id)
 
 
 LIVE = [(p, o) for p in (0, 1) for o in range(100, 110)]
@@ -69,12 +78,12 @@ BACKFILLED = [*((0, o) for o in range(10) if o != 3), (1, 0), (1, 1)]
 def check_landed(world: Any, live: list[tuple[int, int]] = LIVE) -> None:
     assert world.rows() == sorted([*BACKFILLED, *live])
     assert world.dead_letters() == [(0, 3)]
-    assert [r.lane.state for r in published(world.tables.journals, world.load().metadata, "events")] == [
-        LaneState.STAGED
+    assert [r.backfill.state for r in published(world.tables.journals, world.load().metadata, "events")] == [
+        BackfillState.STAGED
     ]
     for table in (world.load(), world.load_dead_letters()):
         assert BRANCH not in table.metadata.refs
-        assert read_lane(table.properties, "events").state is LaneState.PUBLISHED
+        assert read_backfill(table.properties, "events").state is BackfillState.PUBLISHED
         assert world.manifests(table) == world.used_manifests(table)
         assert world.left_behind(table) == []
 
@@ -82,15 +91,15 @@ def check_landed(world: Any, live: list[tuple[int, int]] = LIVE) -> None:
 @pytest.mark.parametrize("windows", [1, 300])
 def test_what_was_staged_lands_in_one_commit_of_main_and_the_live_stream_goes_on(live: Any, windows: int) -> None:
     late = {hour * 3_600_000_000: 1 for hour in range(windows)}
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
     live.run(live.committer, {0: (110, 112)})
     before, marker = live.load().metadata, live.marker()
-    publish(live, lane, late)
+    publish(live, committer, late)
     assert live.marker() == marker, "the live stream's marker is untouched"
     own = [s for s in live.load().metadata.snapshots if s.sequence_number > before.last_sequence_number]
     (summary,) = [s.summary for s in own]
-    assert summary["frazil.backfill"] == lane.lane.id
+    assert summary["frazil.backfill"] == committer.backfill.id
     since = before.last_sequence_number
     cursor = Cursor(Grain.HOUR, 0, 300 * Grain.HOUR.us, since)
     found = late_rows(live.load(), cursor, column="ts", grain=Grain.HOUR)
@@ -117,9 +126,9 @@ def test_an_answer_that_is_lost_or_late_at_every_third_commit_changes_nothing(
         return original(*args)
 
     live.catalog.commit_table = commit_table
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
-    publish(live, lane)
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
+    publish(live, committer)
     live.catalog.land_now()
     check_landed(live)
 
@@ -134,39 +143,39 @@ def expire(world: Any) -> ExpiryPlan:
 
 
 def test_expiry_may_run_while_a_backfill_is_audited(live: Any) -> None:
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
-    lane = LaneCommitter.begin(live.tables, REQUEST)
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
     audited = head_of(live.load().metadata)
     live.run(live.committer, {0: (110, 111)})
     live.run(live.committer, {0: (111, 112)})
     assert expire(live).expire
     live.tables.main.refresh()
-    lane.publish(Record(lane.lane, {}), audited_at=audited.snapshot_id)
+    committer.publish(Record(committer.backfill, {}), audited_at=audited.snapshot_id)
     assert live.rows() == sorted([*BACKFILLED, *LIVE, (0, 110), (0, 111)])
 
 
 def test_a_window_has_its_backfill_also_when_expiry_cut_the_history_and_kept_only_that(live: Any) -> None:
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
-    publish(live, lane)
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
+    publish(live, committer)
     there = head_of(live.load().metadata)
     live.run(live.committer, {0: (110, 111)})
     live.run(live.committer, {0: (111, 112)})
     assert expire(live).kept.keys() == {there.snapshot_id}
     hour = Period(there.timestamp_ms, there.timestamp_ms + 1)
     found = published(live.tables.journals, live.load().metadata, "events", window=hour)
-    assert [record.lane.id for record in found] == [lane.lane.id]
+    assert [record.backfill.id for record in found] == [committer.backfill.id]
 
 
 def test_what_somebody_named_of_a_backfill_stays_when_it_is_published(live: Any) -> None:
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
     table = live.load()
     named = head_of(table.metadata, BRANCH).snapshot_id
     with table.manage_snapshots() as refs:
         refs.create_tag(snapshot_id=named, tag_name="looked-at")
-    publish(live, lane)
+    publish(live, committer)
     assert live.rows(snapshot_id=named) == sorted(BACKFILLED)
     assert live.left_behind() == []
     assert BRANCH not in live.load().metadata.refs
@@ -174,9 +183,9 @@ def test_what_somebody_named_of_a_backfill_stays_when_it_is_published(live: Any)
 
 def test_what_somebody_named_stays_readable_where_another_run_ended_the_backfill_first(live: Any) -> None:
     """The first attempt was made before the branch was named. It lost, and deletes nothing by what it saw."""
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
-    other = dataclasses.replace(lane, tables=live.view())
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
+    other = dataclasses.replace(committer, tables=live.view())
     named = head_of(live.load().metadata, BRANCH).snapshot_id
 
     def name_and_publish() -> None:
@@ -185,49 +194,49 @@ def test_what_somebody_named_stays_readable_where_another_run_ended_the_backfill
         publish(live, other)
 
     live.catalog.next_meets(name_and_publish, table="demo.events")
-    publish(live, lane)
+    publish(live, committer)
     assert live.rows(snapshot_id=named) == sorted(BACKFILLED)
 
 
 def test_a_run_whose_take_over_landed_unanswered_begins_one_epoch(live: Any) -> None:
     live.catalog.next_answer_is_lost("demo.events")
-    assert LaneCommitter.begin(live.tables, REQUEST).lane.epoch == 1
+    assert BackfillCommitter.begin(live.tables, REQUEST).backfill.epoch == 1
 
 
 @pytest.mark.parametrize("ending", ["published", "abandoned"])
 def test_a_table_that_may_share_its_files_keeps_those_of_a_backfill_that_ended(live: Any, ending: str) -> None:
     """A table registered elsewhere while the branch was there reads that branch still."""
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
     with live.load().transaction() as change:
         change.set_properties({"gc.enabled": "false"})
     before = live.manifests() | live.parquet_files()
     if ending == "published":
-        publish(live, lane)
+        publish(live, committer)
     else:
-        abandon(live.tables, lane.lane)
+        abandon(live.tables, committer.backfill)
     assert BRANCH not in live.load().metadata.refs
     assert before <= live.manifests() | live.parquet_files()
 
 
 def test_a_live_commit_that_overtakes_the_publication_is_met_by_a_second_attempt(live: Any) -> None:
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
     live.catalog.next_meets(lambda: live.run(live.committer, {0: (110, 111)}), table="demo.events")
-    publish(live, lane)
+    publish(live, committer)
     check_landed(live, [*LIVE, (0, 110)])
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_an_older_run_is_fenced_and_what_it_journals_late_is_never_committed(live: Any, again: bool) -> None:
-    older = LaneCommitter.begin(live.tables, REQUEST)
-    newer = LaneCommitter.begin(live.tables, REQUEST)
-    assert newer.lane.id == older.lane.id
+    older = BackfillCommitter.begin(live.tables, REQUEST)
+    newer = BackfillCommitter.begin(live.tables, REQUEST)
+    assert newer.backfill.id == older.backfill.id
     late = chunk(live, older, {0: (0, 5)}, {(0, 3)})
     with pytest.raises(Fenced, match="was replaced"):
         older.commit(late, planned=1)
     stage(live, newer)
-    publish(live, LaneCommitter.begin(live.tables, REQUEST) if again else newer)
+    publish(live, BackfillCommitter.begin(live.tables, REQUEST) if again else newer)
     check_landed(live)
     folder = batch_folder(live.load(), older.own.stream, late.key).removeprefix("file://")
     assert not [path for path in live.all_parquet_files() if path.startswith(folder)]
@@ -235,116 +244,116 @@ def test_an_older_run_is_fenced_and_what_it_journals_late_is_never_committed(liv
 
 def test_another_backfill_is_refused_until_the_first_is_abandoned_which_leaves_nothing(live: Any) -> None:
     files = live.all_parquet_files()
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
     other = parse_request({"stream": "events", "to-offsets": {"events": {"0": 5}}})
     with pytest.raises(WriterBusy, match="frazil backfill events --abandon"):
-        LaneCommitter.begin(live.tables, other)
-    abandon(live.tables, lane.lane)
+        BackfillCommitter.begin(live.tables, other)
+    abandon(live.tables, committer.backfill)
     assert live.all_parquet_files() == files
     for table in (live.load(), live.load_dead_letters()):
         assert BRANCH not in table.metadata.refs
         assert live.manifests(table) == live.used_manifests(table)
     assert live.tables.store.list_files(f"{live.tables.state}/backfills") == []
     with pytest.raises(Fenced, match="abandoned"):
-        lane.staged()
-    assert LaneCommitter.begin(live.tables, other).lane.id != lane.lane.id
+        committer.staged()
+    assert BackfillCommitter.begin(live.tables, other).backfill.id != committer.backfill.id
 
 
 def test_a_run_whose_backfill_a_person_abandoned_begins_none_anew_and_a_new_run_does(live: Any) -> None:
     first, second = (parse_request({"stream": "events", "run": run}) for run in ("dag/first", "dag/second"))
-    lane = LaneCommitter.begin(live.tables, first)
-    again = LaneCommitter.begin(live.tables, second)
-    assert again.lane.id == lane.lane.id, "a run goes on with what another one left"
-    abandon(live.tables, again.lane, by="ada")
+    committer = BackfillCommitter.begin(live.tables, first)
+    again = BackfillCommitter.begin(live.tables, second)
+    assert again.backfill.id == committer.backfill.id, "a run goes on with what another one left"
+    abandon(live.tables, again.backfill, by="ada")
     with pytest.raises(BackfillAbandoned, match="ada abandoned backfill"):
         again.staged()
     for request in (first, second):
         with pytest.raises(BackfillAbandoned, match=f"what run {request.run} had begun on stream 'events'"):
-            LaneCommitter.begin(live.tables, request)
+            BackfillCommitter.begin(live.tables, request)
     with pytest.raises(BackfillAbandoned, match="ada abandoned"):
-        LaneCommitter.begin(live.tables, REQUEST, going_on=again.lane.id)
-    new = LaneCommitter.begin(live.tables, first.model_copy(update={"run": "dag/third"}))
+        BackfillCommitter.begin(live.tables, REQUEST, going_on=again.backfill.id)
+    new = BackfillCommitter.begin(live.tables, first.model_copy(update={"run": "dag/third"}))
     stage(live, new)
     publish(live, new)
     check_landed(live)
     with pytest.raises(BackfillAbandoned):
-        LaneCommitter.begin(live.tables, first)
+        BackfillCommitter.begin(live.tables, first)
 
 
 def test_a_run_that_an_earlier_version_did_not_name_begins_anew_once_after_it_was_abandoned(live: Any) -> None:
     """Nothing tells it from a new run, which a person may want: refused it could never begin."""
     request = parse_request({"stream": "events", "run": "dag/first"})
-    begun = LaneCommitter.begin(live.tables, request).lane
+    begun = BackfillCommitter.begin(live.tables, request).backfill
     earlier = {k: v for k, v in begun.to_json().items() if k not in {"runs", "abandoned_by", "abandoned_runs"}}
     for table in (live.load(), live.load_dead_letters()):
         if property_name("events") in table.properties:
             table.transaction().set_properties({property_name("events"): json.dumps(earlier)}).commit_transaction()
-    unnamed = read_lane(live.load().properties, "events")
+    unnamed = read_backfill(live.load().properties, "events")
     assert unnamed == dataclasses.replace(begun, runs=())
     abandon(live.tables, unnamed, by="ada")
-    anew = LaneCommitter.begin(live.tables, request).lane
+    anew = BackfillCommitter.begin(live.tables, request).backfill
     assert anew.id != begun.id
     abandon(live.tables, anew, by="ada")
     with pytest.raises(BackfillAbandoned, match="what run dag/first had begun"):
-        LaneCommitter.begin(live.tables, request)
+        BackfillCommitter.begin(live.tables, request)
 
 
 def test_a_run_that_drops_what_it_cannot_use_any_more_begins_anew(live: Any) -> None:
     request = parse_request({"stream": "events", "run": "dag/first"})
-    abandon(live.tables, LaneCommitter.begin(live.tables, request).lane)
-    assert LaneCommitter.begin(live.tables, request).lane.epoch == 2
+    abandon(live.tables, BackfillCommitter.begin(live.tables, request).backfill)
+    assert BackfillCommitter.begin(live.tables, request).backfill.epoch == 2
 
 
 def test_what_a_run_dropped_stays_ended_once_a_person_abandons_it_too(live: Any) -> None:
     request = parse_request({"stream": "events", "run": "dag/first"})
-    lane = LaneCommitter.begin(live.tables, request).lane
-    assert abandon(live.tables, lane).abandoned_by == ""
-    assert abandon(live.tables, lane, by="ada").abandoned_by == "ada"
-    assert abandon(live.tables, lane, by="bob").abandoned_by == "ada", "who comes later changes nothing"
+    committer = BackfillCommitter.begin(live.tables, request).backfill
+    assert abandon(live.tables, committer).abandoned_by == ""
+    assert abandon(live.tables, committer, by="ada").abandoned_by == "ada"
+    assert abandon(live.tables, committer, by="bob").abandoned_by == "ada", "who comes later changes nothing"
     for table in (live.load(), live.load_dead_letters()):
-        assert read_lane(table.properties, "events").abandoned_by == "ada"
-    told, _ = read_acts(Objects.of(live.load(), "events"), Acts.ACTS)
+        assert read_backfill(table.properties, "events").abandoned_by == "ada"
+    reported, _ = read_acts(Objects.of(live.load(), "events"), Acts.ACTS)
     said = ["begins, for the run dag/first", "was abandoned by ada"]
-    assert sorted(act.sentence for act in told) == [f"backfill {lane.id} {words}" for words in said]
+    assert sorted(act.sentence for act in reported) == [f"backfill {committer.id} {words}" for words in said]
     with pytest.raises(BackfillAbandoned):
-        LaneCommitter.begin(live.tables, request)
+        BackfillCommitter.begin(live.tables, request)
 
 
 def test_a_backfill_after_which_another_one_began_is_not_abandoned(live: Any) -> None:
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
-    publish(live, lane)
-    following = LaneCommitter.begin(live.tables, REQUEST).lane
-    with pytest.raises(FrazilError, match=f"{lane.lane.id} .* had ended, and its last one is {following.id}"):
-        abandon(live.tables, lane.lane, by="ada")
-    assert read_lane(live.load().properties, "events") == following
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
+    publish(live, committer)
+    following = BackfillCommitter.begin(live.tables, REQUEST).backfill
+    with pytest.raises(FrazilError, match=f"{committer.backfill.id} .* had ended, and its last one is {following.id}"):
+        abandon(live.tables, committer.backfill, by="ada")
+    assert read_backfill(live.load().properties, "events") == following
 
 
-def test_a_lane_names_the_last_runs(live: Any) -> None:
-    lane = LaneCommitter.begin(live.tables, parse_request({"stream": "events", "run": "dag/first"})).lane
+def test_a_backfill_names_the_last_runs(live: Any) -> None:
+    committer = BackfillCommitter.begin(live.tables, parse_request({"stream": "events", "run": "dag/first"})).backfill
     others = [f"dag/{number}" for number in range(RUNS_KEPT)]
     for run in ("dag/0", "dag/first", *others[1:], "dag/first"):
-        lane = lane.owned_by(lane.epoch + 1, run)
-    assert lane.runs == ("dag/0", *others[1:], "dag/first")[-RUNS_KEPT:]
-    before = dataclasses.replace(lane, abandoned_runs=("dag/first", "dag/older"))
-    assert before.abandoned("ada").abandoned_runs == lane.runs
+        committer = committer.owned_by(committer.epoch + 1, run)
+    assert committer.runs == ("dag/0", *others[1:], "dag/first")[-RUNS_KEPT:]
+    before = dataclasses.replace(committer, abandoned_runs=("dag/first", "dag/older"))
+    assert before.abandoned("ada").abandoned_runs == committer.runs
 
 
 def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stands_where_it_stood(live: Any) -> None:
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
     audited = head_of(live.load().metadata).snapshot_id
     back = {("events", 0): 0, ("events", 1): 0}
     reset(live.tables, target=back, source=live.source, seen=before_reset(live.tables))
-    record = Record(lane.lane, {})
+    record = Record(committer.backfill, {})
     with pytest.raises(StaleBatch, match="was moved"):
-        lane.publish(record, audited_at=audited)
+        committer.publish(record, audited_at=audited)
     with pytest.raises(StaleBatch, match="went back behind"):
-        lane.publish(record, audited_at=head_of(live.load().metadata).snapshot_id)
+        committer.publish(record, audited_at=head_of(live.load().metadata).snapshot_id)
     live.run(live.begin(), {0: (0, 110), 1: (0, 110)})
     with pytest.raises(StaleBatch, match="was moved"):
-        lane.publish(record, audited_at=audited)
+        committer.publish(record, audited_at=audited)
     assert list(published(live.tables.journals, live.load().metadata, "events")) == [], "an intention is no claim"
 
 
@@ -356,20 +365,20 @@ def give_up_the_schema(live: Any) -> None:
 
 
 def test_files_of_a_schema_that_the_table_gave_up_are_not_published(live: Any) -> None:
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
     give_up_the_schema(live)
     with pytest.raises(StaleBatch, match="no longer has"):
-        publish(live, lane)
+        publish(live, committer)
 
 
-def test_a_run_is_told_of_who_abandoned_its_backfill_although_the_schema_changed_too(
+def test_a_run_is_reported_who_abandoned_its_backfill_although_the_schema_changed_too(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalStore, "sync_files", lambda *_: None)  # as of objects, which need none
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    staged = chunk(live, lane, {0: (0, 5)}, set())
-    abandon(live.tables, lane.lane, by="ada")
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    staged = chunk(live, committer, {0: (0, 5)}, set())
+    abandon(live.tables, committer.backfill, by="ada")
     give_up_the_schema(live)
     with pytest.raises(BackfillAbandoned, match="ada abandoned"):
-        lane.commit(staged, planned=1)
+        committer.commit(staged, planned=1)

@@ -20,7 +20,7 @@ def test_a_stream_that_has_committed_nothing_is_not_called_clean(capsys: pytest.
     assert "not asked" not in said
 
 
-def test_gaps_that_kafka_was_not_asked_for_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gaps_that_kafka_was_not_requested_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
     _show(Audit("orders", partitions=(landed,), findings=(), batches=1), with_source=False)
     said = capsys.readouterr().out

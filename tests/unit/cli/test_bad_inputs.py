@@ -105,7 +105,7 @@ def test_a_file_that_cannot_be_used_is_named(run: Run, streams: Path, command: s
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_folder_without_streams_is_told(run: Run, streams: Path, tmp_path: Path, command: str) -> None:
+def test_a_folder_without_streams_is_reported(run: Run, streams: Path, tmp_path: Path, command: str) -> None:
     (streams / "rides.yaml").unlink()
     code, said = run(command, streams)
     assert code == 10
@@ -169,7 +169,7 @@ def test_a_writer_in_the_foreground_is_not_said_to_be_stopped(run: Run, streams:
 
 
 @pytest.mark.parametrize("command", OF_A_STREAM)
-def test_an_unknown_stream_is_told_with_those_that_are_known(run: Run, streams: Path, command: str) -> None:
+def test_an_unknown_stream_is_reported_with_those_that_are_known(run: Run, streams: Path, command: str) -> None:
     code, said = run(command.replace(" rides", " riders"), streams)
     assert code == 10
     assert "did you mean rides? known: rides" in said
@@ -177,7 +177,7 @@ def test_an_unknown_stream_is_told_with_those_that_are_known(run: Run, streams: 
 
 @pytest.mark.parametrize("content", ["catalog:\n\tdefault: x\n", "catalog: [1", "catalog: hello\n", "\0"])
 @pytest.mark.parametrize("command", WITH_A_CATALOG)
-def test_a_catalog_configuration_that_cannot_be_read_is_told(
+def test_a_catalog_configuration_that_cannot_be_read_is_reported(
     run: Run, streams: Path, tmp_path: Path, command: str, content: str
 ) -> None:
     (tmp_path / ".pyiceberg.yaml").write_text(content)

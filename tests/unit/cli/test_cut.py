@@ -287,7 +287,7 @@ def counts(found: dict[str, Any]) -> dict[str, int]:
     return {name: len(offsets(table)) for name, table in found.items()}
 
 
-def test_the_tables_of_a_route_are_in_the_cut_with_the_batches_of_its_home(shop: MadeRoute, cut: Any) -> None:
+def test_the_tables_of_a_route_are_in_the_cut_with_the_batches_of_its_default_table(shop: MadeRoute, cut: Any) -> None:
     for hour in range(3):
         shop.now_ms = BEGIN_MS + hour * HOUR_MS
         shop.run({"main": 1, "shop.orders": 2, **({"shop.raw_a": 3} if hour != 1 else {})}, rejected=1)

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from pyiceberg.schema import Schema
 
 from frazil.cli.main import frazil
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, property_name
 from frazil.commit.committer import Committer
-from frazil.commit.lane import Lane, LaneState, property_name
 from frazil.commit.opened import open_stream
 from frazil.errors import SpecError
 from frazil.ingest.sealing import OMITTED
@@ -134,27 +134,29 @@ def test_a_reason_that_no_letter_has_is_answered_with_those_that_there_are(strea
     )
 
 
-def test_a_replay_that_was_interrupted_is_told_where_letters_are_listed(streams: Path) -> None:
+def test_a_replay_that_was_interrupted_is_reported_where_letters_are_listed(streams: Path) -> None:
     spec = load_stream(streams / "made.yaml")
     request = {"stream": "made", "files": "copy", "dead-letters": "of NotJson"}
-    lane = Lane("made", "d-1", request, "d", 1)
+    backfill = BackfillMarker("made", "d-1", request, "d", 1)
     assert "A replay" not in call(streams, "list", "made")
-    for state, letters_state, is_told in (
-        (LaneState.STAGING, LaneState.STAGING, True),
-        (LaneState.PUBLISHED, LaneState.STAGING, True),
-        (LaneState.PUBLISHED, LaneState.PUBLISHED, False),
-        (LaneState.ABANDONED, LaneState.STAGING, False),
+    for state, letters_state, is_shown in (
+        (BackfillState.STAGING, BackfillState.STAGING, True),
+        (BackfillState.PUBLISHED, BackfillState.STAGING, True),
+        (BackfillState.PUBLISHED, BackfillState.PUBLISHED, False),
+        (BackfillState.ABANDONED, BackfillState.STAGING, False),
     ):
         opened = open_stream(spec)
         for handle, stands in ((opened.tables.main, state), (opened.tables.dead_letters, letters_state)):
             with handle.refresh().transaction() as change:
-                change.set_properties({property_name("made"): replace(lane, state=stands).to_property()})
-        told = "A replay of stream made (of NotJson) runs, or was interrupted: `frazil dlq replay made` finishes it."
-        assert (told in call(streams, "list", "made")) == is_told
+                change.set_properties({property_name("made"): replace(backfill, state=stands).to_property()})
+        reported = (
+            "A replay of stream made (of NotJson) runs, or was interrupted: `frazil dlq replay made` finishes it."
+        )
+        assert (reported in call(streams, "list", "made")) == is_shown
 
 
 def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_again(streams: Path) -> None:
-    """As after `sensitive` was declared: two letters keep their value from before, and one has none."""
+    """The state after `sensitive` was declared: two letters keep their value from before, and one has none."""
     sensitive = "sensitive: {fields: {note: mask}, dead-letters: omit}\n"
     declared = STREAM.replace("{at: timestamptz}", "{at: timestamptz, note: string}") + sensitive
     (streams / "made.yaml").write_text(declared)
@@ -178,7 +180,7 @@ def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_ag
 
 
 def test_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(streams: Path) -> None:
-    """As after a reset: the stream stands at offset 1, and letters are at 0, 1 and 2."""
+    """The state after a reset: the stream stands at offset 1, and letters are at 0, 1 and 2."""
     opened = open_stream(load_stream(streams / "made.yaml"))
     Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 1})
     said = call(streams, "replay", "made", "--dry-run")

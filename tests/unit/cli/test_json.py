@@ -49,7 +49,7 @@ def streams(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) 
     return folder
 
 
-def told(streams: Path, *words: str) -> Any:
+def reported(streams: Path, *words: str) -> Any:
     done = CliRunner().invoke(frazil, [*words, "--json", "--streams", str(streams)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -73,22 +73,22 @@ def test_every_command_has_it() -> None:
     assert without == PRINTS_A_SCRIPT
 
 
-def test_what_was_asked_of_a_stream_is_told(streams: Path) -> None:
-    paused = told(streams, "pause", "made", "--reason", "upgrade")["streams"]["made"]
+def test_what_was_asked_of_a_stream_is_reported(streams: Path) -> None:
+    paused = reported(streams, "pause", "made", "--reason", "upgrade")["streams"]["made"]
     assert paused["on-every-host"]
     assert (paused["desired"]["mode"], paused["desired"]["reason"]) == ("paused", "upgrade")
-    assert told(streams, "resume", "made")["streams"]["made"]["desired"]["mode"] == "running"
-    young = told(streams, "restart", "young")["streams"]["young"]
+    assert reported(streams, "resume", "made")["streams"]["made"]["desired"]["mode"] == "running"
+    young = reported(streams, "restart", "young")["streams"]["young"]
     assert not young["on-every-host"], "it has no table yet"
 
 
-def test_what_was_changed_is_told(streams: Path) -> None:
-    evolved = told(streams, "evolve", "made", "--rename", "note=remark", "--yes")
+def test_what_was_changed_is_reported(streams: Path) -> None:
+    evolved = reported(streams, "evolve", "made", "--rename", "note=remark", "--yes")
     assert evolved == {"stream": "made", "table": "demo.made", "renamed": {"note": "remark"}, "dropped": []}
-    assert told(streams, "adopt", "made") == {"stream": "made", "adopted": False}
-    forgotten = told(streams, "forget", "made", "--yes")
+    assert reported(streams, "adopt", "made") == {"stream": "made", "adopted": False}
+    forgotten = reported(streams, "forget", "made", "--yes")
     assert forgotten["removed-objects"] > 0
-    assert told(streams, "forget", "young", "--yes")["removed-objects"] == 0
+    assert reported(streams, "forget", "young", "--yes")["removed-objects"] == 0
 
 
 def test_tokens_have_their_texts(streams: Path) -> None:
@@ -96,7 +96,7 @@ def test_tokens_have_their_texts(streams: Path) -> None:
     assert declared is not None
     assert declared.secret is not None
     token = Secret.of(declared.secret, os.environ).token("4711")
-    assert told(streams, "reveal", "made", token) == {"stream": "made", "texts": {token: "4711"}}
+    assert reported(streams, "reveal", "made", token) == {"stream": "made", "texts": {token: "4711"}}
 
 
 def test_a_catalogs_configuration_is_one_text() -> None:

@@ -56,7 +56,7 @@ COMMANDS = [
 ]
 
 
-def test_no_command_that_looks_imports_what_takes_seconds(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
+def test_no_command_that_reads_imports_what_takes_seconds(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
     (tmp_path / "made.yaml").write_text(STREAM)
     MadeStream(load_stream(tmp_path / "made.yaml"), 2_000_000_000_000, partitions=1).land({0: (0, 25)})
     commands = [[*call, "--streams", str(tmp_path)] for call in COMMANDS]
@@ -67,8 +67,8 @@ def test_no_command_that_looks_imports_what_takes_seconds(frazil_home: Path, tmp
         check=True,
         cwd=tmp_path,
     )
-    told, collects = json.loads(done.stdout.splitlines()[-1])
-    assert told == {" ".join(call): [0, []] for call in commands}, done.stderr
+    reported, collects = json.loads(done.stdout.splitlines()[-1])
+    assert reported == {" ".join(call): [0, []] for call in commands}, done.stderr
     assert "cannot be read" not in done.stdout
     assert collects
 

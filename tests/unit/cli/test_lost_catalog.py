@@ -51,7 +51,7 @@ def beyond(folder: Path) -> list[str]:
 
 
 def put_aside(home: Path, *, back: bool = False) -> None:
-    """As if FRAZIL_HOME named another folder for a while: the tables are there, and the catalog is not."""
+    """FRAZIL_HOME named another folder for a while: the tables exist, and the catalog does not."""
     for name in ("catalog.db", "catalog.db-wal", "catalog.db-shm"):
         here, there = home / name, home / f"aside-{name}"
         if back:

@@ -24,9 +24,9 @@ def test_the_help_names_every_command_and_imports_none() -> None:
     *lines, loaded = subprocess.run(
         [sys.executable, "-c", HELP], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    told = dict(line.split(maxsplit=1) for line in lines if line.split(" ")[2:3] and line.split()[0] in COMMANDS)
-    assert told.keys() == COMMANDS.keys()
-    assert told["validate"].startswith("Check declared streams")
+    reported = dict(line.split(maxsplit=1) for line in lines if line.split(" ")[2:3] and line.split()[0] in COMMANDS)
+    assert reported.keys() == COMMANDS.keys()
+    assert reported["validate"].startswith("Check declared streams")
     assert loaded == "[]"
 
 

@@ -1,4 +1,4 @@
-"""How sentences are told."""
+"""How sentences are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frazil.cli.output import folded, lines_of, said_of
     [
         ("All is well.", ["All is well."]),
         ("`frazil resume shop` starts it", ["`frazil resume shop` starts it"]),
-        ("by this name, see: `frazil route shop` says what mends that", None),
+        ("by this name, see: `frazil route shop` shows the remedy", None),
         (
             "it is gone; if it was dropped: `frazil register a 'b c'`; or let it go: `frazil route shop --give-up a`",
             [
@@ -40,10 +40,10 @@ def test_a_command_longer_than_the_screen_is_broken_where_a_shell_goes_on() -> N
     command = (
         "frazil register shop.orders 's3://a b/metadata/00012-of.metadata.json' --streams /a/folder/of/streams --yes"
     )
-    told = folded(f"    {command}", 60)
-    assert len(told.splitlines()) == 3
-    assert all(len(line) <= 60 for line in told.splitlines())
-    assert shlex.split(told.replace("\\\n", "")) == shlex.split(command)
+    reported = folded(f"    {command}", 60)
+    assert len(reported.splitlines()) == 3
+    assert all(len(line) <= 60 for line in reported.splitlines())
+    assert shlex.split(reported.replace("\\\n", "")) == shlex.split(command)
     assert folded(f"    {command}", 200) == f"    {command}"
     assert folded("a sentence of many words", 10) == "a sentence of many words"
 

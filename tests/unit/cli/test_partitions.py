@@ -58,7 +58,7 @@ def found(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(call(tmp_path, "demo.made", "--json", *arguments).stdout))
 
 
-def test_before_the_first_look_it_says_so(made: MadeStream, tmp_path: Path) -> None:  # noqa: ARG001
+def test_before_the_first_check_it_says_so(made: MadeStream, tmp_path: Path) -> None:  # noqa: ARG001
     assert "nothing yet: the table's partition DAG has not looked" in call(tmp_path, "demo.made").stdout
 
 

@@ -51,7 +51,7 @@ def call(folder: Path, *words: str) -> Result:
     return CliRunner().invoke(frazil, [*words, "--streams", str(folder)])
 
 
-def told(folder: Path, *words: str) -> Any:
+def reported(folder: Path, *words: str) -> Any:
     done = call(folder, *words, "--json")
     found = json.loads(done.stdout)
     amiss = words[0] == "route" and "--give-up" not in words and any(found[of] for of in ("behind", "dropped", "ahead"))
@@ -60,8 +60,8 @@ def told(folder: Path, *words: str) -> Any:
 
 
 def given_up_again(folder: Path, table: str) -> str:
-    """What the command says that was given before, and asks nobody."""
-    assert told(folder, "route", "shop", "--give-up", table)["given-up"] == []
+    """What the command says that was given before, and asks no one."""
+    assert reported(folder, "route", "shop", "--give-up", table)["given-up"] == []
     return call(folder, "route", "shop", "--give-up", table).stdout
 
 
@@ -77,17 +77,17 @@ def test_a_dropped_table_is_named_everywhere_and_goes_on_beside_what_is_left_of_
 ) -> None:
     made.batch({"shop.orders": 4})
     load_catalog(None).drop_table("shop.orders")
-    (behind,) = told(tmp_path, "route", "shop")["behind"]
+    (behind,) = reported(tmp_path, "route", "shop")["behind"]
     assert (behind["target"], behind["rows"]) == ("shop.orders", 4)
-    (status,) = told(tmp_path, "status", "shop")["streams"]
-    assert any(said.startswith("shop.orders lacks 4 rows of 1 batch: ") for said in status["problems"])
+    (status,) = reported(tmp_path, "status", "shop")["streams"]
+    assert any(said.startswith("shop.orders is missing 4 rows of 1 batch: ") for said in status["problems"])
     assert status["amiss"] == {"shop.orders": "missing"}
     done = call(tmp_path, "cut", "shop")
     assert isinstance(done.exception, TableLost)
     assert "no cut of 'shop' has all rows: table shop.orders of the route of 'shop' is not" in str(done.exception)
-    assert told(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")["given-up"] == ["shop.orders"]
+    assert reported(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")["given-up"] == ["shop.orders"]
     assert load_catalog(None).load_table("shop.orders").scan().count() == 0
-    assert told(tmp_path, "route", "shop") == {
+    assert reported(tmp_path, "route", "shop") == {
         "stream": "shop",
         "behind": [],
         "coming": [],
@@ -101,11 +101,11 @@ NARROW = {"FORCE_COLOR": "1", "NO_COLOR": "1", "COLUMNS": "40"}
 """A terminal's."""
 
 
-def test_commands_that_mend_a_table_stand_whole_in_lines_of_their_own(made: MadeRoute, tmp_path: Path) -> None:
+def test_commands_that_fix_a_table_stand_whole_in_lines_of_their_own(made: MadeRoute, tmp_path: Path) -> None:
     made.batch({"shop.orders": 4})
     for table in ("shop.orders", "shop.raw_a"):
         load_catalog(None).drop_table(table)
-    found = told(tmp_path, "route", "shop")
+    found = reported(tmp_path, "route", "shop")
     reasons = [table["reason"] for of in ("behind", "dropped") for table in found[of]]
     commands = {command for reason in reasons for command in re.findall(r"`(frazil (?:register|route) [^`]+)`", reason)}
     assert len(commands) == 4
@@ -120,12 +120,14 @@ def test_rows_that_a_writer_is_about_to_bring_do_not_count(
     """Home has its last batch, and the tables have not."""
     last = made.batch({"shop.orders": 4})
     monkeypatch.setattr("frazil.clock.now_ms", lambda: last.created_at_ms + COMING_MS - 1)
-    found = told(tmp_path, "route", "shop")
+    found = reported(tmp_path, "route", "shop")
     assert ([coming["rows"] for coming in found["coming"]], found["behind"]) == ([4], [])
-    assert call(tmp_path, "route", "shop").stdout.startswith("shop.orders lacks 4 rows of home's last batch, of ")
-    assert not [said for said in told(tmp_path, "status", "shop")["streams"][0]["problems"] if "lacks" in said]
+    assert call(tmp_path, "route", "shop").stdout.startswith(
+        "shop.orders is missing 4 rows of the default table's last batch, of "
+    )
+    assert not [said for said in reported(tmp_path, "status", "shop")["streams"][0]["problems"] if "lacks" in said]
     monkeypatch.setattr("frazil.clock.now_ms", lambda: last.created_at_ms + COMING_MS)
-    assert [behind["rows"] for behind in told(tmp_path, "route", "shop")["behind"]] == [4], "nobody brings them"
+    assert [behind["rows"] for behind in reported(tmp_path, "route", "shop")["behind"]] == [4], "nobody brings them"
 
 
 @pytest.mark.usefixtures("made")
@@ -138,15 +140,17 @@ def test_status_says_whose_rows_it_counts(tmp_path: Path) -> None:
     assert (done.exit_code, "it was dropped or renamed, and made again" in done.stdout) == (1, True)
 
 
-def test_a_table_that_lacks_more_than_homes_last_batch_is_behind_at_once(made: MadeRoute, tmp_path: Path) -> None:
+def test_a_table_that_lacks_more_than_the_default_tables_last_batch_is_behind_at_once(
+    made: MadeRoute, tmp_path: Path
+) -> None:
     """A writer has all tables follow before its next batch, unless one refuses."""
     for _ in range(2):
         made.batch({"shop.orders": 4})
-    assert [behind["batches"] for behind in told(tmp_path, "route", "shop")["behind"]] == [2]
-    (status,) = told(tmp_path, "status", "shop")["streams"]
-    assert status["amiss"] == {"shop.orders": "lacks 8 rows"}
+    assert [behind["batches"] for behind in reported(tmp_path, "route", "shop")["behind"]] == [2]
+    (status,) = reported(tmp_path, "status", "shop")["streams"]
+    assert status["amiss"] == {"shop.orders": "is missing 8 rows"}
     made.follow()
-    assert told(tmp_path, "route", "shop")["behind"] == []
+    assert reported(tmp_path, "route", "shop")["behind"] == []
 
 
 @pytest.mark.parametrize("purged", [False, True])
@@ -157,10 +161,10 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_person_
     made.run({"main": 1})
     catalog = load_catalog(None)
     catalog.purge_table(table) if purged else catalog.drop_table(table)
-    (dropped,) = told(tmp_path, "route", "shop")["dropped"]
+    (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
     assert (dropped["target"], f"--give-up {table}" in dropped["reason"]) == (table, True)
     assert lines_of(dropped["reason"]) == call(tmp_path, "route", "shop").stdout.splitlines()
-    (status,) = told(tmp_path, "status", "shop")["streams"]
+    (status,) = reported(tmp_path, "status", "shop")["streams"]
     assert dropped["reason"] in status["problems"]
     for words in (("health",), ("health", table)):
         health = call(tmp_path, *words, "--json")
@@ -173,9 +177,9 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_person_
     refused = call(tmp_path, "cut", "shop")
     assert isinstance(refused.exception, TableLost)
     assert dropped["reason"] in str(refused.exception)
-    assert told(tmp_path, "route", "shop", "--give-up", table, "--yes")["given-up"] == [table]
+    assert reported(tmp_path, "route", "shop", "--give-up", table, "--yes")["given-up"] == [table]
     assert given_up_again(tmp_path, table) == f"No row of a batch waits for {table}: nothing is given up.\n"
-    assert told(tmp_path, "route", "shop")["dropped"] == []
+    assert reported(tmp_path, "route", "shop")["dropped"] == []
     assert call(tmp_path, "health", table).exit_code == 0
     assert call(tmp_path, "cut", "shop").exit_code == 0
     assert catalog.load_table(table).scan().count() == 0
@@ -188,7 +192,7 @@ def test_rows_that_a_writer_staged_for_the_dropped_table_are_written_as_those_of
     catalog = load_catalog(None)
     known = made.tables.handle("shop.orders").current()
     catalog.drop_table("shop.orders")
-    told(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")
+    reported(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")
     load, stale = type(catalog).load_table, [known]
 
     def loaded(of: Any, name: str) -> Any:
@@ -201,7 +205,7 @@ def test_rows_that_a_writer_staged_for_the_dropped_table_are_written_as_those_of
     table = catalog.load_table("shop.orders")
     assert table.location() != known.location()
     assert table.scan().to_arrow().num_rows == 4
-    assert told(tmp_path, "route", "shop")["behind"] == []
+    assert reported(tmp_path, "route", "shop")["behind"] == []
 
 
 def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_for_the_first_is_given_up(
@@ -211,15 +215,15 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     catalog = load_catalog(None)
     catalog.drop_table("shop.raw_a")
     catalog.create_table("shop.raw_a", Schema(NestedField(1, "neighbour", StringType())))
-    (behind,) = told(tmp_path, "route", "shop")["behind"]
+    (behind,) = reported(tmp_path, "route", "shop")["behind"]
     assert "leave the new one alone, so that records of 'a' become dead letters" in behind["reason"]
-    (status,) = told(tmp_path, "status", "shop")["streams"]
+    (status,) = reported(tmp_path, "status", "shop")["streams"]
     assert any(behind["reason"] in said for said in status["problems"])
     assert status["amiss"] == {"shop.raw_a": "another table"}
     done = call(tmp_path, "route", "shop", "--give-up", "shop.raw_a", "--yes")
     assert "was not made for these rows, and stays as it is" in done.output
     assert given_up_again(tmp_path, "shop.raw_a") == "No row of a batch waits for shop.raw_a: nothing is given up.\n"
-    assert told(tmp_path, "route", "shop")["behind"] == []
+    assert reported(tmp_path, "route", "shop")["behind"] == []
     assert list(catalog.load_table("shop.raw_a").properties) == []
     audited = call(tmp_path, "audit", "shop")
     assert "it is another table than the route had: it has no column kafka_topic" in audited.output
@@ -230,10 +234,10 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
 
 def test_rows_that_a_dropped_table_had_do_not_wait_for_it(made: MadeRoute, tmp_path: Path) -> None:
     load_catalog(None).drop_table("shop.orders")
-    found = told(tmp_path, "route", "shop")
+    found = reported(tmp_path, "route", "shop")
     assert (found["behind"], [table["target"] for table in found["dropped"]]) == ([], ["shop.orders"])
     audited = audit_stream(made.tables, window=None).findings
-    assert any("by this name, `frazil route shop` says what mends that" in said.sentence for said in audited)
+    assert any("by this name, `frazil route shop` shows the remedy" in said.sentence for said in audited)
     assert not any("to be committed to it" in said.sentence for said in audited)
 
 
@@ -247,18 +251,18 @@ def test_a_renamed_table_is_renamed_back_and_two_lost_tables_are_a_line_each(tmp
     assert [line.split()[:3] for line in lines] == [["-", "table", "shop.orders"], ["-", "table", "shop.raw_a"]]
     assert all("If it was renamed, rename it back; " in line for line in lines)
     catalog.rename_table("shop.moved", "shop.orders")
-    assert [table["target"] for table in told(tmp_path, "route", "shop")["dropped"]] == ["shop.raw_a"]
+    assert [table["target"] for table in reported(tmp_path, "route", "shop")["dropped"]] == ["shop.raw_a"]
 
 
 def test_a_dropped_table_is_registered_again_as_the_sentence_says(made: MadeRoute, tmp_path: Path) -> None:
     made.run({"main": 1})
     uuid = made.tables.handle("shop.raw_a").refresh().metadata.table_uuid
     load_catalog(None).drop_table("shop.raw_a")
-    (dropped,) = told(tmp_path, "route", "shop")["dropped"]
+    (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
     command = dropped["reason"].partition("again: `")[2].partition("`")[0]
     CliRunner().invoke(frazil, shlex.split(command)[1:], catch_exceptions=False)
     assert load_catalog(None).load_table("shop.raw_a").metadata.table_uuid == uuid
-    assert told(tmp_path, "route", "shop")["dropped"] == []
+    assert reported(tmp_path, "route", "shop")["dropped"] == []
     assert call(tmp_path, "cut", "shop").exit_code == 0
 
 
@@ -268,7 +272,7 @@ def test_a_table_that_was_dropped_and_made_again_is_missed_until_a_person_lets_i
 ) -> None:
     made.run({"main": 1})
     made_again(table)
-    (dropped,) = told(tmp_path, "route", "shop")["dropped"]
+    (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
     assert f"table {table} of the route of 'shop'" in dropped["reason"]
     assert "it was dropped or renamed, and made again" in dropped["reason"]
     assert f"`DROP TABLE {table}`, without PURGE" in dropped["reason"]
@@ -281,8 +285,8 @@ def test_a_table_that_was_dropped_and_made_again_is_missed_until_a_person_lets_i
         {table: dropped["reason"]} if table == "shop.orders" else {},
         ["a"] if table == "shop.raw_a" else [],
     ), "a start does not let it go on empty"
-    assert told(tmp_path, "route", "shop", "--give-up", table, "--yes")["given-up"] == [table]
-    assert told(tmp_path, "route", "shop")["dropped"] == []
+    assert reported(tmp_path, "route", "shop", "--give-up", table, "--yes")["given-up"] == [table]
+    assert reported(tmp_path, "route", "shop")["dropped"] == []
     assert call(tmp_path, "cut", "shop").exit_code == 0
     made.__dict__.pop("tables", None)
     assert made.begin_route().absent == {}
@@ -298,7 +302,7 @@ def test_a_table_that_was_renamed_and_whose_name_another_one_took_is_renamed_bac
     catalog = load_catalog(None)
     catalog.rename_table(table, "shop.moved")
     catalog.create_table(table, catalog.load_table("shop.moved").schema())
-    (behind,) = told(tmp_path, "route", "shop")["behind"]
+    (behind,) = reported(tmp_path, "route", "shop")["behind"]
     assert (behind["target"], behind["rows"]) == (table, 2)
     assert "if the first one was renamed, rename it back" in behind["reason"]
     catalog.drop_table(table)
@@ -306,7 +310,7 @@ def test_a_table_that_was_renamed_and_whose_name_another_one_took_is_renamed_bac
     made.__dict__.pop("tables", None)
     made.begin_route("a")
     made.follow()
-    found = told(tmp_path, "route", "shop")
+    found = reported(tmp_path, "route", "shop")
     assert (found["behind"], found["coming"], found["dropped"]) == ([], [], [])
 
 
@@ -334,12 +338,12 @@ def test_what_is_said_of_a_table_that_was_made_again_brings_the_first_one_back(m
     made.run({"main": 1})
     uuid = made.tables.handle("shop.orders").refresh().metadata.table_uuid
     made_again("shop.orders")
-    (dropped,) = told(tmp_path, "route", "shop")["dropped"]
+    (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
     load_catalog(None).drop_table("shop.orders")
     command = dropped["reason"].partition("register the first again: `")[2].partition("`")[0]
     CliRunner().invoke(frazil, shlex.split(command)[1:], catch_exceptions=False)
     assert load_catalog(None).load_table("shop.orders").metadata.table_uuid == uuid
-    assert told(tmp_path, "route", "shop")["dropped"] == []
+    assert reported(tmp_path, "route", "shop")["dropped"] == []
     assert call(tmp_path, "cut", "shop").exit_code == 0
 
 
@@ -351,7 +355,7 @@ def test_a_table_that_an_earlier_version_knew_without_its_uuid_is_known_with_it_
     known = json.loads(made.tables.store.get(member) or b"")
     uuid = known.pop("uuid")
     made.tables.store.put(member, json.dumps(known).encode())
-    assert told(tmp_path, "route", "shop")["dropped"] == []
+    assert reported(tmp_path, "route", "shop")["dropped"] == []
     made.__dict__.pop("tables", None)
     made.begin_route("a")
     assert json.loads(made.tables.store.get(member) or b"")["uuid"] == uuid
@@ -363,7 +367,7 @@ def test_a_dropped_table_whose_value_the_route_no_longer_has_is_not_missed(made:
     text["route"]["allow"] = ["b*"]
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
     made.run({"main": 1})
-    assert told(tmp_path, "route", "shop")["dropped"] == []
+    assert reported(tmp_path, "route", "shop")["dropped"] == []
     assert call(tmp_path, "cut", "shop").exit_code == 0
 
 
@@ -375,7 +379,7 @@ def test_rows_that_wait_for_a_dropped_table_that_the_route_no_longer_has_are_giv
     text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
     text["route"]["tables"] = {}
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
-    (behind,) = told(tmp_path, "route", "shop")["behind"]
+    (behind,) = reported(tmp_path, "route", "shop")["behind"]
     assert behind["reason"].startswith(
         "table shop.orders, which the route of 'shop' no longer has, is not in the catalog"
     )
@@ -384,13 +388,13 @@ def test_rows_that_wait_for_a_dropped_table_that_the_route_no_longer_has_are_giv
     assert "Rows that never reach shop.orders: 4." in done.stdout
     assert "The route no longer has shop.orders" in done.stdout
     assert given_up_again(tmp_path, "shop.orders") == "No row of a batch waits for shop.orders: nothing is given up.\n"
-    assert told(tmp_path, "route", "shop")["behind"] == []
+    assert reported(tmp_path, "route", "shop")["behind"] == []
     assert not load_catalog(None).table_exists("shop.orders")
     assert Followers.of(made.tables, made.home()).waiting == {}, "nor does a writer wait for it"
 
 
 @pytest.mark.parametrize("purged", [False, True])
-def test_of_a_table_that_was_dropped_under_an_earlier_version_all_that_is_known_is_told(
+def test_of_a_table_that_was_dropped_under_an_earlier_version_all_that_is_known_is_reported(
     made: MadeRoute, tmp_path: Path, *, purged: bool
 ) -> None:
     for name in member_names(made.tables):
@@ -398,7 +402,7 @@ def test_of_a_table_that_was_dropped_under_an_earlier_version_all_that_is_known_
     catalog = load_catalog(None)
     for table in ("shop.orders", "shop.raw_a"):
         catalog.purge_table(table) if purged else catalog.drop_table(table)
-    for behind in told(tmp_path, "route", "shop")["behind"]:
+    for behind in reported(tmp_path, "route", "shop")["behind"]:
         assert ("`frazil register " in behind["reason"]) == (not purged)
         assert f"or let it go on, empty: `frazil route shop --give-up {behind['target']}`" in behind["reason"]
     refused = str(call(tmp_path, "cut", "shop").exception)
@@ -429,7 +433,7 @@ def test_a_rollback_is_given_up_although_no_row_waits_and_then_there_is_nothing_
     first = table.metadata.snapshots[0].snapshot_id
     back = SetSnapshotRefUpdate(ref_name="main", type=SnapshotRefType.BRANCH, snapshot_id=first)
     catalog.commit_table(table, (), (back,))
-    assert told(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")["given-up"] == ["shop.orders"]
+    assert reported(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")["given-up"] == ["shop.orders"]
     assert given_up_again(tmp_path, "shop.orders").endswith("nothing is given up.\n")
 
 
@@ -445,10 +449,10 @@ def test_after_the_stream_was_forgotten_all_tables_are_named_and_one_command_let
 ) -> None:
     assert call(tmp_path, "forget", "shop", "--yes").exit_code == 0
     marker_change.adopt(made.tables, offsets={("shop", 0): 0}, source=made.source)
-    found = told(tmp_path, "route", "shop")["ahead"]
+    found = reported(tmp_path, "route", "shop")["ahead"]
     assert found == ["shop.orders", "shop.raw_a"]
-    told(tmp_path, "route", "shop", *(word for table in found for word in ("--give-up", table)), "--yes")
-    assert told(tmp_path, "route", "shop")["ahead"] == []
+    reported(tmp_path, "route", "shop", *(word for table in found for word in ("--give-up", table)), "--yes")
+    assert reported(tmp_path, "route", "shop")["ahead"] == []
 
 
 @pytest.mark.usefixtures("made")
@@ -456,13 +460,13 @@ def test_after_the_stream_was_forgotten_all_tables_are_named_and_one_command_let
 def test_what_is_no_table_of_the_route_is_not_given_up(tmp_path: Path, table: str) -> None:
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
     assert isinstance(done.exception, SpecError)
-    assert str(done.exception) == f"table {table} is none of the route of 'shop'; none of its tables lacks rows"
+    assert str(done.exception) == f"table {table} is not in the route of 'shop'; none of its tables is missing rows"
     load_catalog(None).drop_table("shop.orders")
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
-    assert str(done.exception).endswith("; those that lack rows, or were dropped: shop.orders")
+    assert str(done.exception).endswith("; those that are missing rows, or were dropped: shop.orders")
 
 
-def test_a_stream_without_a_route_is_told_that_alone(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
+def test_a_stream_without_a_route_is_reported_that_alone(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
     text = shop(route=None).model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
     MadeStream(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000).begin()
@@ -491,7 +495,7 @@ def test_health_names_what_two_catalogs_lack(
     )
 
 
-def test_health_loads_no_table_that_is_there_a_second_time_and_says_of_which_it_was_not_told(
+def test_health_loads_no_table_that_is_there_a_second_time_and_says_of_which_it_was_not_reported(
     made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.run({"main": 1, "shop.raw_a": 1})
@@ -515,10 +519,10 @@ def test_health_loads_no_table_that_is_there_a_second_time_and_says_of_which_it_
 
 
 def test_a_silent_catalog_costs_health_its_timeout_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Counter[str | None]()
+    requested = Counter[str | None]()
 
     def silent(name: str | None) -> Any:
-        asked[name] += 1
+        requested[name] += 1
         raise CommitUnavailable("no answer in time")
 
     monkeypatch.setattr(asking, "SILENT_S", 0.0)
@@ -536,4 +540,4 @@ def test_a_silent_catalog_costs_health_its_timeout_once(tmp_path: Path, monkeypa
         (tmp_path / f"shop{number}.yaml").write_text(yaml.safe_dump(spec))
     found = json.loads(call(tmp_path, "health", "--json").stdout)
     assert all("no answer in time" in each["problem"] for each in found["tables"])
-    assert (len(found["tables"]), asked) == (36, {None: 1})
+    assert (len(found["tables"]), requested) == (36, {None: 1})

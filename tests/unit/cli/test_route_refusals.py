@@ -31,7 +31,7 @@ def test_the_field_that_the_route_reads_is_not_renamed(folder: Path) -> None:
     assert "the column kind stays as it is: the route reads it by this name" in str(done.exception)
 
 
-def test_windows_of_a_routed_table_that_are_not_signalled_are_told_with_what_signals_them(folder: Path) -> None:
+def test_windows_of_a_routed_table_that_are_not_signalled_are_reported_with_what_signals_them(folder: Path) -> None:
     done = CliRunner().invoke(frazil, ["partitions", "shop.orders", "--streams", str(folder)])
     assert isinstance(done.exception, SpecError)
     assert str(done.exception) == (

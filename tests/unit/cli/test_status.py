@@ -63,7 +63,7 @@ def streams(tmp_path: Path, frazil_home: Path) -> Path:  # noqa: ARG001
     return folder
 
 
-def beat(**changes: Any) -> Heartbeat:
+def heartbeat(**changes: Any) -> Heartbeat:
     values: dict[str, Any] = {
         "stream": "ticks", "pid": 7, "spec_fingerprint": "f", "phase": Phase.WAITING,
         "written_at_ms": NOW_MS, "advanced_at_ms": NOW_MS,
@@ -85,7 +85,7 @@ def status(streams: Path, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_a_look_makes_no_folder(streams: Path, frazil_home: Path):
+def test_a_check_makes_no_folder(streams: Path, frazil_home: Path):
     status(streams)
     status(streams, "ticks")
     assert not (frazil_home / "streams").exists()
@@ -105,7 +105,7 @@ def test_a_catalog_out_of_reach_is_said_of_its_stream_and_hides_no_other(
     monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", "http://127.0.0.1:9")
     table = "{identifier: demo.other, catalog: away}"
     (streams / "other.yaml").write_text(YAML.format(name="other", table=table))
-    beat(stream="other", epoch=4, batch=2, watermark_ms=5).write(open_exchange(run_folder("other")))
+    heartbeat(stream="other", epoch=4, batch=2, watermark_ms=5).write(open_exchange(run_folder("other")))
     replace_json(run_folder("other") / "lock", launch().to_json())
     other, ticks = status(streams)["streams"]
     assert "cannot be reached" in other["problems"][-1]
@@ -128,13 +128,15 @@ def test_a_file_that_broke_shows_its_writer_as_it_runs_and_what_is_wrong(streams
     for arguments in ([], ["ticks"]):
         done = CliRunner().invoke(frazil, ["status", *arguments, "--json", "--streams", str(streams)])
         assert done.exit_code == 10
-        told = json.loads(done.stdout)
-        assert told["streams"] == before
-        assert "latenes" in told["errors"][0]
+        reported = json.loads(done.stdout)
+        assert reported["streams"] == before
+        assert "latenes" in reported["errors"][0]
 
 
-def test_a_user_without_a_name_can_pause_a_stream_and_is_told_by_number(streams: Path, monkeypatch: pytest.MonkeyPatch):
-    """As in a container that runs as a number that its /etc/passwd does not have."""
+def test_a_user_without_a_name_can_pause_a_stream_and_is_reported_by_number(
+    streams: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The user of a container that runs as a number that its /etc/passwd does not have."""
 
     def nobody(uid: int) -> Any:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
@@ -171,6 +173,16 @@ def test_a_column_that_others_renamed_is_a_problem_before_any_writer_meets_it(st
     assert "column ts was renamed to at in the table" in problem
 
 
+def test_a_slow_batch_that_is_being_read_says_how_far_it_is(streams: Path):
+    with WriterLock(run_folder("ticks")):
+        now_ms = status(streams)["at-ms"]
+        slow = heartbeat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, backpressure_ms=12_400)
+        dataclasses.replace(slow, batch_records=773).write(ticks())
+        (found,) = status(streams)["streams"]
+    assert found["state"] == "slow"
+    assert found["sentence"].endswith("longer than its interval, and has read 773 records so far")
+
+
 def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path):
     done = CliRunner().invoke(frazil, ["status", "tick", "--streams", str(streams)])
     assert "did you mean ticks" in str(done.exception)
@@ -179,20 +191,22 @@ def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path):
 def test_a_running_writer_is_said_with_pid_phase_and_lag(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, lag=12).write(
+        heartbeat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, lag=12, batch_records=1_234).write(
             open_exchange(run_folder("ticks"))
         )
         (found,) = status(streams)["streams"]
+        people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
+    assert "staging, 1,234 records read" in people
     assert found["writer"]["state"] == "running in the foreground"
     assert (found["writer"]["pid"], found["writer"]["phase"]) == (os.getpid(), "staging")
     assert (found["lag"], found["problems"]) == (12, [])
 
 
-def test_a_batch_that_outlasts_its_interval_is_said_while_the_writer_beats(streams: Path):
+def test_a_batch_that_outlasts_its_interval_is_said_while_the_writer_lives(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
         for beyond_ms, words in ((0, "none"), (12_400, "a batch takes 12 s longer than its interval")):
-            beat(pid=os.getpid(), written_at_ms=now_ms, backpressure_ms=beyond_ms).write(ticks())
+            heartbeat(pid=os.getpid(), written_at_ms=now_ms, backpressure_ms=beyond_ms).write(ticks())
             (found,) = status(streams)["streams"]
             people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
             (line,) = (line for line in people.splitlines() if line.startswith("backpressure"))
@@ -207,7 +221,7 @@ def test_a_stale_heartbeat_of_a_living_writer_is_said_and_its_lag_is_not_believe
         lock = run_folder("ticks") / "lock"
         held = json.loads(lock.read_text())
         lock.write_text(json.dumps({**held, "launched_at_ms": old_ms}))
-        beat(pid=os.getpid(), written_at_ms=old_ms, lag=12).write(ticks())
+        heartbeat(pid=os.getpid(), written_at_ms=old_ms, lag=12).write(ticks())
         (found,) = status(streams)["streams"]
         people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
     assert found["writer"]["stale"] is True
@@ -216,11 +230,11 @@ def test_a_stale_heartbeat_of_a_living_writer_is_said_and_its_lag_is_not_believe
     assert "no heartbeat for" in people
 
 
-def test_a_stall_is_a_problem_while_the_writer_beats_and_is_not_believed_of_one_that_ended(streams: Path):
+def test_a_stall_is_a_problem_while_the_writer_lives_and_is_not_believed_of_one_that_ended(streams: Path):
     stall = Stall(StallKind.WATERMARK, NOW_MS, "ticks-3", "ticks-3 holds the watermark back: no records arrive")
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), written_at_ms=now_ms, stall=stall).write(ticks())
+        heartbeat(pid=os.getpid(), written_at_ms=now_ms, stall=stall).write(ticks())
         (found,) = status(streams)["streams"]
         people = CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
     assert found["problems"] == [stall.reason]
@@ -237,7 +251,7 @@ def test_the_lag_of_a_planner_that_hears_nothing_is_asked_of_kafka_or_unknown(st
     stall = Stall(StallKind.OFFSETS, NOW_MS, None, "the planner has heard nothing from Kafka")
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), written_at_ms=now_ms, lag=0, stall=stall, backpressure_ms=53_000).write(ticks())
+        heartbeat(pid=os.getpid(), written_at_ms=now_ms, lag=0, stall=stall, backpressure_ms=53_000).write(ticks())
         (found,) = status(streams)["streams"]
         people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
     assert (found["lag"], found["backpressure-ms"]) == (None, None)
@@ -254,8 +268,8 @@ def test_a_writer_that_has_run_and_committed_is_not_blamed_for_those_before_it(
         ExitRecord(f"launch-0{n}", 1, NOW_MS - 400_000, NOW_MS - 400_000, "f", 0, committed=False) for n in range(3)
     ]
     present = dataclasses.replace(launch(), launched_at_ms=NOW_MS - age_ms, spec_fingerprint="f")
-    beats = beat(last_commit_at_ms=NOW_MS - committed_ago_ms)
-    writer = Observation(ProcessState.RUNNING, present, beats, tuple(failed))
+    heartbeats = heartbeat(last_commit_at_ms=NOW_MS - committed_ago_ms)
+    writer = Observation(ProcessState.RUNNING, present, heartbeats, tuple(failed))
     observed = Observed(writer, Declared("f"), Desired())
     decision = decide(observed, now_ms=NOW_MS, policy=Policy())
     assert of_writer(StreamState("ticks"), observed, decision, now_ms=NOW_MS).crashes == crashes
@@ -263,7 +277,7 @@ def test_a_writer_that_has_run_and_committed_is_not_blamed_for_those_before_it(
 
 def test_an_exit_is_said_with_its_name_and_last_error():
     end = ExitRecord("launch-1", 12, NOW_MS - 60_000, NOW_MS, "f", 0, committed=True, error="RolledBack: it went back")
-    said = writer_process(Observation(ProcessState.ENDED, launch(), beat(epoch=3), (end,)), now_ms=NOW_MS)
+    said = writer_process(Observation(ProcessState.ENDED, launch(), heartbeat(epoch=3), (end,)), now_ms=NOW_MS)
     assert (said.exit_code, said.exit_name, said.error) == (12, "RolledBack", "RolledBack: it went back")
     assert (said.has_ended, said.epoch) == (True, 3)
     assert said.pid is None
@@ -271,13 +285,15 @@ def test_an_exit_is_said_with_its_name_and_last_error():
 
 def test_an_exit_of_an_earlier_launch_is_not_this_one_s():
     end = ExitRecord("launch-0", 12, 0, 1, "f", 0, committed=False, error="old")
-    said = writer_process(Observation(ProcessState.ENDED, launch(), beat(phase=Phase.ENDED), (end,)), now_ms=NOW_MS)
+    said = writer_process(
+        Observation(ProcessState.ENDED, launch(), heartbeat(phase=Phase.ENDED), (end,)), now_ms=NOW_MS
+    )
     assert (said.exit_code, said.error) == (0, None)
 
 
 def test_a_foreground_writer_that_died_without_a_word_has_no_exit_code():
     dead = launch(LaunchKind.FOREGROUND)
-    said = writer_process(Observation(ProcessState.ENDED, dead, beat(phase=Phase.STAGING), ()), now_ms=NOW_MS)
+    said = writer_process(Observation(ProcessState.ENDED, dead, heartbeat(phase=Phase.STAGING), ()), now_ms=NOW_MS)
     assert (said.exit_code, said.ended_at_ms) == (None, NOW_MS)
 
 
@@ -336,10 +352,10 @@ def test_a_restart_of_a_writer_in_the_foreground_changes_nothing(streams: Path):
     assert open_desired(spec).read() == before
 
 
-def test_a_throttle_is_a_problem_while_the_writer_beats(streams: Path):
+def test_a_throttle_is_a_problem_while_the_writer_lives(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), written_at_ms=now_ms, throttle="the metadata grows").write(
+        heartbeat(pid=os.getpid(), written_at_ms=now_ms, throttle="the metadata grows").write(
             open_exchange(run_folder("ticks"))
         )
         (found,) = status(streams)["streams"]
@@ -349,7 +365,7 @@ def test_a_throttle_is_a_problem_while_the_writer_beats(streams: Path):
 def test_an_outage_that_the_writer_waits_for_is_a_problem(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), written_at_ms=now_ms, outage="the object store fails", backpressure_ms=53_000).write(
+        heartbeat(pid=os.getpid(), written_at_ms=now_ms, outage="the object store fails", backpressure_ms=53_000).write(
             ticks()
         )
         (found,) = status(streams)["streams"]
@@ -362,7 +378,7 @@ def test_a_writer_that_was_fenced_is_said_to_be_until_it_ends(streams: Path):
     fenced, newest = made.begin().epoch, made.reset(dict.fromkeys(range(made.partitions), 0)).epoch
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), written_at_ms=now_ms, epoch=fenced, lag=0).write(ticks())
+        heartbeat(pid=os.getpid(), written_at_ms=now_ms, epoch=fenced, lag=0).write(ticks())
         (found,) = status(streams)["streams"]
         people = CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
         assert (found["writer"]["fenced"], found["lag"]) == (True, None), (
@@ -373,7 +389,7 @@ def test_a_writer_that_was_fenced_is_said_to_be_until_it_ends(streams: Path):
         )
         assert f"pid {os.getpid()}, fenced" in " ".join(people.split())
         for well in ({"epoch": newest}, {"epoch": fenced, "phase": Phase.TAKING_OVER}):
-            beat(pid=os.getpid(), written_at_ms=now_ms, lag=0, **well).write(ticks())
+            heartbeat(pid=os.getpid(), written_at_ms=now_ms, lag=0, **well).write(ticks())
             (found,) = status(streams)["streams"]
             assert (found["writer"]["fenced"], found["lag"], found["problems"]) == (False, 0, [])
 
@@ -391,19 +407,19 @@ def test_after_a_reset_a_writer_that_runs_is_waited_for_before_the_next_one_star
 def test_whether_rows_are_shuffled_is_shown_of_a_stream_that_asks_for_it(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), written_at_ms=now_ms, distribution="shuffled: it saves 300 files").write(ticks())
+        heartbeat(pid=os.getpid(), written_at_ms=now_ms, distribution="shuffled: it saves 300 files").write(ticks())
         (found,) = status(streams)["streams"]
         people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
     assert (found["problems"], found["distribution"]) == ([], "shuffled: it saves 300 files")
     assert "shuffled: it saves 300 files" in people
 
 
-def test_a_notice_of_a_writer_that_beats_is_shown_and_is_no_problem(streams: Path):
+def test_a_notice_of_a_writer_that_lives_is_shown_and_is_no_problem(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
         now = load_stream(streams / "ticks.yaml").fingerprint()
         notices = ("reads in the slower way",)
-        beat(pid=os.getpid(), written_at_ms=now_ms, spec_fingerprint=now, notices=notices).write(ticks())
+        heartbeat(pid=os.getpid(), written_at_ms=now_ms, spec_fingerprint=now, notices=notices).write(ticks())
         (found,) = status(streams)["streams"]
         people = CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
     assert (found["problems"], found["notices"]) == ([], ["reads in the slower way"])
@@ -417,13 +433,13 @@ def test_a_notice_of_a_writer_that_beats_is_shown_and_is_no_problem(streams: Pat
     ("kind", "how"),
     [(LaunchKind.FOREGROUND, "end it (Ctrl-C) and run it again"), (LaunchKind.SUPERVISED, "its supervisor (Airflow)")],
 )
-def test_a_writer_that_runs_with_an_older_declaration_is_told(streams: Path, kind: LaunchKind, how: str):
+def test_a_writer_that_runs_with_an_older_declaration_is_reported(streams: Path, kind: LaunchKind, how: str):
     file = streams / "ticks.yaml"
     with WriterLock(run_folder("ticks"), streams=("ticks",)) as lock:
         now_ms = status(streams)["at-ms"]
         lock.record(Launch("l", kind, now_ms, writer=mark(os.getpid())))
         before = load_stream(file).fingerprint()
-        beat(pid=os.getpid(), written_at_ms=now_ms, spec_fingerprint=before).write(ticks())
+        heartbeat(pid=os.getpid(), written_at_ms=now_ms, spec_fingerprint=before).write(ticks())
         (same,) = status(streams)["streams"]
         file.write_text(f"{file.read_text()}commit: {{interval: 5s}}\n")
         (changed,) = status(streams)["streams"]
@@ -446,7 +462,7 @@ def test_a_writer_that_was_killed_is_said_with_its_signal_and_the_end_of_its_log
 
 @pytest.mark.processes
 def test_watching_shows_the_streams_until_ctrl_c(streams: Path) -> None:
-    """On a terminal of its own: a change is seen at the next look, and Ctrl-C is no error."""
+    """The command has its own terminal: a change is seen at the next poll, and Ctrl-C is no error."""
     ours, theirs = pty.openpty()
     begin = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background ignores it
     program = f"import signal; {begin}; from frazil.cli.main import main; main()"
@@ -503,12 +519,12 @@ def test_what_was_rejected_in_the_last_day_is_counted_and_what_is_left_of_it(tmp
 
     assert "rejected      none in the last day\n" in shown("made")
     made.land({0: (0, 3)}, rejected={0: [1, 2]}, reasons={"NotJson": Reason(2, ("made-0@1",))})
-    told = "`frazil dlq list made` counts dead letters by reason"
-    assert f"rejected      2 in the last day; {told}\n" in shown("made")
+    reported = "`frazil dlq list made` counts dead letters by reason"
+    assert f"rejected      2 in the last day; {reported}\n" in shown("made")
     CliRunner().invoke(frazil, ["dlq", "discard", "made", "--because", "a test", "--yes", "--streams", str(tmp_path)])
-    assert f"rejected      2 in the last day, 0 of them left; {told}\n" in shown("made")
+    assert f"rejected      2 in the last day, 0 of them left; {reported}\n" in shown("made")
     made.land({0: (3, 6)}, rejected={0: [4, 5]}, reasons={"NotJson": Reason(1)})  # a person accepted the other
-    assert f"rejected      4 in the last day; {told}\n" in shown("made")
+    assert f"rejected      4 in the last day; {reported}\n" in shown("made")
     head, row, *_ = shown().splitlines()
     assert dict(zip(re.split("  +", head), re.split("  +", row), strict=True))["rejected"] == "4"
     narrow = shown(env={"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": "80"}).splitlines()[:2]

@@ -20,7 +20,7 @@ def test_a_line_tells_each_sound_stream(declare: Declare, tmp_path: Path) -> Non
     assert (result.exit_code, result.output) == (0, "flights: flights -> demo.flights, partitioned by day(departed)\n")
 
 
-def test_every_error_is_told_and_the_exit_code_is_10(declare: Declare, tmp_path: Path) -> None:
+def test_every_error_is_reported_and_the_exit_code_is_10(declare: Declare, tmp_path: Path) -> None:
     declare()
     declare("b.yaml", name="b", table="d.b", lateness="x", comit={})
     result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])

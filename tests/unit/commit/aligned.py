@@ -41,7 +41,7 @@ BRANCH = open_branch("events")
 LATENESS = 30
 ALIGN = Alignment("ts", Grain.HOUR, lateness_us=LATENESS * 60_000_000)
 FAR = 3 * 24 * 60
-"""Minutes ahead of all clocks: rows of a clock that nobody believes."""
+"""Minutes ahead of all clocks: rows of a clock that no one believes."""
 
 Row = tuple[int, int]
 

@@ -125,7 +125,7 @@ def test_a_form_is_resolved_once_for_each_content(table: Table, forms: Recent[An
 
 
 def test_another_schema_of_the_same_number_is_not_taken_for_the_one_that_is_known(table: Table):
-    """As one that never landed, because another writer's change of the schema came first."""
+    """One schema never landed, because another writer's change of the schema came first."""
     ours = layout_of(table)
     written(table, ours, "first")
     more = NestedField(3, "symbol", StringType())

@@ -65,9 +65,9 @@ def test_a_batch_whose_sequence_number_a_branch_took_has_lost_a_race_and_is_no_o
     world.catalog.next_meets(lambda: append_aside(world, aside), MAIN)
     with caplog.at_level(logging.INFO, "frazil.commit.swap"):
         world.run(committer, {0: (1, 3)})
-    (told,) = [record for record in caplog.records if record.name == "frazil.commit.swap"]
-    assert told.levelname == "INFO"
-    assert told.getMessage().startswith("commit to demo.events lost a race (ValueError: Cannot add snapshot with")
+    (reported,) = [record for record in caplog.records if record.name == "frazil.commit.swap"]
+    assert reported.levelname == "INFO"
+    assert reported.getMessage().startswith("commit to demo.events lost a race (ValueError: Cannot add snapshot with")
     assert world.rows() == [(0, offset) for offset in range(3)]
 
 

@@ -78,7 +78,7 @@ def test_of_two_that_forget_a_stream_at_once_the_second_leaves_no_manifests_of_i
     assert read_marker(world.load().properties, "events") is None
 
 
-def test_a_stream_that_moved_on_since_it_was_looked_at_is_not_reset(world: Any):
+def test_a_stream_that_moved_on_since_it_was_checked_is_not_reset(world: Any):
     writer = world.begin()
     seen = before_reset(world.tables)
     world.run(writer, {0: (0, 10)})
@@ -264,7 +264,7 @@ def test_a_history_that_pyiceberg_expired_makes_the_table_s_position_unknown(wor
 
 
 def test_a_reset_that_is_refused_at_its_first_attempt_leaves_no_file_behind(world: Any):
-    """Somebody commits meanwhile, so that what it wrote can never land, and takes the permission away."""
+    """A user commits meanwhile, so that what it wrote can never land, and takes the permission away."""
     world.run(world.begin(), {0: (0, 10)})
     seen = before_reset(world.tables)
 

@@ -67,8 +67,8 @@ def test_the_table_is_what_the_changes_make(batches, spec, parallelism):
         world.begin()  # sweeps
         assert world.parquet_files() <= world.needed_files() | _of_others(world)
         landed = [s.summary for s in world.load().metadata.snapshots if s.summary and s.summary.get("frazil.inserted")]
-        told = sum(int(summary[f"frazil.{name}"]) for summary in landed for name in COUNTS)
-        assert told == sum(len(changes) for changes, _, _ in batches)
+        reported = sum(int(summary[f"frazil.{name}"]) for summary in landed for name in COUNTS)
+        assert reported == sum(len(changes) for changes, _, _ in batches)
 
 
 def _killed_in_the_merge(world, committer, changes):

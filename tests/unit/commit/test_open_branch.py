@@ -1,4 +1,4 @@
-"""With `commit.align: watermark`, a reader of main sees each window whole or not at all; no row is lost, or twice."""
+"""`commit.align: watermark`: a reader of main sees each window whole or not at all; no row is lost, or twice."""
 
 from __future__ import annotations
 

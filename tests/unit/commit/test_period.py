@@ -45,7 +45,7 @@ event-time: at
 # The window itself
 
 
-def test_the_last_complete_hour_is_over_at_the_moment_that_is_asked_for():
+def test_the_last_complete_hour_is_over_at_the_moment_that_is_requested():
     at = datetime(2013, 12, 30, 11, 15, 7, tzinfo=UTC)
     assert complete_hours(at) == period(at.replace(hour=10, minute=0, second=0), at.replace(minute=0, second=0))
     assert complete_hours(at.replace(minute=0, second=0)) == complete_hours(at)
@@ -99,7 +99,7 @@ def evidence(
     )
 
 
-def look(ranges: list[CommittedRange], of: slice, rows: list[int]) -> tuple[Evidence, Evidence]:
+def check(ranges: list[CommittedRange], of: slice, rows: list[int]) -> tuple[Evidence, Evidence]:
     """A window's evidence at first sight, and with what was committed elsewhere."""
     spans = merged_ranges(ranges[of])
     inside = [o for o in rows if any(start <= o < end for start, end in spans)]
@@ -115,7 +115,7 @@ def look(ranges: list[CommittedRange], of: slice, rows: list[int]) -> tuple[Evid
 def test_a_window_finds_the_duplicates_that_the_whole_audit_finds_in_its_ranges(history: Any):
     ranges, of, rows = history
     whole = evidence(ranges, rows, ranges[-1].topic_id, whole=True)
-    _, window_ = look(ranges, of, rows)
+    _, window_ = check(ranges, of, rows)
     claimed = {o for start, end in merged_ranges(ranges[of]) for o in range(start, end)}
     ids = {o: {r.topic_id for r in ranges if r.start <= o < r.end} for o in range(60)}
     if any(len(of_offset) > 1 for of_offset in ids.values()):  # then an offset counts once, however often it is there
@@ -131,7 +131,7 @@ def test_a_window_miscounts_exactly_the_ranges_of_its_own_that_the_whole_audit_m
     """The ranges do not overlap; the numbers of overlapping ones are only bounded."""
     ranges, of, rows = history
     whole = evidence(ranges, rows, ranges[-1].topic_id, whole=True)
-    _, window_ = look(ranges, of, rows)
+    _, window_ = check(ranges, of, rows)
     # The whole audit's own count, of each batch by itself.
     alone = [count(compare(evidence([r], rows, r.topic_id, whole=True))) for r in ranges]
     assert count(compare(whole)) == sum(alone)
@@ -142,7 +142,7 @@ def test_a_window_miscounts_exactly_the_ranges_of_its_own_that_the_whole_audit_m
 def test_a_range_that_misses_rows_by_itself_is_wrong_beside_any_others(history: Any):
     ranges, of, rows = history
     short = [len({o for o in rows if r.start <= o < r.end}) < r.records for r in ranges]
-    first, second = look(ranges, of, rows)
+    first, second = check(ranges, of, rows)
     if any(short[of]):
         assert count(compare(first))
         assert count(compare(second))
@@ -155,10 +155,10 @@ def count(found: tuple[Finding, ...]) -> int:
 
 
 @given(histories())
-def test_what_looks_well_in_a_window_is_well_beside_all_that_was_ever_committed(history: Any):
+def test_what_is_well_in_a_window_is_well_beside_all_that_was_ever_committed(history: Any):
     """Unless the topic was created again: then a window is always compared with everything."""
     ranges, of, rows = history
-    first, second = look([replace(r, topic_id="id-0") for r in ranges], of, rows)
+    first, second = check([replace(r, topic_id="id-0") for r in ranges], of, rows)
     if not any(f.kind.is_wrong for f in compare(first)):
         assert not any(f.kind.is_wrong for f in compare(second))
 

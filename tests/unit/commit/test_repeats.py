@@ -33,7 +33,7 @@ def test_rows_that_repeat_none_are_added_as_they_were_staged(world: RepeatedWorl
     journal = world.arrive(committer, [(n, n) for n in range(10)])
     committer.commit(journal)
     assert world.needed_files() == {file.path.removeprefix("file://") for file in journal.files}
-    assert (world.told()["operation"], world.told()["frazil.repeated"]) == ("append", "0")
+    assert (world.summary()["operation"], world.summary()["frazil.repeated"]) == ("append", "0")
 
 
 def test_repeats_in_the_batch_and_of_the_table_are_dropped_and_counted(world: RepeatedWorld) -> None:
@@ -42,9 +42,9 @@ def test_repeats_in_the_batch_and_of_the_table_are_dropped_and_counted(world: Re
     assert world.offsets() == [0, 1]
     world.batch(committer, [(1, 60), (1, 61), (2, 500), (3, 0)])
     assert world.offsets() == [0, 1, 4, 5, 6], "61 minutes after the row that was kept is another row"
-    told = world.told()
-    assert (told["frazil.repeated"], told["added-records"], told["operation"]) == ("1", "3", "append")
-    assert told["frazil.windows"] == '{"0":1,"3600000000":1,"28800000000":1}'
+    summary = world.summary()
+    assert (summary["frazil.repeated"], summary["added-records"], summary["operation"]) == ("1", "3", "append")
+    assert summary["frazil.windows"] == '{"0":1,"3600000000":1,"28800000000":1}'
 
 
 def test_a_batch_of_repeats_alone_moves_the_position_and_adds_nothing(world: RepeatedWorld) -> None:
@@ -64,7 +64,7 @@ def test_only_the_files_near_in_event_time_are_read(world: RepeatedWorld) -> Non
     world.batch(committer, [(0, 2 * 1440 + 50)])
     looked_in = {file.path for task in world.ran for file in task.files}
     assert len(looked_in) == 1, "of two files of that hour, one may have the key"
-    assert world.told()["frazil.repeated"] == "1"
+    assert world.summary()["frazil.repeated"] == "1"
     world.ran.clear()
     world.batch(committer, [(9, 2 * 1440)])
     assert not any(task.files for task in world.ran), "no file may have the key"
@@ -99,7 +99,7 @@ def test_a_stream_that_no_longer_drops_repeats_does_not_commit_candidates(world:
     committer = world.begin()
     world.arrive(committer, [(1, 0)])
     world.tables = dataclasses.replace(world.tables, merging=None)
-    with pytest.raises(SpecError, match="was staged for dedupe, with which the stream is not declared any more"):
+    with pytest.raises(SpecError, match="was staged for dedupe, with which the stream is no longer declared"):
         world.begin()
 
 

@@ -1,4 +1,4 @@
-"""RetryPolicy with a catalog: bounded, jittered, and never for what no waiting mends."""
+"""RetryPolicy with a catalog: bounded, jittered, and never for what no waiting fixes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from frazil.commit.swap import Done, RetryPolicy, TableHandle, swap
 from frazil.errors import CommitRefused, CommitUnavailable, RolledBack, StaleBatch
 
 
-def test_a_handle_loads_once_until_it_is_told_to_look_again(world):
+def test_a_handle_loads_once_until_it_is_reported_to_check_again(world):
     handle = TableHandle(world.catalog, "demo.events")
     before = world.catalog.loads
 
@@ -101,20 +101,20 @@ def test_without_time_to_wait_a_commit_is_tried_once(world):
 def test_a_table_that_has_changed_since_it_was_loaded_is_asked_once_more_before_anything_ends(world):
     handle = TableHandle(world.catalog, "demo.events")
     rolled_back = handle.current().metadata_location
-    asked = []
+    requested = []
 
     def decide(table):
-        asked.append(table.metadata_location)
+        requested.append(table.metadata_location)
         if table.metadata_location == rolled_back:
             raise RolledBack("a person has put it forward since")
         return Done("answer")
 
     with pytest.raises(RolledBack):
         swap(handle, decide, retry_policy=world.time.retry_policy())
-    assert asked == [rolled_back]
+    assert requested == [rolled_back]
     world.begin()
     assert swap(handle, decide, retry_policy=world.time.retry_policy()) == "answer"
-    assert asked.count(rolled_back) == 2
+    assert requested.count(rolled_back) == 2
     assert world.time.waits == []
 
 
@@ -148,9 +148,7 @@ def test_expired_credentials_are_renewed_by_loading_the_table_again(world):
 
 def test_waits_double_up_to_their_most_and_end_by_the_deadline(world):
     longest = []
-    retry_policy = RetryPolicy(
-        total_s=30, first_s=0.05, most_s=5, clock=lambda: world.time.now_s, wait=world.time.sleep
-    )
+    retry_policy = RetryPolicy(total_s=30, first_s=0.05, max_s=5, clock=lambda: world.time.now_s, wait=world.time.sleep)
 
     def decide(table):  # noqa: ARG001
         longest.append(min(5, 0.05 * 2 ** len(longest)))
@@ -159,7 +157,7 @@ def test_waits_double_up_to_their_most_and_end_by_the_deadline(world):
     with pytest.raises(CommitUnavailable, match="failed for 30 s"):
         swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=retry_policy)
 
-    assert all(0 <= wait <= most for wait, most in zip(world.time.waits, longest, strict=False))
+    assert all(0 <= wait <= limit for wait, limit in zip(world.time.waits, longest, strict=False))
     assert 30 <= world.time.now_s < 36
     assert len(set(world.time.waits)) > 3
 
@@ -176,9 +174,9 @@ def test_whoever_commits_is_asked_to_end_during_an_outage_and_waits_no_longer(wo
     assert len(waits) == 2
 
 
-def test_an_outage_is_told_when_it_begins_and_when_it_is_over(world, caplog):
-    told = []
-    retry_policy = RetryPolicy(clock=lambda: world.time.now_s, wait=world.time.sleep, tell=told.append)
+def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(world, caplog):
+    reported = []
+    retry_policy = RetryPolicy(clock=lambda: world.time.now_s, wait=world.time.sleep, tell=reported.append)
 
     def decide(table):  # noqa: ARG001
         if world.time.now_s < 60:
@@ -189,4 +187,4 @@ def test_an_outage_is_told_when_it_begins_and_when_it_is_over(world, caplog):
     first, last = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert first.startswith("a commit to demo.events cannot be prepared (ConnectionError: refused): looking again in")
     assert last.startswith("table demo.events can be committed to again, after 6")
-    assert len(told) > 10, "`frazil status` has the newest"
+    assert len(reported) > 10, "`frazil status` has the newest"

@@ -22,7 +22,7 @@ def test_the_first_take_over_writes_a_marker_with_an_empty_snapshot(world):
     assert world.rows() == []
 
 
-def test_the_first_offsets_are_asked_for_only_where_no_marker_stands(world):
+def test_the_first_offsets_are_requested_only_where_no_marker_stands(world):
     world.run(world.begin(), {0: (0, 3)})
     world.starts = {("events", 0): 777}
 

@@ -48,9 +48,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
-from frazil.commit.lane_records import Record
+from frazil.commit.backfill_records import Record
 from frazil.commit.marker import BatchKey, open_branch
 from frazil.commit.merging import Merging
 from frazil.commit.mode import DEDUPLICATES, UPSERTS
@@ -58,7 +58,7 @@ from frazil.commit.sweep import bare_path, batch_folder, sweep_batch
 from frazil.commit.target import target_table
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import Content, RangeProgress, StagedFile
-from frazil.ingest.shape import least_truncatable
+from frazil.ingest.shape import lowest_truncatable
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.contract import How, MergeRules
 from frazil.merge.table_files import arrow_schema
@@ -253,16 +253,16 @@ class ValuedWorld(World):
 
     def backfill(self, rows: Sequence[dict[str, Any]]) -> None:
         self.tables = dataclasses.replace(self.view(), merging=None)
-        lane = LaneCommitter.begin(self.tables, parse_request({"stream": self.stream}))
-        key = lane.next_key()
-        self.stream, stream = lane.own.stream, self.stream
+        committer = BackfillCommitter.begin(self.tables, parse_request({"stream": self.stream}))
+        key = committer.next_key()
+        self.stream, stream = committer.own.stream, self.stream
         files = self.stage_values(key, rows, "data", 0)
         self.stream = stream
-        lane.commit(self.journal(key, {0: (0, len(rows))}, files), planned=1)
-        lane.staged()
+        committer.commit(self.journal(key, {0: (0, len(rows))}, files), planned=1)
+        committer.staged()
         head = head_of(self.load().metadata)
         assert head is not None
-        lane.publish(Record(lane.lane, {}), audited_at=head.snapshot_id)
+        committer.publish(Record(committer.backfill, {}), audited_at=head.snapshot_id)
         self._put(rows)
 
     def evolve(self, number: int) -> None:
@@ -452,8 +452,8 @@ def valued_world(  # noqa: PLR0913 - what a table is made of
             PartitionField(by_id[source], 1001, transform, source if transform == IdentityTransform() else "part")
         )
     spec = PartitionSpec(*parts)
-    for _, least in least_truncatable(schema, spec):  # what is less is a dead letter
-        values[source] = [value for value in values[source] if value is None or value >= least]
+    for _, lowest in lowest_truncatable(schema, spec):  # what is less is a dead letter
+        values[source] = [value for value in values[source] if value is None or value >= lowest]
     catalog.inner.create_table("demo.valued", schema, location, spec)
     catalog.inner.create_table(
         "demo.valued_dead_letters", DEAD_LETTER_SCHEMA, partition_spec=DEAD_LETTER_PARTITION_SPEC

@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
 
 from frazil.commit import letter_counts
-from frazil.commit.lane import Lane, branch_name, property_name
+from frazil.commit.backfill_marker import BackfillMarker, branch_name, property_name
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.counts import counts, samples
 from frazil.dead_letters.discard import Mark, discard
@@ -99,7 +99,7 @@ def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(
     assert counts(table, opened.spec, Selection()) == []
     (count,) = counts(table, opened.spec, Selection(discarded=True))
     assert (count.day, count.reason, count.letters, count.discarded) == (EPOCH_BEGAN.date(), "NotJson", 3, 3)
-    (letter,) = samples(table, opened.spec, Selection(discarded=True), most=1)
+    (letter,) = samples(table, opened.spec, Selection(discarded=True), limit=1)
     assert letter.discarded == "ada, 2027-01-15T08:00:00+00:00: a test of the producer's"
 
 
@@ -143,7 +143,7 @@ def test_each_letter_is_there_once_and_marked_whatever_fails(world: World, opene
 
 def test_a_replay_that_begins_while_letters_are_discarded_stops_the_discard(world: World, opened: OpenStream) -> None:
     """A replay decodes the letters that it finds, so none of them may be marked after it has begun."""
-    replay = Lane("events", "r1", {"dead-letters": "NotJson"}, digest="", epoch=1)
+    replay = BackfillMarker("events", "r1", {"dead-letters": "NotJson"}, digest="", epoch=1)
 
     def replay_begins() -> None:
         """Its snapshot has the number of main's: the requirement alone must refuse the discard, not the number."""

@@ -16,11 +16,11 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from frazil.audit.run import audit_stream
 from frazil.backfill import commit as committing
-from frazil.backfill.commit import LaneCommitter, abandon
+from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.commit import letter_counts
+from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.lane import LaneState, branch_name, read_lane
 from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import BatchKey
 from frazil.commit.opened import open_stream
@@ -52,7 +52,7 @@ WHEN = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing of ours catches it."""
+    """Stands for SIGKILL: nothing of ours catches it."""
 
 
 @pytest.fixture
@@ -131,9 +131,9 @@ def check_settled(live: Any, replays: int | None = 1) -> None:
     for handle in (tables.main, tables.dead_letters):
         table = handle.refresh()
         assert branch_name("events") not in table.metadata.refs
-        lane = read_lane(table.properties, "events")
-        assert lane is not None
-        assert lane.state is LaneState.PUBLISHED
+        backfill = read_backfill(table.properties, "events")
+        assert backfill is not None
+        assert backfill.state is BackfillState.PUBLISHED
     # The copy of a replay that never began is deleted a day later.
     assert replays is None or tables.store.list_files(f"{tables.state}/replays") == []
     check_audit(live)
@@ -154,8 +154,8 @@ def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(
     check_settled(live)
     head = live.table().current_snapshot()
     assert head.summary[WINDOWS] == '{"1704067200000000":5}', "complete windows reopen"
-    told = live.table("_dead_letters").current_snapshot().summary.additional_properties
-    (((name, _), more),) = letter_counts.letters_in(told).by.items()
+    reported = live.table("_dead_letters").current_snapshot().summary.additional_properties
+    (((name, _), more),) = letter_counts.letters_in(reported).by.items()
     assert (name, more) == ("MissingField", -len(GOOD))
     (again,) = replay(opened, Selection())
     assert (again.landed, again.failed) == (0, len(BAD))
@@ -202,7 +202,7 @@ def test_encrypted_letters_are_replayed_with_their_secret_alone_and_land_protect
     with pytest.raises(SpecError, match=r"the dead letter of events\[0\]@0 value was encrypted with another secret"):
         replay(opened, Selection())
     monkeypatch.setenv("TEST_SECRET", SECRET)
-    assert read_lane(live.table().properties, "events") is None, "nothing has begun"
+    assert read_backfill(live.table().properties, "events") is None, "nothing has begun"
     (done,) = replay(opened, Selection())
     assert (done.landed, done.failed) == (len(GOOD), len(BAD))
     assert live.ids() == sorted([*GOOD, *range(LETTERS, END)])
@@ -211,7 +211,7 @@ def test_encrypted_letters_are_replayed_with_their_secret_alone_and_land_protect
     left = live.table("_dead_letters").scan().to_arrow().to_pylist()
     assert all(row["value"].startswith(SEALED) for row in left)
     for decrypt, text in ((False, "(encrypted)"), (True, "no event 1")):
-        found = samples(live.table("_dead_letters"), opened.spec, Selection(), most=10, decrypt=decrypt)
+        found = samples(live.table("_dead_letters"), opened.spec, Selection(), limit=10, decrypt=decrypt)
         assert [letter.value for letter in found if letter.where == "events[0]@1"] == [text]
     check_audit(live)
 
@@ -220,7 +220,7 @@ def test_encrypted_letters_are_replayed_with_their_secret_alone_and_land_protect
 def test_letters_that_keep_no_value_are_not_replayed(live: Any) -> None:
     opened = open_stream(protected(live, "omit"))
     assert replay(opened, Selection()) == ()
-    assert {letter.value for letter in samples(live.table("_dead_letters"), opened.spec, Selection(), most=20)} == {
+    assert {letter.value for letter in samples(live.table("_dead_letters"), opened.spec, Selection(), limit=20)} == {
         "(not kept)"
     }
 
@@ -235,7 +235,7 @@ def test_only_what_is_selected_is_replayed_and_nothing_is_no_replay(live: Any, i
     check_audit(live)
 
 
-def test_a_replay_that_was_interrupted_is_told_apart_from_the_one_that_finishes_it(
+def test_a_replay_that_was_interrupted_is_distinguished_from_the_one_that_finishes_it(
     live: Any,
     in_this_process: None,  # noqa: ARG001
 ) -> None:
@@ -248,17 +248,17 @@ def test_a_replay_that_was_interrupted_is_told_apart_from_the_one_that_finishes_
 def test_a_replay_that_another_takes_over_says_so_and_each_letter_is_counted_once(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def overtaken(*args: Any, **more: Any) -> Any:
         monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
-        told.extend(replay(open_stream(live.spec), Selection(reasons=("MissingField",))))
+        reported.extend(replay(open_stream(live.spec), Selection(reasons=("MissingField",))))
         return stage(*args, **{**more, "attempt": 0})
 
     monkeypatch.setattr(replaying, "stage", overtaken)
     with pytest.raises(Fenced, match="another `frazil dlq replay events` took this replay over"):
         replay(open_stream(live.spec), Selection())
-    assert [(d.interrupted, d.landed, d.failed) for d in told] == [(True, len(GOOD), len(BAD))]
+    assert [(d.interrupted, d.landed, d.failed) for d in reported] == [(True, len(GOOD), len(BAD))]
     check_settled(live)
 
 
@@ -303,7 +303,7 @@ def test_of_two_replays_that_begin_at_once_one_says_that_the_other_runs(
     assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), len(BAD))]
 
 
-def test_a_replay_that_begins_while_another_ends_begins_no_lane_before_the_letters_have_left(
+def test_a_replay_that_begins_while_another_ends_begins_no_backfill_before_the_letters_have_left(
     live: Any,
     in_this_process: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
@@ -350,7 +350,7 @@ def discard_once_copied(patch: pytest.MonkeyPatch, spec: StreamSpec, discarded: 
 def check_none_is_discarded_and_replayed(spec: StreamSpec, discarded: Selection) -> None:
     """Discard letters after a replay has copied them, which leaves them out, and when it has staged the others."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LaneCommitter, "publish", _killed)
+        patch.setattr(BackfillCommitter, "publish", _killed)
         discard_once_copied(patch, spec, discarded)
         with pytest.raises(Killed):
             replay(open_stream(spec), Selection())
@@ -383,10 +383,10 @@ def test_an_abandoned_replay_leaves_the_letters_as_they_were(live: Any, in_this_
     opened = open_stream(live.spec)
     with killed_at(5), pytest.raises(Killed):
         replay(opened, Selection())
-    lane = read_lane(live.table().properties, "events")
-    assert lane is not None
-    assert lane.is_open
-    abandon(opened.tables, lane)
+    backfill = read_backfill(live.table().properties, "events")
+    assert backfill is not None
+    assert backfill.is_open
+    abandon(opened.tables, backfill)
     assert (letters(live), live.ids()) == (before, [*range(LETTERS, END)])
     check_audit(live)
     replay(open_stream(live.spec), Selection())
@@ -401,7 +401,7 @@ STEPS: tuple[tuple[type, str], ...] = (
 )
 """What changes anything that outlives the process."""
 STEPS_MADE = 22
-"""So many times a replay does any of that."""
+"""Number of these steps in one replay."""
 
 
 @contextmanager

@@ -20,10 +20,10 @@ from click.testing import CliRunner, Result
 from frazil.audit.compare import FindingKind
 from frazil.audit.run import audit_stream
 from frazil.backfill import routes
-from frazil.backfill.commit import LaneCommitter, abandon
+from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.cli.main import frazil
-from frazil.commit.lane import LaneState, branch_name, read_lane
-from frazil.commit.lane_records import chunks
+from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
+from frazil.commit.backfill_records import chunks
 from frazil.commit.opened import open_stream
 from frazil.commit.period import Period
 from frazil.dead_letters import replay as replaying
@@ -40,10 +40,10 @@ from tests.made_routes import MadeRoute, shop
 from tests.unit.dead_letters.test_replay import MARK, Killed, discard_once_copied, is_killed
 
 KINDS = [None, "order", "a", "new", "other", None]
-"""Of the records that are letters; the last of them is still no JSON."""
+"""Kinds of the records that are letters; the last of them is still no JSON."""
 HOME, ORDERS, RAW_A, NEW = "shop.other", "shop.orders", "shop.raw_a", "shop.raw_new"
 LANDED = {HOME: 1, ORDERS: 1, RAW_A: 1, NEW: 1}
-"""Of the letters."""
+"""Rows of the letters by table."""
 BEFORE = {"main": 1, RAW_A: 2}
 
 
@@ -77,9 +77,9 @@ class Shop(MadeRoute):
         assert self.letters() == 2
         for handle in (self.tables.main, self.tables.dead_letters):
             table = handle.refresh()
-            lane = read_lane(table.properties, "shop")
-            assert lane is not None
-            assert (branch_name("shop") in table.metadata.refs, lane.state) == (False, LaneState.PUBLISHED)
+            backfill = read_backfill(table.properties, "shop")
+            assert backfill is not None
+            assert (branch_name("shop") in table.metadata.refs, backfill.state) == (False, BackfillState.PUBLISHED)
         assert [
             f.path for f in self.tables.store.list_files(f"{self.tables.state}/backfills") if "/waiting/" in f.path
         ] == []
@@ -122,7 +122,7 @@ def test_each_letter_goes_to_the_table_that_its_record_routes_to(made: Shop) -> 
 
 
 STEPS_MADE = 45
-"""So many times a replay changes anything that outlives its process."""
+"""Number of changes of one replay that outlive its process."""
 
 
 SOME = {0, 9, STEPS_MADE, *range(12, STEPS_MADE, 5)}
@@ -156,15 +156,15 @@ def test_a_letter_is_discarded_or_lands_and_never_both(made: Shop) -> None:
 def _fails(target: Target) -> Callable[..., Any]:
     follow = routes._follow
 
-    def fails(tables: Any, lane: Any, found: Target, files: Any) -> None:
+    def fails(tables: Any, backfill: Any, found: Target, files: Any) -> None:
         if found == target:
             raise RuntimeError("the catalog says no")
-        follow(tables, lane, found, files)
+        follow(tables, backfill, found, files)
 
     return fails
 
 
-def test_a_table_that_refuses_its_rows_once_home_has_them_gets_them_with_the_next_replay(
+def test_a_table_that_refuses_its_rows_once_the_default_table_has_them_gets_them_with_the_next_replay(
     made: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -182,7 +182,7 @@ def test_a_table_that_refuses_its_rows_once_home_has_them_gets_them_with_the_nex
     check_audit(made)
 
 
-def test_rows_of_a_replay_that_home_has_and_a_table_lacks_are_told_and_no_cut_is_without_them(
+def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_reported_and_no_cut_is_without_them(
     made: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(declared(made)))
@@ -197,7 +197,7 @@ def test_rows_of_a_replay_that_home_has_and_a_table_lacks_are_told_and_no_cut_is
     (behind,) = json.loads(call("route", "shop", "--json").stdout)["behind"]
     assert (behind["target"], behind["rows"]) == (ORDERS, 1)
     (status,) = json.loads(call("status", "shop", "--json").stdout)["streams"]
-    said = f"{ORDERS} lacks 1 row of backfill {behind['backfill']}: the default table has them"
+    said = f"{ORDERS} is missing 1 row of backfill {behind['backfill']}: the default table has them"
     assert any(problem.startswith(said) for problem in status["problems"])
     for words in ((), ("--tag", "x")):
         refused = call("cut", "shop", *words)
@@ -222,9 +222,9 @@ def test_rows_of_a_replay_that_home_has_and_a_table_lacks_are_told_and_no_cut_is
     assert call("cut", "shop").exit_code == 0
 
 
-@pytest.mark.parametrize("looks", [1, 2])
-def test_a_cut_that_meets_a_replay_looks_again_or_is_refused(
-    made: Shop, looks: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_cut_that_meets_a_replay_checks_again_or_is_refused(
+    made: Shop, attempts: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(declared(made)))
     cutting = import_module("frazil.cli.cut")  # the command has the name in the package
@@ -237,9 +237,9 @@ def test_a_cut_that_meets_a_replay_looks_again_or_is_refused(
         return load(*args, **more)
 
     monkeypatch.setattr(cutting, "tables_of", replayed)
-    monkeypatch.setattr(cutting, "ATTEMPTS", looks)
+    monkeypatch.setattr(cutting, "ATTEMPTS", attempts)
     found = CliRunner().invoke(frazil, ["cut", "shop", "--json", "--streams", str(tmp_path)])
-    if looks == 1:
+    if attempts == 1:
         assert isinstance(found.exception, WriterBusy)
         return
     catalog = load_catalog(None)
@@ -269,8 +269,8 @@ def test_a_replay_ends_whose_rows_a_person_gives_up_for_a_table_that_left_route_
     (behind,) = json.loads(call("route", "shop", "--json").stdout)["behind"]
     assert f"table {table}" in behind["reason"]
     assert "which the route of 'shop' no longer has, is not in the catalog 'default'" in behind["reason"]
-    for told in (behind["reason"], str(call("dlq", "replay", "shop").exception)):
-        assert f"`frazil {give_up}`" in told
+    for reported in (behind["reason"], str(call("dlq", "replay", "shop").exception)):
+        assert f"`frazil {give_up}`" in reported
     assert f"Rows that never reach {table}: 1." in call(*give_up.split(), "--yes").stdout
     assert call("route", "shop").exit_code == 0
     assert call("cut", "shop").exit_code == 0
@@ -338,14 +338,14 @@ def test_a_cut_of_a_time_has_a_replay_in_all_tables_or_in_none(
 def test_a_cut_before_a_replay_is_before_a_batch_that_a_table_got_after_it(
     made: Shop, clock: Iterator[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish = LaneCommitter.publish
+    publish = BackfillCommitter.publish
 
-    def decided(self: LaneCommitter, *args: Any, **more: Any) -> Any:
+    def decided(self: BackfillCommitter, *args: Any, **more: Any) -> Any:
         made.now_ms = next(clock)
         made.batch({"main": 1, RAW_A: 1})
         return publish(self, *args, **more)
 
-    monkeypatch.setattr(LaneCommitter, "publish", decided)
+    monkeypatch.setattr(BackfillCommitter, "publish", decided)
     replay(open_stream(made.spec), Selection())
     decided_ms = made.now_ms
     made.now_ms = next(clock)
@@ -357,13 +357,13 @@ def test_a_cut_before_a_replay_is_before_a_batch_that_a_table_got_after_it(
 
 def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop) -> None:
     made.batch({RAW_A: 1})
-    with pytest.raises(RouteBehind, match=r"shop.raw_a lacks 1 row of 1 batch: .* Fix the table first"):
+    with pytest.raises(RouteBehind, match=r"shop.raw_a is missing 1 row of 1 batch: .* Fix the table first"):
         replay(open_stream(made.spec), Selection())
     made.follow()
     load_catalog(None).drop_table(ORDERS)
     with pytest.raises(RouteBehind, match=r"table shop.orders is not there"):
         replay(open_stream(made.spec), Selection())
-    assert (made.letters(), read_lane(made.tables.main.refresh().properties, "shop")) == (len(KINDS), None)
+    assert (made.letters(), read_backfill(made.tables.main.refresh().properties, "shop")) == (len(KINDS), None)
 
 
 def test_batches_of_the_writer_meanwhile_change_nothing_for_the_letters(
@@ -387,9 +387,9 @@ def test_batches_of_the_writer_meanwhile_change_nothing_for_the_letters(
     assert (done.landed, done.failed) == (4, 2)
     right = {HOME: 3, ORDERS: 2, RAW_A: 4, NEW: 1}
     assert made.rows() == right
-    lane = read_lane(made.tables.main.refresh().properties, "shop")
-    assert lane is not None
-    routes.bring(opened_stream.tables, lane, chunks(made.tables.journals, lane))
+    backfill = read_backfill(made.tables.main.refresh().properties, "shop")
+    assert backfill is not None
+    routes.bring(opened_stream.tables, backfill, chunks(made.tables.journals, backfill))
     assert made.rows() == right, "once, whoever brings them"
     check_audit(made)
 
@@ -398,12 +398,12 @@ def test_an_abandoned_replay_leaves_tables_and_letters_as_they_were(
     made: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("frazil.backfill.commit.LaneCommitter.publish", _killed)
+        patch.setattr("frazil.backfill.commit.BackfillCommitter.publish", _killed)
         with pytest.raises(Killed):
             replay(open_stream(made.spec), Selection())
-    lane = read_lane(made.tables.main.refresh().properties, "shop")
-    assert lane is not None
-    abandon(open_stream(made.spec).tables, lane)
+    backfill = read_backfill(made.tables.main.refresh().properties, "shop")
+    assert backfill is not None
+    abandon(open_stream(made.spec).tables, backfill)
     assert (made.rows(), made.letters()) == ({HOME: 1, RAW_A: 2}, len(KINDS))
     assert [f.path for f in made.tables.store.list_files(f"{made.tables.state}/backfills")] == []
     replay(open_stream(made.spec), Selection())
@@ -412,17 +412,17 @@ def test_an_abandoned_replay_leaves_tables_and_letters_as_they_were(
 
 def test_letters_of_a_replay_whose_end_was_killed_may_be_discarded(made: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("frazil.backfill.commit.LaneCommitter.publish", _killed)
+        patch.setattr("frazil.backfill.commit.BackfillCommitter.publish", _killed)
         with pytest.raises(Killed):
             replay(open_stream(made.spec), Selection())
         with pytest.raises(WriterBusy, match="end it with `frazil backfill shop --abandon`"):
             discard(open_stream(made.spec), Selection(), MARK)
-        lane = read_lane(made.tables.main.refresh().properties, "shop")
-        assert lane is not None
+        backfill = read_backfill(made.tables.main.refresh().properties, "shop")
+        assert backfill is not None
         patch.setattr("frazil.backfill.commit.clear_ended", _killed)
         with pytest.raises(Killed):
-            abandon(open_stream(made.spec).tables, lane)
-    assert discard(open_stream(made.spec), Selection(), MARK) == len(KINDS), "home has none of them"
+            abandon(open_stream(made.spec).tables, backfill)
+    assert discard(open_stream(made.spec), Selection(), MARK) == len(KINDS), "the default table has none of them"
 
 
 def _killed(*_: Any, **__: Any) -> None:

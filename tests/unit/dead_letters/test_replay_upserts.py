@@ -18,14 +18,14 @@ from pyiceberg.exceptions import CommitFailedException
 from frazil.audit.compare import FindingKind
 from frazil.audit.upserts import audit_upserts
 from frazil.backfill.changes import changes_of
-from frazil.backfill.commit import LaneCommitter, abandon
-from frazil.backfill.lane_rules import check_declared, check_no_open_windows
+from frazil.backfill.commit import BackfillCommitter, abandon
+from frazil.backfill.rules import check_declared, check_no_open_windows
 from frazil.cli.main import frazil
 from frazil.commit import marker_change
+from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
+from frazil.commit.backfill_records import chunks
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.lane import LaneState, branch_name, read_lane
-from frazil.commit.lane_records import chunks
 from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import MergeWriter, Merging
@@ -70,7 +70,7 @@ LETTERS: dict[int, Change | None] = {
     7: None,
     9: (5, 1, "equal to a record after it"),
 }
-"""By offset; None for one that no declaration accepts."""
+"""Values by offset; None for one that no declaration accepts."""
 RECORDS: dict[int, Change] = {
     1: (1, 1, "first"),
     3: (2, 4, "second"),
@@ -146,9 +146,9 @@ class World:
         tables = self.tables
         for handle in (tables.main, tables.dead_letters):
             table = handle.refresh()
-            lane = read_lane(table.properties, "events")
-            assert lane is not None
-            assert (branch_name("events") in table.metadata.refs, lane.state) == (False, LaneState.PUBLISHED)
+            backfill = read_backfill(table.properties, "events")
+            assert backfill is not None
+            assert (branch_name("events") in table.metadata.refs, backfill.state) == (False, BackfillState.PUBLISHED)
         self.check_files()
         assert audit_upserts(self.stream.spec, tables).wrong == ()
 
@@ -161,9 +161,9 @@ class World:
             for manifest in snapshot.manifests(table.io)
             for entry in manifest.fetch_manifest_entry(table.io)
         }
-        assert {path.removeprefix("file://") for path in needed} >= {*self.lane_files()}
+        assert {path.removeprefix("file://") for path in needed} >= {*self.backfill_files()}
 
-    def lane_files(self) -> list[str]:
+    def backfill_files(self) -> list[str]:
         folder = f"{data_location(self.stream.table())}/events"
         found = [f.path.removeprefix("file://") for f in self.tables.store.list_files(folder)]
         return [path for path in found if "/backfill-" in path]
@@ -236,7 +236,9 @@ def test_letters_are_merged_in_their_order_and_those_that_land_or_are_stale_leav
     assert counted == {"inserted": "1", "updated": "1", "deleted": "1", "stale": "2"}
     assert json.loads(summary[WINDOWS]) == {str(int(BEGAN.timestamp()) * 1_000_000): 3}, "complete windows reopen"
     audit = audit_upserts(live.stream.spec, live.tables)
-    assert [(one.kind, one.count) for one in audit.findings] == [(FindingKind.NOT_COMPARED, 1)]
+    assert [(one.kind, one.count) for one in audit.findings] == [
+        (FindingKind.NOT_COMPARED, len(RECORDS) + len(LETTERS) - 1)
+    ]
     (audited,) = audit.partitions
     assert (audited.rows, audited.dead_letters) == (len(RECORDS) + len(LETTERS) - 1, 1), "letters that left are changes"
     status = stream_state(live.stream.spec, now_ms=live.tables.clock_ms())
@@ -252,7 +254,7 @@ def test_letters_are_merged_in_their_order_and_those_that_land_or_are_stale_leav
 def interrupted(live: World) -> None:
     """A replay that has staged its letters, and nothing of them is published."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LaneCommitter, "publish", _killed)
+        patch.setattr(BackfillCommitter, "publish", _killed)
         with pytest.raises(Killed):
             replay(open_stream(live.stream.spec), Selection())
 
@@ -263,12 +265,12 @@ def _killed(*_: Any, **__: Any) -> None:
 
 def test_changes_wait_for_their_merge_in_no_table_and_no_sweep_or_cleanup_takes_them(live: World) -> None:
     interrupted(live)
-    changes, tables = [path for path in live.lane_files() if path.endswith(".parquet")], live.tables
+    changes, tables = [path for path in live.backfill_files() if path.endswith(".parquet")], live.tables
     assert len(changes) == 1
     branch = live.stream.table().scan().use_ref(branch_name("events")).to_arrow()
     assert (branch.num_rows, live.rows()[2]) == (0, "second")
     sweep(tables, below_epoch=9, just_settled=True)
-    assert set(changes) <= {*live.lane_files()}
+    assert set(changes) <= {*live.backfill_files()}
     assert Undecided.of(live.stream.table().properties).holds(changes[0])
     replay(open_stream(live.stream.spec), Selection(reasons=("Other",)))
     live.check_settled()
@@ -367,14 +369,14 @@ def test_a_replay_behind_which_the_stream_is_moved_is_dropped_and_the_next_one_l
     assert (live.rows(), live.letters().keys()) == ({**live.rows(), 2: RIGHT[2]}, {4, 6, 7, 9})
 
 
-def test_a_staged_replay_is_told_as_changes_on_no_branch(live: World) -> None:
+def test_a_staged_replay_is_reported_as_changes_on_no_branch(live: World) -> None:
     interrupted(live)
     streams = ["--streams", str(live.stream.streams)]
-    told = CliRunner().invoke(frazil, ["backfill", "events", "--status", *streams]).output
-    assert re.search(r"state +staged\n.*\nchanges +5 in 1 file", told)
-    told = CliRunner().invoke(frazil, ["backfill", "events", "--abandon", "--yes", *streams]).output
-    assert "has staged 5 changes in 1 chunk; main has none of them." in told
-    assert live.lane_files() == []
+    reported = CliRunner().invoke(frazil, ["backfill", "events", "--status", *streams]).output
+    assert re.search(r"state +staged\n.*\nchanges +5 in 1 file", reported)
+    reported = CliRunner().invoke(frazil, ["backfill", "events", "--abandon", "--yes", *streams]).output
+    assert "has staged 5 changes in 1 chunk; main has none of them." in reported
+    assert live.backfill_files() == []
 
 
 def test_a_batch_after_the_replay_finds_its_rows_as_any_others(live: World) -> None:
@@ -388,10 +390,10 @@ def test_an_abandoned_replay_leaves_table_and_letters_as_they_were(live: World) 
     before = live.rows(), live.letters()
     interrupted(live)
     opened = open_stream(live.stream.spec)
-    lane = read_lane(live.stream.table().properties, "events")
-    assert lane is not None
-    abandon(opened.tables, lane)
-    assert (live.rows(), live.letters(), live.lane_files()) == (*before, [])
+    backfill = read_backfill(live.stream.table().properties, "events")
+    assert backfill is not None
+    abandon(opened.tables, backfill)
+    assert (live.rows(), live.letters(), live.backfill_files()) == (*before, [])
     replay(open_stream(live.stream.spec), Selection())
     assert live.rows() == RIGHT
 
@@ -433,21 +435,21 @@ def test_rows_on_the_open_branch_of_an_earlier_declaration_are_waited_for(live: 
 
 def test_what_was_staged_when_each_record_was_a_row_is_staged_anew(live: World) -> None:
     interrupted(live)
-    lane = read_lane(live.stream.table().properties, "events")
-    assert lane is not None
-    check_declared(_changes(live), merges=True, lane=lane)
+    backfill = read_backfill(live.stream.table().properties, "events")
+    assert backfill is not None
+    check_declared(_changes(live), merges=True, backfill=backfill)
     with pytest.raises(StaleBatch, match="another mode"):
-        check_declared(_changes(live), merges=False, lane=lane)
+        check_declared(_changes(live), merges=False, backfill=backfill)
 
 
 def _changes(live: World) -> tuple[StagedFile, ...]:
-    lane = read_lane(live.stream.table().properties, "events")
-    assert lane is not None
-    return changes_of(chunks(live.tables.journals, lane))
+    backfill = read_backfill(live.stream.table().properties, "events")
+    assert backfill is not None
+    return changes_of(chunks(live.tables.journals, backfill))
 
 
 STEPS_MADE = 22
-"""So many times a replay changes anything that outlives its process."""
+"""Number of changes of one replay that outlive its process."""
 
 
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])

@@ -9,12 +9,12 @@ import pytest
 
 from frazil.dev.airflow import EmbeddedAirflow, unhealthy
 
-BEAT = "2026-01-01T12:00:00+00:00"
+HEARTBEAT = "2026-01-01T12:00:00+00:00"
 HEALTHY = {
     "metadatabase": {"status": "healthy"},
-    "scheduler": {"status": "healthy", "latest_scheduler_heartbeat": BEAT},
-    "triggerer": {"status": "healthy", "latest_triggerer_heartbeat": BEAT},
-    "dag_processor": {"status": "healthy", "latest_dag_processor_heartbeat": BEAT},
+    "scheduler": {"status": "healthy", "latest_scheduler_heartbeat": HEARTBEAT},
+    "triggerer": {"status": "healthy", "latest_triggerer_heartbeat": HEARTBEAT},
+    "dag_processor": {"status": "healthy", "latest_dag_processor_heartbeat": HEARTBEAT},
 }
 
 

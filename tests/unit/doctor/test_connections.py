@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock, patch
 
 import pytest
 from click.testing import CliRunner, Result
 from moto import mock_aws
+from pyiceberg.catalog import Catalog
 
 from frazil.cli.main import frazil
+from frazil.commit import catalog_probe
 from frazil.doctor import connections, streams
 from frazil.doctor.connections import Connections
 from frazil.doctor.finding import Finding, State
@@ -23,6 +27,7 @@ from frazil.errors import (
     TopicMissing,
 )
 from frazil.kafka.admin import KafkaOffsets
+from frazil.offsets.spans import TopicPartition
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -65,6 +70,48 @@ def test_what_is_reached_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch
     assert not (tmp_path / "warehouse").exists()
 
 
+def test_each_namespace_that_the_stream_writes_to_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    file = declare(tmp_path)
+    file.write_text(
+        file.read_text()
+        + "dead-letters: {table: quarantine.rides}\n"
+        + "route: {by: header, name: tenant, tables: {a: tenants.a, b: tenants.b}, template: 'made.{value}'}\n"
+    )
+    good = "rides: the catalog and its storage can hold city.rides, and tables in quarantine, tenants, made"
+    assert validate(str(file)).stdout.splitlines()[2:] == [good]
+
+    def denied(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
+        if spec.table.identifier.startswith("quarantine."):
+            raise AccessDenied("no table may be created")
+        return probed(catalog, spec, now_ms=now_ms)
+
+    probed = catalog_probe.probe
+    monkeypatch.setattr(catalog_probe, "probe", denied)
+    result = validate(str(file))
+    assert result.exit_code == 10
+    assert "rides.yaml: table: namespace quarantine: AccessDenied: no table may be created" in result.stderr
+    assert good not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("partitions", "said"),
+    [
+        (None, ""),
+        ([], "; transactions db.transaction: the topic does not exist yet, so it is not checked. The connector"),
+        ([("db.transaction", 0)], "; transactions db.transaction: 1 partition"),
+    ],
+)
+def test_a_topic_of_transactions_that_does_not_exist_is_not_passed_over(
+    partitions: list[TopicPartition] | None, said: str
+) -> None:
+    envelope = SimpleNamespace(transactions="db.transaction")
+    with patch.object(connections, "envelope_of", lambda _: envelope):
+        words = connections._ends_in_words(Mock(), partitions)
+    assert words.startswith(said)
+    assert bool(words) == bool(said)
+
+
 def test_an_empty_folder_that_stood_before_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "warehouse").mkdir()
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
@@ -82,10 +129,10 @@ def test_a_location_of_its_own_is_left_as_it_was(tmp_path: Path, monkeypatch: py
 
 
 def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requested = []
 
     def silent(spec: StreamSpec) -> str:
-        asked.append(spec.name)
+        requested.append(spec.name)
         with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, spec.source.topics, timeout_s=0.01) as kafka:
             return str(kafka.describe())
 
@@ -97,7 +144,7 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
         file.write_text(file.read_text().replace("127.0.0.1:1", "${env:THE_KAFKA}"))
     files[2].write_text(files[2].read_text().replace("127.0.0.1:1", "127.0.0.1:2"))
     result = validate(*map(str, files))
-    assert (result.exit_code, asked) == (10, ["bikes", "trips"])
+    assert (result.exit_code, requested) == (10, ["bikes", "trips"])
     assert "bikes.yaml: source: KafkaUnavailable: describing topics bikes at 127.0.0.1:1 got no" in result.stderr
     assert (
         "rides.yaml: source: KafkaUnavailable: the brokers 127.0.0.1:1 do not answer: they were asked for stream "
@@ -112,19 +159,19 @@ def test_every_stream_says_what_is_wrong_and_their_catalog_is_asked_once(
         raise KafkaUnavailable("no broker answers")
 
     monkeypatch.setattr(connections, "_kafka", no_kafka)
-    asked = []
+    requested = []
     problems = connections._catalog_problems
-    monkeypatch.setattr(connections, "_catalog_problems", lambda spec: asked.append(spec.name) or problems(spec))
+    monkeypatch.setattr(connections, "_catalog_problems", lambda spec: requested.append(spec.name) or problems(spec))
     configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
     result = validate(*(str(declare(tmp_path, name)) for name in ("rides", "trips")))
     assert result.exit_code == 10
     assert len(result.stderr.splitlines()) == 4
     assert "rides.yaml: source: KafkaUnavailable: no broker answers" in result.stderr
     assert "trips.yaml: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://127" in result.stderr
-    assert asked == ["rides"]
+    assert requested == ["rides"]
 
 
-def test_a_registry_is_asked_and_each_fault_says_how_it_is_mended(
+def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
@@ -134,8 +181,8 @@ def test_a_registry_is_asked_and_each_fault_says_how_it_is_mended(
         file.write_text(file.read_text().replace("format: json", avro))
         spec = load_stream(file)
         assert "rides: its schema registry answers" in Connections.of({file: spec}).good
-        assert registry.asked == ["/subjects/rides-value/versions/latest"]
-        registry.answers[registry.asked[0]] = [(403, {"error_code": 403})]
+        assert registry.requested == ["/subjects/rides-value/versions/latest"]
+        registry.answers[registry.requested[0]] = [(403, {"error_code": 403})]
         (refused, _) = Connections.of({file: spec}).faults
         assert "refuses the credentials (403)" in refused.said
     (away, no_catalog) = connections_of(file)
@@ -161,7 +208,7 @@ def connections_of(file: Path) -> list[Finding]:
         (Place.TABLE, SpecError(""), "table.catalog"),
     ],
 )
-def test_the_mend_is_of_the_kind_of_fault(place: Place, error: FrazilError, said: str) -> None:
+def test_the_fix_is_of_the_kind_of_fault(place: Place, error: FrazilError, said: str) -> None:
     assert said in fix_of(place, error)
     assert fix_of(place, MissingExtra("pip install")) == ""
 

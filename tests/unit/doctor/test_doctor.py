@@ -1,4 +1,4 @@
-"""`frazil doctor`: each check says what is so and how a fault is mended, and none keeps the others from answering."""
+"""`frazil doctor`: each check says what is so and how a fault is fixed, and none keeps the others from answering."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def test_a_clock_is_judged_by_how_far_it_is_apart(apart_ms: int, state: State) -
 
 
 @given(st.integers(-200_000, 200_000), st.integers(0, 5_000), st.integers(0, 5_000), st.integers(0, 999))
-def test_no_delay_makes_clocks_look_further_apart_than_they_are(skew: int, there: int, back: int, cut: int) -> None:
+def test_no_delay_makes_clocks_check_further_apart_than_they_are(skew: int, there: int, back: int, cut: int) -> None:
     """A server reads its clock after the request took its way, and a header leaves out part of a second."""
     theirs = NOW + there + skew - cut
-    told = ServerTime(NOW, theirs, NOW + there + back, precision_ms=1_000)
-    assert abs(told.apart_ms) <= abs(skew)
-    assert abs(told.apart_ms) >= abs(skew) - there - back - 1_000
+    reported = ServerTime(NOW, theirs, NOW + there + back, precision_ms=1_000)
+    assert abs(reported.apart_ms) <= abs(skew)
+    assert abs(reported.apart_ms) >= abs(skew) - there - back - 1_000
 
 
 class _Late(BaseHTTPRequestHandler):
@@ -119,7 +119,7 @@ def test_a_server_tells_its_time_even_where_it_refuses_us(late_server: str) -> N
     assert "behind us" in found.said
 
 
-def test_a_database_is_asked_for_its_time() -> None:
+def test_a_database_is_requested_its_time() -> None:
     def broken() -> int:
         raise OSError
 
@@ -268,7 +268,7 @@ def test_a_port_that_another_program_has_is_named_and_our_own_is_not() -> None:
     assert f"{port} (kafka)" in other.said
 
 
-def test_broken_declarations_are_told_beside_sound_ones(tmp_path: Path) -> None:
+def test_broken_declarations_are_reported_beside_sound_ones(tmp_path: Path) -> None:
     assert states(declarations(tmp_path / "none")[1]) == [State.SKIPPED]
     (tmp_path / "a.yaml").write_text(
         "name: a\nsource: {topics: [a], format: json, bootstrap-servers: '127.0.0.1:1'}\ntable: t.a\n"

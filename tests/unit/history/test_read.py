@@ -125,7 +125,7 @@ def objects(tmp_path: Path) -> Objects:
     return Objects(LocalStore(), f"{tmp_path}/_frazil/_history/ticks", "uuid-1")
 
 
-def told(objects: Objects) -> list[Happened]:
+def reported(objects: Objects) -> list[Happened]:
     found, problems = read_acts(objects, Acts.SUPERVISION)
     assert problems == []
     return found
@@ -146,7 +146,7 @@ def test_what_supervisors_did_is_among_what_happened(table: Table) -> None:
     assert kinds == [Kind.END, Kind.SUPERVISION, Kind.EPOCH]
 
 
-def test_what_people_did_is_told_beside_it_and_fails_nobody_where_it_cannot_be_written(
+def test_what_people_did_is_reported_beside_it_and_fails_nobody_where_it_cannot_be_written(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell(Supervision(lambda: Objects.of(table, "ticks")), SAID, "start")
@@ -162,20 +162,20 @@ def test_what_people_did_is_told_beside_it_and_fails_nobody_where_it_cannot_be_w
     )
 
 
-def test_a_decision_that_stays_is_told_once_and_one_that_comes_back_again(objects: Objects) -> None:
+def test_a_decision_that_stays_is_reported_once_and_one_that_comes_back_again(objects: Objects) -> None:
     supervision = Supervision(lambda: objects)
     for at in (NOW, NOW + 1, NOW + 2):
         tell(supervision, Happened(at, Kind.SUPERVISION, "the writer is started"), "start")
     tell(supervision, None, "keep")
     tell(supervision, Happened(NOW + 9, Kind.SUPERVISION, "the writer is started"), "start")
-    assert [what.at_ms for what in told(objects)] == [NOW, NOW + 9]
+    assert [what.at_ms for what in reported(objects)] == [NOW, NOW + 9]
 
 
-def test_the_next_supervisor_repeats_nothing_and_keeps_what_was_told(objects: Objects) -> None:
+def test_the_next_supervisor_repeats_nothing_and_keeps_what_was_reported(objects: Objects) -> None:
     for supervision in (Supervision(lambda: objects), Supervision(lambda: objects)):
         tell(supervision, SAID, "start")
     tell(supervision, Happened(NOW + 1, Kind.SUPERVISION, "the writer is killed"), "kill")
-    assert [what.at_ms for what in told(objects)] == [NOW, NOW + 1]
+    assert [what.at_ms for what in reported(objects)] == [NOW, NOW + 1]
 
 
 def test_before_there_is_a_table_and_while_the_catalog_is_away_it_waits(objects: Objects) -> None:
@@ -191,9 +191,9 @@ def test_before_there_is_a_table_and_while_the_catalog_is_away_it_waits(objects:
     tell(supervision, SAID, "start")
     for n in (1, 2):
         tell(supervision, None, "keep", NOW + n * AGAIN_MS - 1)
-        assert told(objects) == []
+        assert reported(objects) == []
         tell(supervision, None, "keep", NOW + n * AGAIN_MS)
-    assert told(objects) == [SAID]
+    assert reported(objects) == [SAID]
 
 
 def test_a_supervisor_never_waits_for_a_catalog_that_hangs_and_what_waits_is_bounded(objects: Objects) -> None:
@@ -209,6 +209,6 @@ def test_a_supervisor_never_waits_for_a_catalog_that_hangs_and_what_waits_is_bou
     answers.set()
     supervision.join(10)
     tell(supervision, None, "keep")
-    sentences = [what.sentence for what in told(objects)]
+    sentences = [what.sentence for what in reported(objects)]
     assert sentences[-1] == "decision 99"
     assert len(sentences) <= 2 * MAX_WAITING  # what the hanging write had, and what waited behind it

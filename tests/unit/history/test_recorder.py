@@ -168,18 +168,18 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
         (DistributionChosen(BatchKey(4, 1), True, "it pays", 9, 90, 9), Kind.DECISION, "it pays"),
         (ThrottleEvaluated("the metadata grows", 2.0, was_under_pressure=False), Kind.THROTTLE, "the metadata grows"),
         (OutageMet("the catalog is away"), Kind.OUTAGE, "the catalog is away"),
-        (TablesBehind(frozenset({"a.b"}), "a.b lacks 1 row"), Kind.OUTAGE, "a.b lacks 1 row"),
+        (TablesBehind(frozenset({"a.b"}), "a.b is missing 1 row"), Kind.OUTAGE, "a.b is missing 1 row"),
     ],
 )
-def test_what_happened_is_told_in_words(bench: Bench, what: StreamEvent, kind: Kind, said: str) -> None:
+def test_what_happened_is_reported_in_words(bench: Bench, what: StreamEvent, kind: Kind, said: str) -> None:
     recorder = bench.writer(4)
     bench.tell(recorder, what, at_ms=NOW + 5)
     recorder.write(NOW)
-    (told,) = (h for h in bench.stored().happened if h.at_ms == NOW + 5)
-    assert (told.kind, said in told.sentence) == (kind, True)
+    (reported,) = (h for h in bench.stored().happened if h.at_ms == NOW + 5)
+    assert (reported.kind, said in reported.sentence) == (kind, True)
 
 
-def test_what_repeats_with_each_batch_is_told_when_it_changes(bench: Bench) -> None:
+def test_what_repeats_with_each_batch_is_reported_when_it_changes(bench: Bench) -> None:
     recorder = bench.writer(4)
     for n in range(5):
         bench.tell(
@@ -192,8 +192,8 @@ def test_what_repeats_with_each_batch_is_told_when_it_changes(bench: Bench) -> N
     bench.tell(recorder, PhaseBegan(Phase.WAITING), PhaseBegan(Phase.WAITING), at_ms=NOW + 6_000)
     bench.tell(recorder, ThrottleEvaluated(None, 1.0, was_under_pressure=True), at_ms=NOW + 6_000)
     recorder.write(NOW)
-    told = [(h.kind, h.sentence) for h in bench.stored().happened if h.kind is not Kind.EPOCH]
-    assert told == [
+    reported = [(h.kind, h.sentence) for h in bench.stored().happened if h.kind is not Kind.EPOCH]
+    assert reported == [
         (Kind.OUTAGE, "the catalog is away, try 0"),
         (Kind.DECISION, "rows are shuffled from here on: 0 partitions"),
         (Kind.THROTTLE, "the metadata has 0 MiB"),
@@ -202,14 +202,14 @@ def test_what_repeats_with_each_batch_is_told_when_it_changes(bench: Bench) -> N
     ]
 
 
-def test_tables_that_lack_rows_are_told_when_they_are_others_and_when_all_have_all(bench: Bench) -> None:
+def test_tables_that_lack_rows_are_reported_when_they_are_others_and_when_all_have_all(bench: Bench) -> None:
     recorder = bench.writer(4)
     a, both, none = frozenset({"a"}), frozenset({"a", "b"}), frozenset[str]()
     for names, sentence in ((a, "1 row"), (a, "2 rows"), (both, "3 rows"), (none, "all have all"), (a, "4 rows")):
         bench.tell(recorder, TablesBehind(names, sentence), PhaseBegan(Phase.STAGING))
     recorder.write(NOW)
-    told = [h.sentence for h in bench.stored().happened if h.kind is Kind.OUTAGE]
-    assert told == ["1 row", "3 rows", "all have all", "4 rows"]
+    reported = [h.sentence for h in bench.stored().happened if h.kind is Kind.OUTAGE]
+    assert reported == ["1 row", "3 rows", "all have all", "4 rows"]
 
 
 def test_nothing_is_due_before_there_is_a_table_and_an_epoch(bench: Bench) -> None:
@@ -394,7 +394,7 @@ def test_a_storage_that_fails_is_logged_once_and_later_gets_all(bench: Bench, ca
 
 
 def test_the_writer_never_waits_for_a_storage_that_hangs(bench: Bench, tmp_path: Path) -> None:
-    scribes = Scribes(clock_ms=lambda: NOW, look_s=0.01)
+    scribes = Scribes(clock_ms=lambda: NOW, poll_interval_s=0.01)
     stuck, other = bench.writer(4), Bench(tmp_path / "other")
     bench.storage.answers.clear()
     scribes.add(stuck, storage="s3://hangs")
@@ -411,7 +411,7 @@ def test_the_writer_never_waits_for_a_storage_that_hangs(bench: Bench, tmp_path:
 
 
 def test_the_end_of_a_writer_writes_its_last_minute_and_why_it_ended(bench: Bench) -> None:
-    scribes, recorder = Scribes(clock_ms=lambda: NOW, look_s=0.01), bench.writer(4)
+    scribes, recorder = Scribes(clock_ms=lambda: NOW, poll_interval_s=0.01), bench.writer(4)
     scribes.add(recorder, storage="file://")
     eventually(lambda: bench.epochs() == {4})
     bench.tell(recorder, batch())
@@ -423,7 +423,7 @@ def test_the_end_of_a_writer_writes_its_last_minute_and_why_it_ended(bench: Benc
 
 
 def test_a_scribe_serves_streams_that_come_after_all_others_left(bench: Bench, tmp_path: Path) -> None:
-    scribes, second = Scribes(clock_ms=lambda: NOW, look_s=0.01), Bench(tmp_path / "second")
+    scribes, second = Scribes(clock_ms=lambda: NOW, poll_interval_s=0.01), Bench(tmp_path / "second")
     for one in (bench, second):
         recorder = one.writer(4)
         scribes.add(recorder, storage="file://")

@@ -43,7 +43,7 @@ def main() -> int:
     started = now_ms()
     print(f"fake writer {os.getpid()} starts {options.name}", flush=True)
 
-    def beat(phase: Phase, batch: int, *, advanced: int, error: str | None = None) -> None:
+    def heartbeat(phase: Phase, batch: int, *, advanced: int, error: str | None = None) -> None:
         last = advanced if batch else None
         by = orders.get("stall")
         stall = Stall(StallKind.OFFSETS, advanced, by, f"{by} holds the offsets back") if by else None
@@ -54,26 +54,26 @@ def main() -> int:
 
     batch, advanced = 0, started
     orders: dict[str, Any] = {}
-    beat(Phase.STARTING, batch, advanced=advanced)
+    heartbeat(Phase.STARTING, batch, advanced=advanced)
     while True:
         orders = json.loads(orders_file.read_text()) if orders_file.exists() else {}
         if "exit" in orders or orders.get("crash-at-start"):
             code = orders.get("exit", 3)
             error = orders.get("error", "asked to crash")
             print(error, flush=True)
-            beat(Phase.ENDED, batch, advanced=now_ms(), error=error)
+            heartbeat(Phase.ENDED, batch, advanced=now_ms(), error=error)
             return int(code)
         if stop.is_set():
             print("the current batch is committed; ending", flush=True)
-            beat(Phase.ENDED, batch, advanced=now_ms())
+            heartbeat(Phase.ENDED, batch, advanced=now_ms())
             return 0
         if orders.get("hang"):
-            beat(Phase.STAGING, batch, advanced=advanced)
+            heartbeat(Phase.STAGING, batch, advanced=advanced)
             time.sleep(0.05)
             continue
         time.sleep(orders.get("batch-seconds", 0.2))
         batch, advanced = batch + 1, now_ms()
-        beat(Phase.WAITING, batch, advanced=advanced)
+        heartbeat(Phase.WAITING, batch, advanced=advanced)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def test_a_document_is_what_was_written_last(tmp_path: Path):
     assert list((tmp_path / "made" / "later").iterdir()) == []
 
 
-def test_what_is_no_json_is_told(tmp_path: Path):
+def test_what_is_no_json_is_reported(tmp_path: Path):
     (tmp_path / "status.json").write_text("{")
     with pytest.raises(ValueError, match="Expecting"):
         open_exchange(tmp_path).read("status.json")

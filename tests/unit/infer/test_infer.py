@@ -248,7 +248,7 @@ def test_what_a_type_rests_on_and_what_would_be_dead_letters_is_said(
         (["a"] * 600, "1.50", "string", ""),
     ],
 )
-def test_an_odd_text_is_told_and_decides_no_type(texts: list[str], odd: str, declared: str, said: str) -> None:
+def test_an_odd_text_is_reported_and_decides_no_type(texts: list[str], odd: str, declared: str, said: str) -> None:
     records = [json.dumps({"x": text, "y": {"x": text}}).encode() for text in [*texts, odd]]
     text, spec = proposed(of := sample(records))
     assert str(schema(spec).find_type("x")) == declared
@@ -266,7 +266,7 @@ def test_a_column_whose_values_differ_in_type_is_not_one_to_sort_by() -> None:
     assert not proposed(mixed)[1].sort_by[0].startswith("s ")
 
 
-def test_keys_and_headers_are_told() -> None:
+def test_keys_and_headers_are_reported() -> None:
     text, _ = proposed(sample([b'{"a": 1}'] * 4, key=b"k", headers=("trace",)))
     assert "100% of the records have a key" in text
     assert 'seen: "trace"' in text

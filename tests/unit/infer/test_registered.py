@@ -136,7 +136,7 @@ def test_the_envelope_of_captured_changes_is_named_first(server: MadeRegistry) -
     assert "Debezium's events" in text.splitlines()[2]
 
 
-def test_a_registry_that_is_away_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_registry_that_is_away_is_reported_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("frazil.infer.topic.sample_of", lambda *_, **__: sample(framed(1, avro(RIDE))))
     (tmp_path / "_defaults.yaml").write_text(
         "source: {bootstrap-servers: '127.0.0.1:1', format: {registry: {url: 'http://127.0.0.1:1', timeout: 1s}}}"
@@ -159,12 +159,12 @@ def test_a_registry_that_is_away_is_told_with_what_to_do(monkeypatch: pytest.Mon
         ("{format: {registry: {uri: x}}}", "source.format.registry.uri: is an unknown key"),
     ],
 )
-def test_a_mistake_in_what_streams_share_is_told_before_anybody_is_asked(
+def test_a_mistake_in_what_streams_share_is_reported_before_anybody_is_asked(
     tmp_path: Path, source: str, answer: str
 ) -> None:
     (tmp_path / "_defaults.yaml").write_text(f"source: {source}\n")
-    asked = ["infer", "t", "--streams", str(tmp_path), "--bootstrap-servers", "127.0.0.1:1"]
-    error = CliRunner().invoke(frazil, asked).exception
+    requested = ["infer", "t", "--streams", str(tmp_path), "--bootstrap-servers", "127.0.0.1:1"]
+    error = CliRunner().invoke(frazil, requested).exception
     assert isinstance(error, SpecError)
     assert f"{tmp_path}/_defaults.yaml: {answer}" in str(error).splitlines()
 
@@ -276,11 +276,11 @@ def test_protobuf_is_said_to_be_left_to_a_person() -> None:
 @pytest.mark.parametrize("option", [True, False])
 def test_credentials_between_the_brokers_are_refused_before_anything_is_asked(tmp_path: Path, option: bool) -> None:
     servers = "SASL_SSL://user:hunter2@127.0.0.1:1"
-    asked = ["infer", "t", "--streams", str(tmp_path)]
+    requested = ["infer", "t", "--streams", str(tmp_path)]
     if option:
-        asked += ["--bootstrap-servers", servers]
+        requested += ["--bootstrap-servers", servers]
     else:
         (tmp_path / "_defaults.yaml").write_text(f"source: {{bootstrap-servers: '{servers}'}}\n")
-    said = str(CliRunner().invoke(frazil, asked).exception)
+    said = str(CliRunner().invoke(frazil, requested).exception)
     assert "bootstrap-servers: has '@', as in credentials next to a host" in said
     assert "hunter2" not in said

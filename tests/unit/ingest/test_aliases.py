@@ -133,13 +133,13 @@ def test_what_an_event_tells_under_its_own_name_is_not_kept():
 
 
 def test_a_null_hides_nothing_if_the_column_has_a_value_under_any_of_its_names():
-    told = [{"was": [1.5]}, {"now": [1.5]}, {"was": None, "now": [1.5]}, {"older": [1.5]}]
-    untold = [{"was": None}, {"now": None}, {"was": None, "now": None}]
+    reported = [{"was": [1.5]}, {"now": [1.5]}, {"was": None, "now": [1.5]}, {"older": [1.5]}]
+    unreported = [{"was": None}, {"now": None}, {"was": None, "now": None}]
     doubles = ListType(3, DoubleType(), element_required=False)
-    found = captured(doubles, *told, {}, *untold, was=2, older=2)
+    found = captured(doubles, *reported, {}, *unreported, was=2, older=2)
     assert found.rows["now"].to_pylist() == [[1.5]] * 4 + [None]
     assert [(r.index, r.error_class, r.error.split(":")[0]) for r in found.rejections] == [
-        (5, "UntoldValue", "after.was"),
-        (6, "UntoldValue", "after.now"),
-        (7, "UntoldValue", "after.now"),
+        (5, "UnavailableValue", "after.was"),
+        (6, "UnavailableValue", "after.now"),
+        (7, "UnavailableValue", "after.now"),
     ]

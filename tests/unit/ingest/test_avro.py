@@ -43,13 +43,13 @@ class Registered:
 
     def __init__(self, schemas: Mapping[int, Any]) -> None:
         self._schemas = schemas
-        self.asked: list[int] = []
+        self.requested: list[int] = []
 
     def ask(self, schema_ids: Sequence[int]) -> None:
         pass
 
     def get(self, schema_id: int) -> SchemaText:
-        self.asked.append(schema_id)
+        self.requested.append(schema_id)
         found = self._schemas.get(schema_id, UnknownSchema(f"the registry has no schema of id {schema_id}"))
         if isinstance(found, Exception):
             raise found
@@ -90,7 +90,7 @@ def test_each_record_is_read_by_the_schema_of_its_id() -> None:
         1: {"s": "b", "l": None, "in": {"x": 5}},
         2: {"s": "ä", "l": 2**31 - 1, "in": None},
     }
-    assert sorted(registered.asked) == [7, 70_000]
+    assert sorted(registered.requested) == [7, 70_000]
 
 
 def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_it() -> None:
@@ -138,7 +138,7 @@ def test_a_registry_that_is_away_blames_no_record() -> None:
         decode(Chunk.of_values([framed(1, b"\2a\2")]))
 
 
-def test_a_null_in_a_required_column_and_other_branches_of_a_union_are_told_by_value() -> None:
+def test_a_null_in_a_required_column_and_other_branches_of_a_union_are_reported_by_value() -> None:
     schema = record(("s", ["null", "string"]), ("l", ["null", "int", "string", "long"]))
     values = [{"s": "a", "l": None}, {"s": None, "l": 1}, {"s": "b", "l": 5}, {"s": "c", "l": "x"}]
     decode = AvroDecoder(COLUMNS, {}, SchemaText("AVRO", json.dumps(schema)))
@@ -172,7 +172,7 @@ def test_types_are_found_by_full_name_across_references_and_inside_themselves() 
     assert deep[0][0] == "TooDeep"
 
 
-def test_a_schema_that_is_none_is_told() -> None:
+def test_a_schema_that_is_none_is_reported() -> None:
     for text in (
         "",
         "[]",
@@ -213,11 +213,11 @@ def test_lengths_that_the_record_cannot_have_cost_nothing(content: bytes) -> Non
     tracemalloc.start()
     try:
         found = outcomes(decode(Chunk.of_values([content])))
-        _, most = tracemalloc.get_traced_memory()
+        _, limit = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert found[0][0] == "InvalidAvro"
-    assert most < 2**20
+    assert limit < 2**20
 
 
 def test_elements_that_take_no_bytes_cost_little() -> None:
@@ -230,7 +230,7 @@ def test_elements_that_take_no_bytes_cost_little() -> None:
     assert found[1][0] == "InvalidAvro"
 
 
-def test_many_keys_are_compared_and_a_repeated_one_is_told() -> None:
+def test_many_keys_are_compared_and_a_repeated_one_is_reported() -> None:
     schema = record(("m", {"type": "map", "values": "long"}))
     decode = AvroDecoder(LISTS, {}, SchemaText("AVRO", json.dumps(schema)))
     many = {f"key {i}": i for i in range(20_000)}

@@ -73,7 +73,7 @@ def test_the_row_has_the_schemas_order_and_field_ids() -> None:
     assert [int(field.metadata[b"PARQUET:field_id"]) for field in rows.schema] == [1, 2, 3, 4]
 
 
-def test_what_is_wrong_with_a_key_or_header_is_told() -> None:
+def test_what_is_wrong_with_a_key_or_header_is_reported() -> None:
     chunk = chunk_of([(b'{"id":1}', None, []), (b'{"id":1}', b"a", [("trace-id", b"ab\xff")])])
     found = BesideValue(SCHEMA, BESIDE)(DECODE(chunk), chunk)
     assert [(r.error_class, r.error) for r in found.rejections] == [

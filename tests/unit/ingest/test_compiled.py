@@ -152,7 +152,7 @@ def test_code_of_old_versions_is_removed_when_a_new_one_begins(cache: Path) -> N
     assert (old.exists(), recent.exists()) == (False, True)
 
 
-def test_a_cache_that_is_damaged_is_mended(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_is_damaged_is_fixed(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     def add(x: int) -> int:
         return x + 1
 

@@ -1,4 +1,4 @@
-"""JSON to Arrow: every message is either its own row or a rejection, whatever stands beside it."""
+"""JSON to Arrow: every message is either its own row or a rejection, whatever stands next to it."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ literals = st.one_of(
 
 @settings(max_examples=max(150, settings().max_examples))
 @given(st.lists(st.tuples(st.sampled_from([f.name for f in LOOSE.fields]), literals), min_size=1, max_size=6))
-def test_the_slow_look_and_the_fast_path_agree_on_every_type(cells: list[tuple[str, str]]) -> None:
+def test_the_slow_check_and_the_fast_path_agree_on_every_type(cells: list[tuple[str, str]]) -> None:
     """A poisoned neighbour forces the slow look upon records that would otherwise pass together."""
     values = [f'{{"{name}":{literal}}}'.encode() for name, literal in cells]
     alone = [decode_loose(Chunk.of_values([value])) for value in values]
@@ -396,7 +396,7 @@ PRICES = Schema(
 )
 
 
-def test_strings_that_look_like_numbers_cost_nothing(read_singly: list[bytes | None]) -> None:
+def test_strings_that_resemble_numbers_cost_nothing(read_singly: list[bytes | None]) -> None:
     values = [b'{"id":"9c5b94b1-35ad-4%03d-b8e-4100-0000%08de-41","price":0.5}' % (i, i) for i in range(1_000)]
     decoded = decoder("json", PRICES, {})(Chunk.of_values(values))
     assert decoded.kept.tolist() == list(range(1_000))

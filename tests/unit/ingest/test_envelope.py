@@ -196,7 +196,7 @@ def test_an_event_of_no_row_is_neither_row_nor_dead_letter() -> None:
     ],
     ids=str,
 )
-def test_what_only_looks_like_an_event_of_no_row_is_a_dead_letter(value: dict[str, Any]) -> None:
+def test_what_only_resembles_an_event_of_no_row_is_a_dead_letter(value: dict[str, Any]) -> None:
     assert [r.error_class for r in decode([value]).rejections] == ["NotAnEnvelope"]
 
 
@@ -223,9 +223,12 @@ def test_a_position_ends_with_the_sources_time_whatever_column_has_that_too() ->
     source = {**SPEC["source"], "format": {"type": "json", "envelope": {"metadata": metadata}}}  # type: ignore[dict-item]
     bare = {name: value for name, value in SOURCE.items() if name != "ts_ms"}
     events = [event("c", after=ROW), event("c", after=ROW, source=bare)]
-    told, untold = decode(events, source=source).rows.to_pylist()
-    assert (told["place"], told["said_at"]) == ("00000000000024023128@1767225600000", datetime(2026, 1, 1, tzinfo=UTC))
-    assert (untold["place"], untold["said_at"]) == ("00000000000024023128", None)
+    reported, unreported = decode(events, source=source).rows.to_pylist()
+    assert (reported["place"], reported["said_at"]) == (
+        "00000000000024023128@1767225600000",
+        datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    assert (unreported["place"], unreported["said_at"]) == ("00000000000024023128", None)
 
 
 def test_a_position_has_its_row_whatever_the_type_of_the_column_that_has_that_too() -> None:

@@ -80,9 +80,9 @@ def plain_longs(schema: Any) -> Any:
 
 def became(of: dict[str, Any], declared: str, value: bytes) -> str:
     kind, *options = declared.split(", ") if not declared.startswith(("decimal", "struct")) else [declared]
-    told = dict(option.split(": ") for option in options)
-    envelope = {"metadata": {"said_at": "ts_ms"}, **({"times": "iso"} if "times" in told else {})}
-    column = {"type": kind, "unit": told["unit"]} if "unit" in told else kind
+    reported = dict(option.split(": ") for option in options)
+    envelope = {"metadata": {"said_at": "ts_ms"}, **({"times": "iso"} if "times" in reported else {})}
+    column = {"type": kind, "unit": reported["unit"]} if "unit" in reported else kind
     spec = StreamSpec.model_validate(
         {
             "name": "s",

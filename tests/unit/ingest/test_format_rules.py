@@ -478,7 +478,7 @@ DEPTHS: dict[str, tuple[int, Callable[[int], Record]]] = {
     "debezium": (500, lambda depth: of_debezium(f'{{"other": {nested(depth - 2)}}}')),
     "avro": (500, lambda depth: ({"type": "avro", "schema-text": json.dumps(NODE)}, b"\x02" * (depth - 1) + b"\x00")),
 }
-"""Without Protobuf, which passes over what no column wants by its length, unread."""
+"""Formats but Protobuf, which passes over what no column wants by its length, unread."""
 
 
 def _messages(depth: int) -> bytes:
@@ -494,9 +494,9 @@ def _messages(depth: int) -> bytes:
 
 @pytest.mark.parametrize("form", DEPTHS)
 def test_what_is_nested_too_deep_is_a_dead_letter_also_where_no_column_wants_it(form: str) -> None:
-    most, made = DEPTHS[form]
+    limit, made = DEPTHS[form]
     column = t.NestedField(1, "y", LONG, required=False)
-    assert [outcome(made(depth), column) for depth in (most, most + 1)] == [None, "TooDeep"]
+    assert [outcome(made(depth), column) for depth in (limit, limit + 1)] == [None, "TooDeep"]
 
 
 NODES: dict[str, Record] = {

@@ -1,4 +1,4 @@
-"""Which wider or optional columns would hold a refused record: those, and only if they are enough."""
+"""The wider or optional columns that would hold a refused record: those, and only if they are enough."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_record_that_would_stay_refused_changes_nothing(value: bytes):
     assert not drift(value)
 
 
-def test_the_widest_of_several_records_is_asked_for():
+def test_the_widest_of_several_records_is_requested():
     found = drift(b'{"s":"","d":123.4}', b'{"s":"","d":12345}', b'{"s":"","d":1234}')
     assert found.wider == {("d",): "decimal(7, 2)"}
 

@@ -74,7 +74,7 @@ class MadeLibrary:
         self._structs = [self._laid_out(m) for m in sent]
         self._next = 0
         self.destroyed: Counter[int] = Counter()
-        self.asked = 0
+        self.requested = 0
         self.unassigned: list[tuple[str, int]] = []
         destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.message_destroy)
         stamp = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(self._timestamp)
@@ -119,7 +119,7 @@ class MadeLibrary:
         return self._by_address[address].leader_epoch
 
     def _headers(self, address: int, to: int) -> int:
-        self.asked += 1
+        self.requested += 1
         if not self._by_address[address].headers:
             return KafkaError._NOENT
         ctypes.c_int64.from_address(to).value = address  # in place of the list's own address
@@ -358,7 +358,7 @@ def test_both_readers_keep_the_headers_and_find_the_last_of_a_name(made: list[He
 
 
 @pytest.mark.parametrize(("leader_epoch", "value"), [(3, b""), (3, b"some"), (-1, b"some"), (3, None)])
-def test_headers_are_asked_for_only_where_there_may_be_some(leader_epoch: int, value: bytes | None) -> None:
+def test_headers_are_requested_only_where_there_may_be_some(leader_epoch: int, value: bytes | None) -> None:
     sent = [Sent("a", 0, n, b"k", value, n, leader_epoch=leader_epoch) for n in range(1000)]
     library = MadeLibrary(sent)
     with pytest.MonkeyPatch.context() as patch:
@@ -366,10 +366,10 @@ def test_headers_are_asked_for_only_where_there_may_be_some(leader_epoch: int, v
         with ColumnReader({}, [OffsetRange("a", 0, 0, 1000)]) as reader:
             assert [chunk.headers for chunk in reader] == [None]
     known = leader_epoch >= 0 and value is not None
-    assert library.asked == (16 if known else 1000)
+    assert library.requested == (16 if known else 1000)
 
 
-def test_once_a_record_has_headers_that_its_bytes_did_not_say_each_is_asked_for() -> None:
+def test_once_a_record_has_headers_that_its_bytes_did_not_say_each_is_requested() -> None:
     some = (("h", b"x"),)
     sent = [Sent("a", 0, n, None, b"v", n, headers=some, hides_headers=True) for n in range(1, 1000)]
     library = MadeLibrary(sent)
@@ -397,7 +397,7 @@ def test_headers_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPat
     assert max(sizes) < 2 * CHUNK_BYTES
 
 
-def test_null_and_empty_are_told_apart_and_records_without_a_time_have_none() -> None:
+def test_null_and_empty_are_distinguished_and_records_without_a_time_have_none() -> None:
     sent = [Sent("a", 0, 0, None, b""), Sent("a", 0, 1, b"", None, 5), Sent("a", 0, 2, b"k", b"v", 6)]
     wanted = [("a", 0, 0, None, b"", -1), ("a", 0, 1, b"", None, 5), ("a", 0, 2, b"k", b"v", 6)]
     for read in (by_columns, by_messages):
@@ -435,7 +435,7 @@ def test_an_end_that_moves_a_position_counts_as_progress_and_one_that_repeats_it
 
 
 @pytest.mark.parametrize("read", [by_columns, by_messages])
-def test_records_that_nobody_asked_for_are_in_no_range(read: Any) -> None:
+def test_records_that_nobody_requested_are_in_no_range(read: Any) -> None:
     strange = [Sent("a", 0, 0, None, b"x"), Sent("a", 9, 0, None, b"x"), Sent("b", 1, 0, None, b"x")]
     ranges = [OffsetRange("a", 1, 0, 1), OffsetRange("c", 0, 0, 9)]
     sent = [*strange, Sent("a", 1, 0, None, b"own", 5), Sent("c", 0, 9, error=EOF)]
@@ -524,10 +524,12 @@ def test_a_quota_is_waited_for_and_named_where_nothing_comes(read: Any, caplog: 
 
 
 @pytest.mark.parametrize("read", [by_columns, by_messages])
-def test_what_was_read_is_told_before_a_chunk_is_full(read: Any) -> None:
-    told: list[int] = []
-    read([Sent("a", 0, n, None, b"v", n) for n in range(773)], [OffsetRange("a", 0, 0, 100_000)], on_read=told.append)
-    assert max(told) == 773
+def test_what_was_read_is_reported_before_a_chunk_is_full(read: Any) -> None:
+    reported: list[int] = []
+    read(
+        [Sent("a", 0, n, None, b"v", n) for n in range(773)], [OffsetRange("a", 0, 0, 100_000)], on_read=reported.append
+    )
+    assert max(reported) == 773
 
 
 def test_lines_of_librdkafkas_log_go_to_pythons_and_none_to_stderr(

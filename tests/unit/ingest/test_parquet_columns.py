@@ -1,4 +1,4 @@
-"""Which types of a Parquet file can become a table's: those whose every value the table's type holds."""
+"""The types of a Parquet file that can become a table's: those whose every value the table's type holds."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def csv_format(columns: int, **changes: Any) -> dict[str, Any]:
 
 
 def outcomes(decoded: Decoded, count: int) -> list[Any]:
-    """For each record its row, or the class of its error; each record has exactly one."""
+    """The row of each record, or the class of its error; each record has exactly one."""
     found: dict[int, Any] = {r.index: r.error_class for r in decoded.rejections}
     for place, row in zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True):
         assert place not in found
@@ -75,7 +75,7 @@ def test_a_whole_value_is_its_row_if_python_reads_it(values: list[bytes | None])
     assert outcomes(NEEDED(Chunk.of_values(values)), count) == expected
 
 
-def test_where_a_text_is_not_utf8_is_told() -> None:
+def test_where_a_text_is_not_utf8_is_reported() -> None:
     (rejection,) = TEXT(Chunk.of_values([b"fine", "é".encode() * 8 + b"\xc3"])).rejections
     assert rejection.error == "c1: the value is not UTF-8 (byte 16): write UTF-8, or make the column binary"
 
@@ -166,7 +166,7 @@ def test_a_field_that_is_no_column_is_skipped_and_a_column_without_field_is_null
     assert outcomes(decode(Chunk.of_values([b"2,x,1"])), 1) == [(1, 2, None)]
 
 
-def test_what_is_wrong_with_a_line_is_told() -> None:
+def test_what_is_wrong_with_a_line_is_reported() -> None:
     lines = [b"a,b", b'"a', b'"a"b,c,d', b"a,b,c\nd,e,f", None, b"a,b,\xff"]
     errors = {r.index: (r.error_class, r.error) for r in TEXTS(Chunk.of_values(lines)).rejections}
     assert errors == {

@@ -208,7 +208,7 @@ def test_values_of_headers_are_not_kept(world: Callable[..., World]):
     assert Unsealer(None, sensitive=False)(SEALED + b"x", "here") == SEALED + b"x", "anybody can send it"
 
 
-def test_an_error_of_a_library_is_told_without_its_text(
+def test_an_error_of_a_library_is_reported_without_its_text(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     land = world(spec_of({"email": "hash"}, SCHEMA))
@@ -265,7 +265,7 @@ def test_a_dropped_field_that_the_table_has_stops_the_task(world: Callable[..., 
     assert not land.files()
 
 
-def test_a_value_that_looks_like_ours_is_not_kept(world: Callable[..., World]):
+def test_a_value_that_resembles_ours_is_not_kept(world: Callable[..., World]):
     protect = Protector(context(world(spec_of({"email": "hash"}, SCHEMA, letters="keep"))))
     assert protect.letter(SEALED + b"x", "p") == protect.letter(OMITTED, "p") == OMITTED
     assert protect.letter(b"frazil", "p") == b"frazil"

@@ -60,7 +60,7 @@ class Record:
 
 
 class FakeReader:
-    """Yields given chunks where Kafka's would come; each staging reads anew."""
+    """Yields given chunks where Kafka's would come; each staging reads again."""
 
     notice: str | None = None
 
@@ -92,7 +92,7 @@ class World:
     chunk_records: int = 1000
     reader: FakeReader | None = None
     writers: int = 0
-    """To how many writers rows are shuffled; 0: each task writes what it reads."""
+    """Number of writers that rows are shuffled to; 0: each task writes what it reads."""
 
     def context(self) -> StageContext:
         schema = iceberg.schema(self.spec)
@@ -142,18 +142,18 @@ class World:
         return Shuffle(self.writers, {(None,) * fields: parts} if fields else {})
 
     def _shuffled(self, context: StageContext, task: StageTask) -> StageResult:
-        """As two tasks before and after a shuffle; what is sent arrives in another order."""
+        """Run two tasks before and after a shuffle; what is sent arrives in another order."""
         sent = [*read(context, task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)]
-        told = sent.pop()
-        assert isinstance(told, Read)
+        reported = sent.pop()
+        assert isinstance(reported, Read)
         parcels = [p for p in reversed(sent) if isinstance(p, Parcel)]
-        files = list(told.result.files)
-        for writer, rows in enumerate(told.sent):
+        files = list(reported.result.files)
+        for writer, rows in enumerate(reported.sent):
             mine = [p for p in parcels if p.writer == writer]
             written = write(context, mine, writer=writer, attempt=0)
             assert written.received == ({task.index: rows} if rows else {})
             files += written.files
-        return replace(told.result, files=tuple(files))
+        return replace(reported.result, files=tuple(files))
 
     @staticmethod
     def _chunk(records: Sequence[Record], start: int) -> Chunk:
@@ -356,9 +356,9 @@ def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(
     kind: str, lowest: int, scale: int, width: int, make_world: MakeWorld
 ) -> None:
     world = make_world({"n": kind}, partition_by=[f"truncate({width}, n)"])
-    least = -(-lowest // width * width)
+    lowest_step = -(-lowest // width * width)
 
-    unscaled = [0, lowest, least - 1, least, -lowest - 1]
+    unscaled = [0, lowest, lowest_step - 1, lowest_step, -lowest - 1]
     values = [f"{n}".encode() if not scale else f"{n / 10**scale:.{scale}f}".encode() for n in unscaled]
     records = [Record(b'{"ts":"2024-01-01T00:00:00Z","n":%s}' % value) for value in [*values, b"null"]]
     main, dead = check(world, records, world.stage(records))
@@ -371,7 +371,7 @@ def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(
     assert world.reader.readings == 1
 
 
-# What nobody knows of yet
+# What no one knows of yet
 
 
 class Poison:
@@ -465,7 +465,7 @@ def test_a_table_that_no_record_fits_blames_no_record(make_world: MakeWorld, mon
     assert world.files() == set()
 
 
-def test_a_row_of_a_parquet_file_that_cannot_be_told_is_named(make_world: MakeWorld) -> None:
+def test_a_row_of_a_parquet_file_that_cannot_be_reported_is_named(make_world: MakeWorld) -> None:
     world = make_world({"x": "date"})
     path = world.folder / "in.parquet"
     columns = {
@@ -711,7 +711,7 @@ def test_each_record_lands_once_by_value_whatever_stands_beside_it(
 
 
 def assert_same_value(sent: dict[str, Any], row: dict[str, Any]) -> None:
-    """As far as JSON's value and the row's have one form."""
+    """Compare JSON's value and the row's, as far as they have one form."""
     value, landed = sent.get("x"), row["x"]
     assert (value is None) == (landed is None)
     if isinstance(value, int | str | bool) and type(value) is type(landed):
@@ -721,7 +721,7 @@ def assert_same_value(sent: dict[str, Any], row: dict[str, Any]) -> None:
 # Progress
 
 
-def test_progress_that_cannot_be_told_does_not_fail_the_task(
+def test_progress_that_cannot_be_reported_does_not_fail_the_task(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = make_world({"n": "long"})

@@ -49,11 +49,11 @@ def test_the_page_has_all_forms() -> None:
 @pytest.mark.parametrize(("declared", "form"), FORMS)
 def test_json_has_the_placeholder_in_the_form_of_its_type(declared: str, form: str) -> None:
     value = json.loads(form)
-    told = [value, None, *(v for v in others(value) if declared != "list<uuid>" or v is None)]
+    reported = [value, None, *(v for v in others(value) if declared != "list<uuid>" or v is None)]
     before = {"id": 1}
-    found = of(declared, *(update(v, before=before) for v in [*told, value]))
+    found = of(declared, *(update(v, before=before) for v in [*reported, value]))
     assert found.rejections == []
-    assert found.rows[KEPT].to_pylist() == [[X], *[None] * (len(told) - 1), [X]]
+    assert found.rows[KEPT].to_pylist() == [[X], *[None] * (len(reported) - 1), [X]]
     values = found.rows["x"].to_pylist()
     assert values[0] is values[-1] is values[1] is None
     assert None not in values[2:-1]
@@ -145,7 +145,7 @@ def test_a_null_that_may_be_no_null_is_a_dead_letter(declared: str) -> None:
     ]
     found = of(declared, *events)
     (rejection,) = found.rejections
-    assert (rejection.index, rejection.error_class) == (0, "UntoldValue")
+    assert (rejection.index, rejection.error_class) == (0, "UnavailableValue")
     assert rejection.error.startswith("after.x: null, which the connector also writes for a large value")
     assert found.kept.tolist() == [1, 2, 3]
 
@@ -158,7 +158,7 @@ def test_a_field_that_is_missing_hides_nothing(form: Any, framing: str) -> None:
     frame = bytes(5) if framing == "confluent" else b""
     values = [frame + json.dumps(e).encode() for e in [*events, form(event("u", after=ROW, n=float("nan")))]]
     found = decode(values, schema={**SPEC["schema"], "x": "list<double>"}, source=source)  # type: ignore[dict-item]
-    assert [(r.index, r.error_class) for r in found.rejections] == [(2, "UntoldValue")]
+    assert [(r.index, r.error_class) for r in found.rejections] == [(2, "UnavailableValue")]
     assert found.rows["x"].to_pylist() == [None, [1.5], None, None]
 
 
@@ -167,9 +167,9 @@ def test_the_written_schema_says_which_fields_are_missing() -> None:
     assert of_avro("list<double>", None, {"id": 1}).rejections == []
     assert of_avro("list<double>", doubles, {"id": 1, "x": [1.5]}).rejections == []
     (rejection,) = of_avro("list<double>", doubles, {"id": 1, "x": None}).rejections
-    assert rejection.error_class == "UntoldValue"
+    assert rejection.error_class == "UnavailableValue"
     (rejection,) = of_avro("list<double>", doubles, {"id": 1, "y": None}, name="y", aliases=["x"]).rejections
-    assert rejection.error_class == "UntoldValue"
+    assert rejection.error_class == "UnavailableValue"
 
 
 def test_the_text_of_a_key_is_the_key() -> None:
@@ -182,16 +182,16 @@ def test_the_text_of_a_key_is_the_key() -> None:
 
 
 def test_a_row_that_the_event_makes_has_no_value_to_keep() -> None:
-    """A changed primary key is a delete and a create, and PostgreSQL's log may lack a large value of the new row."""
+    """A changed primary key is a delete and a create; PostgreSQL may not log a large value of the new row."""
     made = event("c", after={**ROW, "name": PLACEHOLDER})
     found = decode([made, event("c", after=ROW), event("d", before={"id": 1})])
     (rejection,) = found.rejections
-    assert (rejection.index, rejection.error_class) == (0, "UntoldValue")
+    assert (rejection.index, rejection.error_class) == (0, "UnavailableValue")
     assert rejection.error.startswith("after.name: the placeholder for a value that the event omits")
     assert found.kept.tolist() == [1, 2]
 
 
-def test_what_a_snapshot_reads_is_told() -> None:
+def test_what_a_snapshot_reads_is_reported() -> None:
     found = decode([event("r", after={**ROW, "name": PLACEHOLDER}), event("r", after=ROW)])
     assert found.rejections == []
     assert found.rows["name"].to_pylist() == [PLACEHOLDER, "a"]

@@ -1,4 +1,4 @@
-"""Which refusals of a client are final. And a client may be left to the garbage collector, in whatever thread."""
+"""The refusals of a client that are final. And a client may be left to the garbage collector, in whatever thread."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_client_that_is_collected_in_a_thread_of_its_own_is_destroyed_in_one_o
         (KafkaError._TRANSPORT, "Connection refused", None),
     ],
 )
-def test_a_refusal_is_told_from_trouble_that_may_pass(code: int, text: str, check: str | None) -> None:
+def test_a_refusal_is_distinguished_from_trouble_that_may_pass(code: int, text: str, check: str | None) -> None:
     found = refusal(code, text, what="access to t", stream="flights", servers="kafka:9092")
     assert (found is None) == (check is None)
     if check is not None:

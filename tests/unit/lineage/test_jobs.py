@@ -1,4 +1,4 @@
-"""Runs of batch jobs are told in pairs, and nobody waits for a backend that is away."""
+"""Runs of batch jobs are reported in pairs, and no one waits for a backend that is away."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Backend:
         backend = self
 
         class Client:
-            def send(self, state: State, at_ms: int, told: RunFacts) -> None:  # noqa: ARG002
+            def send(self, state: State, at_ms: int, reported: RunFacts) -> None:  # noqa: ARG002
                 backend.meanwhile()
                 backend.sent.append((job, state))
 
@@ -67,12 +67,12 @@ def test_a_run_is_a_pair_with_what_it_read_and_wrote(monkeypatch: pytest.MonkeyP
     assert out["outputFacets"]["subset"]["outputCondition"]["partitions"][0]["dimensions"] == {"day": "2013-12-30"}
 
 
-def test_nothing_is_told_where_no_backend_is_declared() -> None:
+def test_nothing_is_reported_where_no_backend_is_declared() -> None:
     with telling({}) as jobs:
         assert jobs is None
 
 
-def test_three_hundred_runs_are_told_twice_over_each_as_its_own() -> None:
+def test_three_hundred_runs_are_reported_twice_over_each_as_its_own() -> None:
     backend = Backend()
     with telling(ON, connect=backend.connect) as jobs:
         assert jobs is not None
@@ -102,7 +102,7 @@ def test_a_backend_that_hangs_keeps_no_process(monkeypatch: pytest.MonkeyPatch) 
     forever.set()
 
 
-def test_a_backend_that_refuses_is_told_of_once_and_gets_the_start_with_the_end(
+def test_a_backend_that_refuses_is_reported_once_and_gets_the_start_with_the_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     backend, answers = Backend(), iter([OSError("500"), OSError("500"), None, None])
@@ -118,7 +118,7 @@ def test_a_backend_that_refuses_is_told_of_once_and_gets_the_start_with_the_end(
             run = jobs.run(name)
             run.started(NOW, RunFacts())
             run.ended(NOW, RunFacts())
-    # The first run is over when the second try of its start fails; the second is told whole.
+    # The first run is over when the second try of its start fails; the second is reported whole.
     assert backend.sent == [("late", State.START), ("late", State.COMPLETE)]
     assert [r.levelno for r in caplog.records if "OpenLineage" in r.getMessage()] == [logging.WARNING]
 

@@ -52,12 +52,12 @@ class Sent:
     fails: bool = False
     closed: bool = False
 
-    def send(self, state: State, at_ms: int, told: RunFacts) -> None:
+    def send(self, state: State, at_ms: int, reported: RunFacts) -> None:
         if self.fails:
             raise OSError("no route to host")
-        assert told.totals is not None
-        self.events.append((state, at_ms, told.totals, told.error))
-        self.inputs, self.output = told.inputs, told.output
+        assert reported.totals is not None
+        self.events.append((state, at_ms, reported.totals, reported.error))
+        self.inputs, self.output = reported.inputs, reported.output
 
     def close(self, timeout_s: float) -> None:  # noqa: ARG002
         self.closed = True
@@ -225,8 +225,8 @@ def test_a_backend_gets_a_streaming_job_its_topics_its_table_and_its_parent(monk
         client = Client(settings, "ticks")
         inputs = (Dataset("kafka://b:9092", "rides"),)
         client.send(State.START, NOW, RunFacts(inputs, output, Totals()))
-        told = RunFacts(inputs, output, Totals(7, 8, 9, 42, {"inserted": 5, "stale": 2}), error="OffsetGap: gone")
-        client.send(State.FAIL, NOW, told)
+        reported = RunFacts(inputs, output, Totals(7, 8, 9, 42, {"inserted": 5, "stale": 2}), error="OffsetGap: gone")
+        client.send(State.FAIL, NOW, reported)
         client.close(1)
     started, failed = received
     assert (started["eventType"], failed["eventType"]) == ("START", "FAIL")

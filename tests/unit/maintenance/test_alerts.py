@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.maintenance.alert_rules import CLEARS_AT, Reading, readings
-from frazil.maintenance.alerts import AlertState, AlertStates, AlertStep, step, told_alone
+from frazil.maintenance.alerts import AlertState, AlertStates, AlertStep, reported_alone, step
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.maintenance.unmeasured import gone, unmeasured
 from frazil.spec.maintenance import Alerts, Maintenance
@@ -45,13 +45,11 @@ def beyond(found: TableHealth, settings: Maintenance = SETTINGS) -> dict[str, st
 
 
 def run(values: list[int | None], *, every_ms: int = 5 * MINUTE_MS) -> list[AlertStep]:
-    """Successive measurements of the delete files; None means an unknown lag."""
+    """Successive measurements of the last commit's age; None means that it is unknown."""
     states, steps = AlertStates(), []
     for number, value in enumerate(values):
         now_ms = NOW_MS + number * every_ms
-        # The one rule whose value can be unknown: a last commit so many seconds ago.
-        last_ms = now_ms - (value if value is not None else 10**6) * 1000
-        found = stream(lag=None if value is None else 7, last_commit_at_ms=last_ms)
+        found = stream(lag=7, last_commit_at_ms=None if value is None else now_ms - value * 1000)
         steps.append(step(states, found, SETTINGS, now_ms=now_ms))
         states = AlertStates.from_json(json.loads(json.dumps(steps[-1].states.to_json())))
         assert states == steps[-1].states
@@ -115,7 +113,7 @@ def test_a_clock_that_was_put_back_does_not_keep_an_alert_from_firing():
     assert step(seen.states, health(manifests=101), SETTINGS, now_ms=NOW_MS + HOLD).fired
 
 
-def looks(*minutes: int) -> list[bool]:
+def checks(*minutes: int) -> list[bool]:
     """Whether an alert whose value is always beyond its threshold has fired by then."""
     states, fired = AlertStates(), []
     for minute in minutes:
@@ -125,14 +123,14 @@ def looks(*minutes: int) -> list[bool]:
     return fired
 
 
-def test_a_time_in_which_nobody_looked_is_no_part_of_the_hold():
-    assert looks(0, 24 * 60, 24 * 60 + 5, 24 * 60 + 10) == [False, False, False, True]
-    assert looks(0, 5, 24 * 60, 24 * 60 + 5) == [False] * 4
+def test_a_time_in_which_nobody_checked_is_no_part_of_the_hold():
+    assert checks(0, 24 * 60, 24 * 60 + 5, 24 * 60 + 10) == [False, False, False, True]
+    assert checks(0, 5, 24 * 60, 24 * 60 + 5) == [False] * 4
 
 
-def test_looks_that_are_further_apart_than_the_hold_can_fire():
-    assert looks(0, 60, 120) == [False, False, True]
-    assert looks(0, 12) == [False, True]
+def test_checks_that_are_further_apart_than_the_hold_can_fire():
+    assert checks(0, 60, 120) == [False, False, True]
+    assert checks(0, 12) == [False, True]
 
 
 def test_a_value_that_was_unknown_for_longer_than_the_hold_begins_it_anew():
@@ -148,7 +146,7 @@ def test_states_that_an_earlier_version_remembered_are_read():
     assert {a.rule for a in made.active} == {"manifests", "snapshots"}
 
 
-def test_the_version_before_can_read_the_states_of_alerts_that_were_told_alone():
+def test_the_version_before_can_read_the_states_of_alerts_that_were_reported_alone():
     states = AlertStates({"a": AlertState(1, True, 1, 2), "b": AlertState(1, True, 1, 2, alone=False)})
     assert states.to_json() == {"a": [1, True, 1, 2], "b": [1, True, 1, 2, False]}
     assert AlertStates.from_json(states.to_json()) == states
@@ -167,25 +165,25 @@ def test_what_fires_beyond_what_a_person_can_follow_is_marked_until_it_is_over()
     every = health(manifests=101, snapshots=2_001)
     states: dict[str, AlertStates] = {"a": AlertStates(), "b": AlertStates()}
 
-    def look(found: TableHealth, minutes: int) -> dict[str, AlertStep]:
+    def check(found: TableHealth, minutes: int) -> dict[str, AlertStep]:
         seen = {
             name: step(before, found, SETTINGS, now_ms=NOW_MS + minutes * MINUTE_MS) for name, before in states.items()
         }
-        marked = told_alone(seen, 3)
+        marked = reported_alone(seen, 3)
         states.update({name: AlertStates.from_json(made.states.to_json()) for name, made in marked.items()})
         return marked
 
     def flags(steps: dict[str, AlertStep], kind: str) -> list[bool]:
         return [alert.alone for made in steps.values() for alert in getattr(made, kind)]
 
-    look(every, 0)
-    fired = look(every, 10)
+    check(every, 0)
+    fired = check(every, 10)
     assert flags(fired, "fired") == flags(fired, "active") == [True, True, True, False]
-    assert flags(look(every, 15), "active") == [True, True, True, False]
+    assert flags(check(every, 15), "active") == [True, True, True, False]
     lost = unmeasured(states["b"], "demo.t", "away", SETTINGS.alerts, now_ms=NOW_MS)
     assert [alert.alone for alert in lost.active] == [True, False]
     assert [alert.alone for alert in gone(lost.states, "demo.t", "no stream declares it").resolved] == [True, False]
-    assert flags(look(WELL, 20), "resolved") == [True, True, True, False]
+    assert flags(check(WELL, 20), "resolved") == [True, True, True, False]
 
 
 # The rules
@@ -233,10 +231,15 @@ def test_files_that_grow_past_a_tenth_of_the_target_are_well_only_when_clearly_p
     ]  # fmt: skip
 
 
-def test_a_stream_is_stale_only_where_it_is_known_that_records_wait():
+def test_a_stream_is_stale_while_records_wait_or_their_number_could_not_be_read():
     old = NOW_MS - 20 * MINUTE_MS
     assert "20 min 0 s ago, 7 records wait" in beyond(stream(lag=7, last_commit_at_ms=old))["freshness:s"]
     assert beyond(stream(lag=0, last_commit_at_ms=old)) == {}
+    said = beyond(stream(lag=None, lag_problem="Kafka at k:9092 does not answer.", last_commit_at_ms=old))
+    assert said["freshness:s"].startswith(
+        "stream s of demo.t has no recent commit, and its lag is unknown (Kafka at k:9092 does not answer): "
+        "last commit 20 min 0 s ago, an unknown number of records wait"
+    )
 
     def value(lag: int | None, last_ms: int | None) -> float | None:
         return reading("freshness:s", stream(lag=lag, last_commit_at_ms=last_ms)).value

@@ -64,7 +64,7 @@ def test_compaction_is_due_by_what_came_since_the_last_one(changes: dict[str, An
 
 
 @pytest.mark.parametrize("changes", [{}, {"delete_files": 1}])
-def test_whatever_the_look_cannot_see_is_looked_at_in_one_run_of_each_day(changes: dict[str, Any]) -> None:
+def test_whatever_the_check_cannot_see_is_checked_in_one_run_of_each_day(changes: dict[str, Any]) -> None:
     hours = [is_due(Action.COMPACTION, at_ms=NOON_MS + hour * HOUR_MS, **changes) for hour in range(48)]
     assert sum(hours) == 2
     assert not is_due(Action.COMPACTION, at_ms=NOON_MS + 12 * HOUR_MS, data_files=4)
@@ -79,7 +79,7 @@ def test_what_something_holds_beyond_main_s_line_is_not_counted_with_it(made: Ma
     assert (found.snapshots, found.main_snapshots, found.main_oldest_at_ms) == (3, 1, made.now_ms)
 
 
-def test_manifests_of_specs_that_hide_one_another_are_looked_at_once_a_day() -> None:
+def test_manifests_of_specs_that_hide_one_another_are_checked_once_a_day() -> None:
     full_and_tiny = {"manifests": 100, "manifests_bytes": 60 * TARGET_BYTES}
     assert sum(is_due(Action.MANIFESTS, at_ms=NOON_MS + n * HOUR_MS, **full_and_tiny) for n in range(24)) == 1
     assert is_due(Action.MANIFESTS, manifests=100, manifests_bytes=100)
@@ -101,7 +101,7 @@ def test_expiry_is_due_by_the_age_of_main_s_own_line(changes: dict[str, Any], wo
     assert is_due(Action.EXPIRY, **changes) is worth
 
 
-def test_a_person_who_looks_in_a_days_first_hour_is_not_told_of_its_full_check() -> None:
+def test_a_person_who_reads_in_a_days_first_hour_is_not_reported_its_full_check() -> None:
     midnight = dataclasses.replace(LARGE, at_ms=NOON_MS + 12 * HOUR_MS)
     assert due(midnight, SETTINGS, full_check_at=timedelta(0))[Action.COMPACTION].due
     assert not due(midnight, SETTINGS)[Action.COMPACTION].due

@@ -1,4 +1,4 @@
-"""Which snapshots go and which stay, decided on metadata made by hand."""
+"""The snapshots that go and those that stay, decided on metadata made by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.types import LongType, NestedField
 
-from frazil.commit.lane import Lane, LaneState
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState
 from frazil.commit.marker import first_marker
 from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry, unset_properties
@@ -122,22 +122,22 @@ def test_of_a_table_that_is_written_without_pause_no_more_are_kept_than_commits_
 @pytest.mark.parametrize(
     ("state", "hours", "left"),
     [
-        (LaneState.STAGED, 0, list(range(1, 19))),
-        (LaneState.STAGING, 0, list(range(1, 19))),
-        (LaneState.STAGED, 25, [*range(1, 20), *range(21, 53)]),
-        (LaneState.PUBLISHED, 0, [*range(1, 20), *range(21, 53)]),
+        (BackfillState.STAGED, 0, list(range(1, 19))),
+        (BackfillState.STAGING, 0, list(range(1, 19))),
+        (BackfillState.STAGED, 25, [*range(1, 20), *range(21, 53)]),
+        (BackfillState.PUBLISHED, 0, [*range(1, 20), *range(21, 53)]),
     ],
 )
 def test_what_a_backfills_audit_began_with_is_kept_until_it_is_published_or_rests_for_a_day(
-    state: LaneState, hours: int, left: list[int]
+    state: BackfillState, hours: int, left: list[int]
 ):
     snapshots = line(60)
-    lane = snapshot(20, at=40 + hours * 60, parent=None)
-    snapshots[19:21] = [lane, snapshot(21, at=39, parent=1_019)]
+    backfill = snapshot(20, at=40 + hours * 60, parent=None)
+    snapshots[19:21] = [backfill, snapshot(21, at=39, parent=1_019)]
     found = metadata(
         snapshots,
         refs={"frazil-backfill-s": branch(20)},
-        properties={"frazil.backfill.s": Lane("s", "b", {}, "d", 1, state).to_property()},
+        properties={"frazil.backfill.s": BackfillMarker("s", "b", {}, "d", 1, state).to_property()},
     )
     assert gone(plan(found)) == left, "neither `keep` nor `at-most` cuts what the publication walks back"
 
@@ -147,7 +147,7 @@ def test_where_main_was_cut_since_a_backfill_began_all_that_is_left_is_held():
     found = metadata(
         snapshots,
         refs={"frazil-backfill-s": branch(1)},
-        properties={"frazil.backfill.s": Lane("s", "b", {}, "d", 1, LaneState.STAGED).to_property()},
+        properties={"frazil.backfill.s": BackfillMarker("s", "b", {}, "d", 1, BackfillState.STAGED).to_property()},
     )
     assert gone(plan(found)) == []
 
@@ -250,7 +250,7 @@ def test_snapshots_that_no_reference_reaches_go_when_they_are_old():
     ("found", "why"),
     [
         (metadata(line(20), head=15, properties=marker("gone", 18)), "was rolled back behind stream 'gone'"),
-        (metadata(line(20), properties=marker("s", 19, open_at=5)), "somebody moved or dropped it"),
+        (metadata(line(20), properties=marker("s", 19, open_at=5)), "another engine or user moved or dropped it"),
         (metadata(line(20), properties={"frazil.stream.s": "{}"}), "is not a marker"),
         (metadata(line(20), properties={"frazil.backfill.s": "{}"}), "is not a backfill's"),
         (metadata(line(20), properties={"gc.enabled": "false"}), "another table may share its files"),

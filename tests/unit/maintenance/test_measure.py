@@ -200,11 +200,11 @@ def test_where_the_history_has_no_batch_left_the_marker_s_snapshot_says_how_old_
     assert stream.last_commit_at_ms == BEGIN_MS + 2 * 60_000
 
 
-def test_the_lag_is_what_a_writer_of_this_host_says_that_beats(made: MadeStream):
+def test_the_lag_is_what_a_writer_of_this_host_says_that_lives(made: MadeStream):
     land(made, 1)
-    beat = Heartbeat("made", 7, "f", Phase.WAITING, written_at_ms=BEGIN_MS, advanced_at_ms=BEGIN_MS, lag=12)
+    heartbeat = Heartbeat("made", 7, "f", Phase.WAITING, written_at_ms=BEGIN_MS, advanced_at_ms=BEGIN_MS, lag=12)
     with WriterLock(run_folder("made")):
-        beat.write(open_exchange(run_folder("made")))
+        heartbeat.write(open_exchange(run_folder("made")))
         assert measured(made, now_ms=BEGIN_MS + 1_000).streams[0].lag == 12
         assert measured(made, now_ms=BEGIN_MS + 60_000).streams[0].lag is None
 

@@ -1,4 +1,4 @@
-"""Orphan cleanup on real tables: what is nobody's goes in two runs, and nothing that is, or will be, needed goes."""
+"""Orphan cleanup on real tables: what is orphaned goes in two runs, and nothing that is, or will be, needed goes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 from pyiceberg.table.statistics import StatisticsFile
 
-from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.cli.main import frazil
+from frazil.commit.backfill_marker import BackfillMarker
 from frazil.commit.journal import Journal
-from frazil.commit.lane import Lane
 from frazil.commit.marker import BatchKey
 from frazil.commit.settle import settle
 from frazil.commit.snapshot import SnapshotWriter
@@ -58,7 +58,7 @@ def declared(name: str = "made", **orphans: object) -> StreamSpec:
 
 @dataclass
 class World:
-    """A stream's tables, beside which files are laid; the time is moved by hand, in hours."""
+    """A stream's tables, next to which files are laid; the time is moved by hand, in hours."""
 
     settings: dict[str, object] = field(default_factory=dict)
     hours: float = 0.0
@@ -174,9 +174,13 @@ def test_young_files_wait_and_so_do_files_that_were_found_before_the_table_commi
     idle = world.clean()
     assert (idle.young, idle.waiting, idle.deleted) == (idle.young, 1, 0)
     assert "after the table's next commit" in idle.sentence
+    (nothing,) = read_past(world.made.tables.main.refresh())
+    assert (nothing.ending, nothing.numbers["files-removed"]) == (Ending.DONE, 0), "a run is not told from no run"
+    assert "1 wait for a run" in nothing.sentence
     world.commit()
     assert world.clean().deleted == 1
-    (past,) = read_past(world.made.tables.main.refresh())
+    found_nothing, past = read_past(world.made.tables.main.refresh())
+    assert found_nothing == nothing
     assert (past.action, past.ending, past.numbers) == ("orphans", Ending.DONE, {"files-removed": 1, "bytes": 8})
     assert young.exists()
     assert not old.exists()
@@ -215,10 +219,10 @@ def journaled(made: MadeStream, start: int) -> Journal:
     return made.stage(progress(start, start + 2, made.topic), {0: [start]}, {0: [start + 1]})
 
 
-def staged_chunk(world: World, lane: LaneCommitter, start: int) -> Journal:
+def staged_chunk(world: World, committer: BackfillCommitter, start: int) -> Journal:
     """A chunk of a backfill of its own partition, not journaled."""
-    made, key, table = world.made, lane.next_key(), world.table()
-    own = MadeStream(made.spec.model_copy(update={"name": lane.own.stream}), made.now_ms, partitions=1)
+    made, key, table = world.made, committer.next_key(), world.table()
+    own = MadeStream(made.spec.model_copy(update={"name": committer.own.stream}), made.now_ms, partitions=1)
     files = own.write(table, key, "main", {5: [start]})
     files += own.write(world.table("demo.made_dead_letters"), key, "dead-letters", {5: [start + 1]})
     return Journal(
@@ -235,14 +239,14 @@ def staged_chunk(world: World, lane: LaneCommitter, start: int) -> Journal:
     )
 
 
-def begin_backfill(world: World) -> LaneCommitter:
-    lane = LaneCommitter.begin(world.made.tables, parse_request({"stream": "made"}))
-    lane.commit(staged_chunk(world, lane, 0), planned=3)
-    return lane
+def begin_backfill(world: World) -> BackfillCommitter:
+    committer = BackfillCommitter.begin(world.made.tables, parse_request({"stream": "made"}))
+    committer.commit(staged_chunk(world, committer, 0), planned=3)
+    return committer
 
 
 def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfill_needs(world: World):
-    """The journals are of a stream that nobody declares any more, whose writer is dead."""
+    """The journals are of a stream that no one declares any more, whose writer is dead."""
     gone = MadeStream(declared("gone"), world.made.now_ms, partitions=1)
     gone.begin()
     waiting = journaled(gone, 0)
@@ -256,8 +260,8 @@ def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfi
     table.manage_snapshots().create_tag(tagged.snapshot_id, "kept").create_branch(tagged.snapshot_id, "aside").commit()
     world.table().append(table.scan(limit=1).to_arrow(), branch="aside")
     world.table().overwrite(world.table().scan().to_arrow())
-    lane = begin_backfill(world)
-    chunk = staged_chunk(world, lane, 2)
+    committer = begin_backfill(world)
+    chunk = staged_chunk(world, committer, 2)
     stats = world.stray("metadata/20-stats.puffin")
     with world.table().update_statistics() as update:
         update.set_statistics(StatisticsFile.model_validate({
@@ -274,31 +278,31 @@ def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfi
         assert report.registered >= 2
     assert before <= world.files()
 
-    lane.commit(chunk, planned=3)
+    committer.commit(chunk, planned=3)
     settle(gone.tables, gone.begin())
     names = set(world.table().scan().to_arrow()["kafka_topic"].to_pylist())
     assert {"made", "gone"} <= names
     assert check_whole(world.table()) > 0
-    # By now the batch that was staged and not journaled is nobody's, and its stream's next start removes it.
+    # By now the batch that was staged and not journaled is orphaned, and its stream's next start removes it.
     assert not any(Path(file.path.removeprefix("file://")).exists() for file in staged)
 
 
 def test_what_a_backfill_staged_goes_only_once_that_has_ended(world: World):
-    lane = begin_backfill(world)
-    left = staged_chunk(world, lane, 2)
+    committer = begin_backfill(world)
+    left = staged_chunk(world, committer, 2)
     world.age()
     assert world.twice().registered >= 1
-    _end(world, lane.lane)
+    _end(world, committer.backfill)
     assert world.twice().deleted == len(left.staged_for("main"))
 
 
-def _end(world: World, lane: Lane) -> None:
-    """As abandoning does, and dies before it removes the files."""
+def _end(world: World, committer: BackfillMarker) -> None:
+    """End a backfill as abandoning does, and die before the files are removed."""
     table = world.table()
     ended = json.loads(table.properties["frazil.backfill.made"]) | {"state": "abandoned"}
     with table.transaction() as change:
         change.set_properties({"frazil.backfill.made": json.dumps(ended)})
-    assert lane.is_open
+    assert committer.is_open
 
 
 def test_a_manifest_left_by_a_commit_that_was_decided_otherwise_goes(world: World):
@@ -363,7 +367,7 @@ def test_what_is_referenced_right_before_its_deletion_stays(world: World, monkey
     assert (imported.exists(), other.exists()) == (True, False)
 
 
-def test_a_snapshot_that_is_expired_while_it_is_read_is_looked_at_again(world: World, monkeypatch: pytest.MonkeyPatch):
+def test_a_snapshot_that_is_expired_while_it_is_read_is_checked_again(world: World, monkeypatch: pytest.MonkeyPatch):
     stray = world.stray("data/stray.parquet")
     lists = [s.manifest_list for s in world.table().metadata.snapshots]
     real, failures = orphan_references._files, [FileNotFoundError(lists[0])]
@@ -528,7 +532,7 @@ def test_a_folder_that_two_tables_share_is_refused(world: World, whose: str):
 
 
 def test_the_metadata_of_another_table_in_the_same_folder_is_refused(world: World):
-    """As two catalogs may do it; a recreated table looks the same."""
+    """Two catalogs may cause this; a recreated table looks the same."""
     other = make_table(world, "other")
     for file in Path(other.metadata_location.removeprefix("file://")).parent.glob("*"):
         shutil.move(file, world.root / "metadata")
@@ -598,14 +602,14 @@ def command(tmp_path: Path, *arguments: str) -> Any:
     return CliRunner().invoke(frazil, ["orphans", "demo.made", "--streams", str(streams), *arguments])
 
 
-def test_the_command_shows_and_only_deletes_when_it_is_told_to(world: World, tmp_path: Path):
+def test_the_command_shows_and_only_deletes_when_it_is_allowed_to(world: World, tmp_path: Path):
     stray = world.stray("data/stray.parquet")
     shown = command(tmp_path)
     assert shown.exit_code == 0, shown.output
     assert "1 orphan of" in shown.stdout
     assert str(stray) in shown.stdout
-    told = json.loads(command(tmp_path, "--delete", "--json").stdout)
-    assert (told["candidates"], told["deleted"], told["waiting"], told["refused"]) == (1, 0, 1, None)
+    reported = json.loads(command(tmp_path, "--delete", "--json").stdout)
+    assert (reported["candidates"], reported["deleted"], reported["waiting"], reported["refused"]) == (1, 0, 1, None)
 
 
 def test_the_command_ends_with_1_where_the_cleanup_is_refused(world: World, tmp_path: Path):

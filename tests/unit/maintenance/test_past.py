@@ -1,4 +1,4 @@
-"""What maintenance did with a table is remembered beside it, for people to look at."""
+"""What maintenance did with a table is remembered next to it, for people to look at."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_a_table_that_cannot_be_reached_raises_nothing(caplog: pytest.LogCapture
 
 @pytest.mark.parametrize(("files", "about"), [(9, 700), (3, 233), (0, 0)])
 def test_the_bytes_of_expired_snapshots_are_those_that_their_children_removed(files: int, about: int) -> None:
-    told: dict[str, Any] = {"deleted_data_files": "8", "removed_delete_files": "1", "removed_files_size": "700"}
+    reported: dict[str, Any] = {"deleted_data_files": "8", "removed_delete_files": "1", "removed_files_size": "700"}
     kept = snapshot(3, "replace", parent=2, deleted_data_files="50", removed_files_size="99")
-    seen = metadata(snapshot(1), snapshot(2, "replace", parent=1, **told), kept)
+    seen = metadata(snapshot(1), snapshot(2, "replace", parent=1, **reported), kept)
     assert bytes_about(seen, [1], files=files) == about
     assert bytes_about(seen, [], files=files) == 0

@@ -61,7 +61,7 @@ def test_the_tables_of_a_route_are_those_that_it_names_and_those_that_it_has_mad
         MaintenancePlanner(catalog, found["shop.raw_others"], made.now_ms).expiry()
 
 
-def test_what_the_declarations_name_is_told_without_a_catalog() -> None:
+def test_what_the_declarations_name_is_reported_without_a_catalog() -> None:
     spec = shop()
     assert [(t.name, t.kind) for t in maintained_tables([spec])] == [
         ("shop.orders", TableKind.ROUTED),
@@ -108,7 +108,7 @@ def test_a_table_that_two_routes_name_belongs_to_one_of_them() -> None:
     assert [spec.name for spec in table.streams] == ["another", "shop"]
 
 
-def test_what_is_due_is_told_of_each_table_and_the_one_that_needs_it_most_has_most_new_files(made: MadeRoute) -> None:
+def test_what_is_due_is_reported_each_table_and_the_one_that_needs_it_most_has_most_new_files(made: MadeRoute) -> None:
     catalog, later_ms = load_catalog(None), made.now_ms + 60_000
     evaluated = {
         table.name: due_of_route(catalog, table, actions=tuple(Action), now_ms=later_ms)
@@ -141,7 +141,7 @@ def test_expiry_keeps_what_the_tables_marker_names_and_the_stream_goes_on(made: 
 
 
 def test_the_orphan_cleanup_of_a_routed_table_leaves_rows_that_wait(made: MadeRoute) -> None:
-    """The files of a batch that home has decided, and its table has not, are in no snapshot."""
+    """The files of a batch that the default table has decided, and its table has not, are in no snapshot."""
     waiting = made.batch({"main": 1, "shop.raw_a": 4})
     catalog, found = load_catalog(None), find_maintained([made.spec], "shop.raw_a")
     later_ms = made.now_ms + 48 * 3_600_000

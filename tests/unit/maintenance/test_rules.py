@@ -52,7 +52,7 @@ def test_the_runbook_has_an_entry_for_each_rule() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_each_entry_has_commands_that_mend_or_says_who_does(rule: str) -> None:
+def test_each_entry_has_commands_that_fix_or_says_who_does(rule: str) -> None:
     mends = bool(commands(rule, "Do")) or "```python" in part(rule, "Do")
     assert mends == (rule not in ELSEWHERE | IN_THE_SENTENCE)
     introduction = RUNBOOK.read_text().partition("\n## ")[0]

@@ -141,7 +141,10 @@ def test_held_windows_late_days_and_failed_runs_are_named() -> None:
     assert (given["table"], given["held"], given["reason"]) == ("demo.t", "2013-12-30T00", "why")
     day = WaitingDay(date(2013, 12, 30), "1", NOW_MS)
     assert of((late_reading("a", "demo.d", [], timedelta(hours=2)),)) == [False]
-    assert "demo.d lacks 2013-12-30 (complete since" in late_reading("a", "demo.d", [day], timedelta(hours=2)).sentence
+    assert (
+        "demo.d is missing 2013-12-30 (complete since"
+        in late_reading("a", "demo.d", [day], timedelta(hours=2)).sentence
+    )
     assert of(tuple(runs_reading("d", failed, 1) for failed in (None, 0, 1, 2))) == [False, False, False, True]
     assert runs_reading("d", 0, 1).is_clear
 
@@ -201,15 +204,17 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     append_exit(folder, end(9, at_ms=at_ms - 1))  # and another host went on
     assert observe(spec, now_ms=at_ms + MINUTE_MS).alive is True
     assert observe(spec, now_ms=at_ms + 600 * MINUTE_MS).alive is None
-    beat = Heartbeat("made", 2**22 + 1, "f", Phase.ENDED, at_ms + 7, at_ms + 7, error="OffsetGap: records are gone")
-    beat.write(open_exchange(folder))
+    heartbeat = Heartbeat(
+        "made", 2**22 + 1, "f", Phase.ENDED, at_ms + 7, at_ms + 7, error="OffsetGap: records are gone"
+    )
+    heartbeat.write(open_exchange(folder))
     (folder / "lock").write_text(json.dumps({**launch, "id": "l10", "kind": "foreground"}))
     foreground = observe(spec, now_ms=at_ms + MINUTE_MS)
     assert foreground.writer.ended_at_ms == at_ms + 7, "which leaves no exit"
     assert foreground.last_words == "The last one said: OffsetGap: records are gone."
 
 
-def test_a_rate_of_dead_letters_is_told_once_by_its_reason_and_is_over_with_it(
+def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_it(
     frazil_home: Path,  # noqa: ARG001
     tmp_path: Path,
 ) -> None:
@@ -229,21 +234,21 @@ def test_a_rate_of_dead_letters_is_told_once_by_its_reason_and_is_over_with_it(
     snapshot = made.tables.main.refresh().current_snapshot()
     assert snapshot is not None
     alerts, states = Alerts(dead_letters_per_minute=10), AlertStates()
-    told = []
+    reported = []
     for minutes in (1, 4, 6, 61):
         now_ms = snapshot.timestamp_ms + minutes * MINUTE_MS
         seen = stream_readings(observe(spec, now_ms=now_ms), alerts, now_ms=now_ms)
         seen = tuple(r for r in seen if r.rule.startswith("dead-letters:"))
         step = step_readings(states, "stream made", seen, alerts, now_ms=now_ms)
         states = step.states
-        told.append(([a.sentence for a in step.fired], len(step.active), [a.sentence for a in step.resolved]))
+        reported.append(([a.sentence for a in step.fired], len(step.active), [a.sentence for a in step.resolved]))
     fired = (
         "stream made makes 12 dead letters of TypeMismatch a minute, more than 10: 60 in 5 minutes, 60.0 % of the "
         "records that it committed, such as made[0]@7, made[0]@8, made[0]@9. `frazil dlq show made --reason "
         "TypeMismatch` shows what they are"
     )
     over = "stream made: the alert dead-letters:TypeMismatch is over: 0 in 5 minutes, 0.0 % of the records"
-    assert told == [([fired], 1, []), ([], 1, []), ([], 0, [over]), ([], 0, [])]
+    assert reported == [([fired], 1, []), ([], 1, []), ([], 0, [over]), ([], 0, [])]
     undeclared = stream_readings(observe(spec, now_ms=snapshot.timestamp_ms), ALERTS, now_ms=NOW_MS)
     assert not [r for r in undeclared if r.rule.startswith("dead-letters:")]
 
@@ -266,8 +271,8 @@ def test_a_quiet_writer_that_outlives_those_before_it_ends_their_alert(
     def fruitless(*, lived_ms: int, lag: int) -> int:
         since_ms = NOW_MS - lived_ms
         launch = Launch("l9", LaunchKind.SUPERVISED, since_ms, FINGERPRINT)
-        beat = Heartbeat("made", 1, "f", Phase.WAITING, NOW_MS, since_ms, 3, 7, lag=lag)
-        seen = Observation(ProcessState.RUNNING, launch, beat, exits)
+        heartbeat = Heartbeat("made", 1, "f", Phase.WAITING, NOW_MS, since_ms, 3, 7, lag=lag)
+        seen = Observation(ProcessState.RUNNING, launch, heartbeat, exits)
         monkeypatch.setattr(LocalLauncher, "observe", lambda _: seen)
         return observe(load_stream(tmp_path / "made.yaml"), now_ms=NOW_MS).crashes
 
@@ -275,16 +280,16 @@ def test_a_quiet_writer_that_outlives_those_before_it_ends_their_alert(
     assert fruitless(lived_ms=1_100, lag=1) == 5, "there is something to commit"
 
 
-def test_a_stall_is_known_while_its_writer_beats_and_an_alert_once_it_has_lasted(
+def test_a_stall_is_known_while_its_writer_lives_and_an_alert_once_it_has_lasted(
     frazil_home: Path,  # noqa: ARG001
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "made.yaml").write_text(STREAM)
-    beat = Heartbeat("made", 1, "f", Phase.WAITING, NOW_MS, NOW_MS, stall=STALL)
+    heartbeat = Heartbeat("made", 1, "f", Phase.WAITING, NOW_MS, NOW_MS, stall=STALL)
 
     def seen(process: ProcessState, *, later_ms: int = 0) -> Stall | None:
-        monkeypatch.setattr(LocalLauncher, "observe", lambda _: Observation(process, None, beat, ()))
+        monkeypatch.setattr(LocalLauncher, "observe", lambda _: Observation(process, None, heartbeat, ()))
         return observe(load_stream(tmp_path / "made.yaml"), now_ms=NOW_MS + later_ms).stall
 
     assert (seen(ProcessState.RUNNING), seen(ProcessState.FOREGROUND)) == (STALL, STALL)
@@ -330,6 +335,7 @@ def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_b
     (tmp_path / "made.yaml").write_text(STREAM)
     spec = load_stream(tmp_path / "made.yaml")
     rules = {"table", "waiting-batches", "dead-letters", "stale-changes", "restarts", "registry", "stall"}
+    rules |= {"dead-letters:TypeMismatch"}
     before = AlertStates({rule: AlertState(NOW_MS, active=True) for rule in rules})
 
     def refuse(*_: object) -> None:

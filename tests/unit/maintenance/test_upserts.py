@@ -65,7 +65,7 @@ def test_what_merges_write_in_place_of_other_files_is_no_growth(world: UpsertWor
 
 
 def deletes(world: UpsertWorld) -> Deletes:
-    """Of all partitions."""
+    """Deletes of all partitions."""
     partitions = measured(world, deep=True).partitions or ()
     return reduce(_sum, (p.deletes for p in partitions))
 

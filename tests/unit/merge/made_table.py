@@ -1,4 +1,4 @@
-"""A table as files on disk, merged into by the tasks of a batch, beside a dictionary that says what it must have."""
+"""A table as files on disk, merged into by the tasks of a batch, next to a dictionary that says what it must have."""
 
 from __future__ import annotations
 

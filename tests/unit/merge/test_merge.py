@@ -75,8 +75,8 @@ class Model:
         if before.get(CHANGE) == DELETE:
             return {**change, KEPT: None}
         names = {field.field_id: field.name for field in SCHEMA.fields}
-        told = {names[i]: before[names[i]] for i in change[KEPT] if i not in (before.get(KEPT) or ())}
-        return {**change, **told, KEPT: [i for i in change[KEPT] if names[i] not in told]}
+        reported = {names[i]: before[names[i]] for i in change[KEPT] if i not in (before.get(KEPT) or ())}
+        return {**change, **reported, KEPT: [i for i in change[KEPT] if names[i] not in reported]}
 
     def _is_bare(self, change: Row) -> bool:
         return bool(self.order_by) and change.get(CHANGE) == DELETE and change.get(str(self.order_by)) is None

@@ -1,4 +1,4 @@
-"""Which files a merge writes anew."""
+"""The files that a merge writes again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backfill that is under way is shown, and is abandoned as it was when somebody looked."""
+"""A backfill that is under way is shown, and is abandoned as it was when a user looked."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
-from frazil.commit.lane import LaneState, read_lane
-from frazil.commit.lane_records import Record
+from frazil.commit.backfill_marker import BackfillState, read_backfill
+from frazil.commit.backfill_records import Record
 from frazil.errors import FrazilError
 from frazil.history.read import read_history
 from frazil.operations.abandoning import plan_abandon
 from frazil.operations.acts import Act
-from frazil.operations.look import look_at_history, look_at_standing
+from frazil.operations.fetch import fetch_history, fetch_standing
 from frazil.operations.offers import offered, standing_of
 from frazil.operations.stream_view import UnderWay, history_of
 from frazil.spec.load import validate_stream
@@ -49,38 +49,38 @@ def test_without_a_backfill_under_way_there_is_nothing_to_abandon(made: MadeStre
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_of_a_table_without_the_columns_that_the_stream_has_by_now_both_looks_know() -> None:
+def test_of_a_table_without_the_columns_that_the_stream_has_by_now_both_checks_know() -> None:
     declared: dict[str, Any] = {**DECLARED, "event-time": "at", "schema": {"id": "long", "at": "timestamptz not null"}}
     without = validate_stream({**declared, "coordinates": False}, Path("ticks.yaml"))
     MadeStream(without, NOW_MS, partitions=1).begin()
     spec = validate_stream(declared, Path("ticks.yaml"))
-    history = look_at_history(spec, past_ms=DAY_MS)
-    for seen in (look_at_standing(spec), standing_of(None, history, looked=True)):
-        assert seen.looked
+    history = fetch_history(spec, past_ms=DAY_MS)
+    for seen in (fetch_standing(spec), standing_of(None, history, is_read=True)):
+        assert seen.is_read
         assert not seen.coordinates
 
 
 def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeStream) -> None:
-    lane = LaneCommitter.begin(made.tables, REQUEST).lane
+    backfill = BackfillCommitter.begin(made.tables, REQUEST).backfill
     shown = history_of(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill
-    assert shown == UnderWay(lane.id, replays=False, chunks=0, planned=0, rows=0, state="staging")
-    assert Act.ABANDON in offered(made.spec, look_at_standing(made.spec))
+    assert shown == UnderWay(backfill.id, replays=False, chunks=0, planned=0, rows=0, state="staging")
+    assert Act.ABANDON in offered(made.spec, fetch_standing(made.spec))
     plan = plan_abandon(made.spec, by="ana, Airflow")
-    assert plan.says == (f"Backfill {lane.id} has staged nothing yet.",)
+    assert plan.says == (f"Backfill {backfill.id} has staged nothing yet.",)
     assert plan.refused is None
     plan.carry_out()
-    ended = read_lane(made.tables.main.refresh().metadata.properties, "ticks")
+    ended = read_backfill(made.tables.main.refresh().metadata.properties, "ticks")
     assert ended is not None
-    assert ended.state is LaneState.ABANDONED
-    told = read_history(made.spec, since_ms=0).happened
-    assert [what.sentence for what in told] == [f"backfill {lane.id} was abandoned by ana, Airflow"]
+    assert ended.state is BackfillState.ABANDONED
+    reported = read_history(made.spec, since_ms=0).happened
+    assert [what.sentence for what in reported] == [f"backfill {backfill.id} was abandoned by ana, Airflow"]
     assert plan_abandon(made.spec).refused
-    assert Act.ABANDON not in offered(made.spec, look_at_standing(made.spec))
+    assert Act.ABANDON not in offered(made.spec, fetch_standing(made.spec))
 
 
 def test_letters_are_offered_for_a_replay_as_long_as_there_are_some(made: MadeStream) -> None:
     def offers() -> tuple[Act, ...]:
-        return offered(made.spec, standing_of(None, look_at_history(made.spec, past_ms=1), looked=True))
+        return offered(made.spec, standing_of(None, fetch_history(made.spec, past_ms=1), is_read=True))
 
     assert Act.REPLAY not in offers()
     made.land({0: (0, 5)}, rejected={0: [1]})
@@ -89,21 +89,21 @@ def test_letters_are_offered_for_a_replay_as_long_as_there_are_some(made: MadeSt
 
 
 def test_what_was_confirmed_is_another_backfill_by_then(made: MadeStream) -> None:
-    LaneCommitter.begin(made.tables, REQUEST)
+    BackfillCommitter.begin(made.tables, REQUEST)
     before = plan_abandon(made.spec)
     before.carry_out()
-    LaneCommitter.begin(made.tables, REQUEST)
+    BackfillCommitter.begin(made.tables, REQUEST)
     assert plan_abandon(made.spec).seal != before.seal
 
 
 def test_a_backfill_that_was_published_just_before_is_not_said_to_be_abandoned(made: MadeStream) -> None:
-    lane = LaneCommitter.begin(made.tables, REQUEST)
+    committer = BackfillCommitter.begin(made.tables, REQUEST)
     plan = plan_abandon(made.spec)
     head = head_of(made.tables.main.refresh().metadata)
     assert head is not None
-    lane.publish(Record(lane.lane, {}), audited_at=head.snapshot_id)
+    committer.publish(Record(committer.backfill, {}), audited_at=head.snapshot_id)
     with pytest.raises(FrazilError, match=r"published just before: table demo\.ticks has its rows"):
         plan.carry_out()
-    told = read_history(made.spec, since_ms=0).happened
+    reported = read_history(made.spec, since_ms=0).happened
     said = ["begins", "is published: it brought 0 records"]
-    assert [what.sentence for what in told] == [f"backfill {lane.lane.id} {what}" for what in said]
+    assert [what.sentence for what in reported] == [f"backfill {committer.backfill.id} {what}" for what in said]

@@ -27,7 +27,7 @@ def test_whatever_the_situation_each_act_says_what_it_does_and_names_its_subject
             assert any("is paused: the run waits" in said for said in plan.says) == bool(paused)
 
 
-CHANGED: dict[str, Any] = {"generation": 4, "dag_paused": True, "lane": "b-1 staged"}
+CHANGED: dict[str, Any] = {"generation": 4, "dag_paused": True, "backfill": "b-1 staged"}
 SEEN = Situation("ticks", "running", 3, dag="frazil_dag", dag_paused=False)
 
 
@@ -42,16 +42,16 @@ def test_what_a_person_confirms_is_what_they_saw_unless_only_a_process_began_or_
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"generation": 4}, "somebody paused, resumed or restarted it"),
+        ({"generation": 4}, "another user paused, resumed or restarted it"),
         ({"dag_paused": True}, "its DAG was paused in Airflow"),
-        ({"dag_paused": None}, "Airflow has no DAG of it any more"),
+        ({"dag_paused": None}, "Airflow no longer has a DAG of it"),
         (
             {"generation": 4, "dag_paused": True},
-            "somebody paused, resumed or restarted it, and its DAG was paused in Airflow",
+            "another user paused, resumed or restarted it, and its DAG was paused in Airflow",
         ),
     ],
 )
-def test_who_confirms_too_late_is_told_what_moved(change: dict[str, Any], said: str):
+def test_who_confirms_too_late_is_reported_what_moved(change: dict[str, Any], said: str):
     assert moved(Act.RESTART, SEEN.seal(Act.RESTART), replace(SEEN, **change).seal(Act.RESTART)) == said
 
 
@@ -63,19 +63,21 @@ def test_who_confirms_too_late_is_told_what_moved(change: dict[str, Any], said: 
         ("b-1 staged", "", "the backfill or replay b-1 staged ended"),
     ],
 )
-def test_who_confirms_a_backfill_too_late_is_told_how_another_one_went_on(was: str, now: str, said: str):
-    before, after = (replace(SEEN, lane=lane).seal(Act.BACKFILL) for lane in (was, now))
+def test_who_confirms_a_backfill_too_late_is_reported_how_another_one_went_on(was: str, now: str, said: str):
+    before, after = (replace(SEEN, backfill=backfill).seal(Act.BACKFILL) for backfill in (was, now))
     assert moved(Act.BACKFILL, before, after) == said
 
 
-def test_who_confirms_a_reset_or_an_end_too_late_is_told_that_the_table_moved():
+def test_who_confirms_a_reset_or_an_end_too_late_is_reported_that_the_table_moved():
     before = SEEN.seal(Act.RESET)
     assert moved(Act.RESET, f"{before}/a", f"{before}/b").startswith("its position moved")
     assert moved(Act.ABANDON, "/b-1", "/b-2") == "its backfill or replay under way is another one"
 
 
-def test_a_backfill_under_way_is_told_before_a_second_one_is_queued():
-    says = plan_of(Act.BACKFILL, replace(SEEN, lane="b-1 staged", staged="Backfill b-1 has staged nothing yet.")).says
+def test_a_backfill_under_way_is_reported_before_a_second_one_is_queued():
+    says = plan_of(
+        Act.BACKFILL, replace(SEEN, backfill="b-1 staged", staged="Backfill b-1 has staged nothing yet.")
+    ).says
     assert "Backfill b-1 has staged nothing yet." in says
     assert any("One that asks for something else begins when" in said for said in says)
     assert not any("asks for something else" in said for said in plan_of(Act.BACKFILL, SEEN).says)

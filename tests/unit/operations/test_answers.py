@@ -50,7 +50,7 @@ def hangs(gate: threading.Event) -> str:
     return "late"
 
 
-def test_an_answer_is_kept_for_a_while_and_then_looked_for_again(answers: Answers, clock: Clock):
+def test_an_answer_is_kept_for_a_while_and_then_searched_for_again(answers: Answers, clock: Clock):
     seen = iter(range(9))
 
     def ask() -> Answer[int]:
@@ -62,7 +62,7 @@ def test_an_answer_is_kept_for_a_while_and_then_looked_for_again(answers: Answer
     assert eventually(lambda: ask().value == 1)
 
 
-def test_a_failed_look_is_the_answers_problem_and_what_was_known_stays(answers: Answers, clock: Clock):
+def test_a_failed_check_is_the_answers_problem_and_what_was_known_stays(answers: Answers, clock: Clock):
     known = answers.one("g", "k", lambda: 7, keep_s=0, within_s=60)
     assert known.value == 7
 
@@ -76,21 +76,21 @@ def test_a_failed_look_is_the_answers_problem_and_what_was_known_stays(answers: 
     assert (found.value, found.at_ms, found.problem) == (7, known.at_ms, "OSError: no space")
 
 
-def test_a_look_that_fails_because_frazil_was_changed_says_so_and_its_error_until_one_succeeds(
+def test_a_check_that_fails_because_frazil_was_changed_says_so_and_its_error_until_one_succeeds(
     answers: Answers, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(installed, "_began", [installed.Began("API server", frozenset())])
 
-    looks = []
+    checks = []
 
     def fails() -> int:
-        looks.append(1)
+        checks.append(1)
         raise ImportError("cannot import name 'x'")
 
     found = answers.one("g", "k", fails, keep_s=0, within_s=60)
     assert (found.outdated, found.problem) == (True, installed.outdated(ImportError("cannot import name 'x'")))
     clock.s += 61
-    assert eventually(lambda: answers.one("g", "k", fails, keep_s=60, within_s=0) and len(looks) == 2)
+    assert eventually(lambda: answers.one("g", "k", fails, keep_s=60, within_s=0) and len(checks) == 2)
     assert eventually(lambda: answers.one("g", "k", lambda: 7, keep_s=0, within_s=0).value == 7)
     assert not answers.one("g", "k", fails, keep_s=60, within_s=0).outdated
     (logged,) = caplog.records
@@ -110,7 +110,7 @@ def test_a_newer_answer_than_an_old_one_is_waited_for_up_to_the_deadline_and_the
     assert (found.value, found.pending) == ("late", False)
 
 
-def test_what_another_process_knew_is_shown_and_looked_for_again_but_takes_no_newer_answers_place(
+def test_what_another_process_knew_is_shown_and_searched_for_again_but_takes_no_newer_answers_place(
     answers: Answers, clock: Clock, gate: threading.Event
 ):
     at_ms = clock.now_ms() - 600_000
@@ -121,20 +121,20 @@ def test_what_another_process_knew_is_shown_and_looked_for_again_but_takes_no_ne
     assert answers.one("g", "k", lambda: hangs(gate), keep_s=60, within_s=0).value == "before"
 
 
-def test_what_a_person_looks_at_is_not_behind_what_waits(gate: threading.Event):
+def test_what_a_person_reads_is_not_behind_what_waits(gate: threading.Event):
     answers = Answers(threads=1)
     answers.ask("g", "busy", lambda: hangs(gate), keep_s=1)
     seen: list[str] = []
     one, other = (partial(seen.append, name) for name in ("one", "other"))
-    asked = [answers.ask("g", f.args[0], f, keep_s=1e9) for f in (one, other)]
+    requested = [answers.ask("g", f.args[0], f, keep_s=1e9) for f in (one, other)]
     new = answers.ask("g", "new", partial(seen.append, "new"), keep_s=1e9, first=True)
     answers.ask("g", "other", other, keep_s=1e9, first=True)
     gate.set()
-    answers.gather([*asked, new], within_s=60)
+    answers.gather([*requested, new], within_s=60)
     assert seen == ["other", "new", "one"]
 
 
-def test_what_hangs_is_silent_since_its_look_began_and_delays_no_other_group(
+def test_what_hangs_is_silent_since_its_check_began_and_delays_no_other_group(
     answers: Answers, clock: Clock, gate: threading.Event
 ):
     stuck = [answers.ask("silent", n, lambda: hangs(gate), keep_s=1) for n in range(5)]
@@ -148,7 +148,7 @@ def test_what_hangs_is_silent_since_its_look_began_and_delays_no_other_group(
     assert eventually(lambda: all(a.value == "late" for a in answers.gather(stuck, within_s=0)))
 
 
-def test_what_only_waits_for_a_thread_of_looks_that_come_back_is_pending_and_not_silent(
+def test_what_only_waits_for_a_thread_of_checks_that_come_back_is_pending_and_not_silent(
     answers: Answers, clock: Clock, gate: threading.Event
 ):
     first = answers.ask("g", 1, lambda: hangs(gate), keep_s=1)
@@ -159,20 +159,20 @@ def test_what_only_waits_for_a_thread_of_looks_that_come_back_is_pending_and_not
     assert [a.pending for a in rest] == [True, True]
 
 
-def test_a_key_is_looked_at_once_however_many_ask(answers: Answers, gate: threading.Event):
-    looks: list[int] = []
+def test_a_key_is_checked_once_however_many_ask(answers: Answers, gate: threading.Event):
+    checks: list[int] = []
 
-    def look() -> str:
-        looks.append(1)
+    def check() -> str:
+        checks.append(1)
         return hangs(gate)
 
-    asked = [answers.ask("g", "k", look, keep_s=1) for _ in range(20)]
+    requested = [answers.ask("g", "k", check, keep_s=1) for _ in range(20)]
     gate.set()
-    assert {a.value for a in answers.gather(asked, within_s=60)} == {"late"}
-    assert len(looks) == 1
+    assert {a.value for a in answers.gather(requested, within_s=60)} == {"late"}
+    assert len(checks) == 1
 
 
-def test_what_was_changed_is_looked_at_again(answers: Answers):
+def test_what_was_changed_is_checked_again(answers: Answers):
     assert answers.one("g", "k", lambda: 1, keep_s=1e9, within_s=60).value == 1
     answers.forget("k")
     assert answers.one("g", "k", lambda: 2, keep_s=1e9, within_s=60).value == 2
@@ -188,35 +188,35 @@ def test_what_has_a_mark_in_its_key_is_forgotten_and_the_rest_is_kept(answers: A
     assert answers.one("g", "a", lambda: 3, keep_s=1e9, within_s=60).value == 3
 
 
-def test_hundreds_are_looked_at_by_two_threads(answers: Answers):
-    now = most = 0
+def test_hundreds_are_checked_by_two_threads(answers: Answers):
+    now = limit = 0
     counting = threading.Lock()
 
-    def look() -> bool:
-        nonlocal now, most
+    def check() -> bool:
+        nonlocal now, limit
         with counting:
             now += 1
-            most = max(most, now)
+            limit = max(limit, now)
         with counting:
             now -= 1
         return True
 
-    asked = [answers.ask("g", n, look, keep_s=1e9) for n in range(300)]
-    assert len([a for a in answers.gather(asked, within_s=60) if a.value]) == 300
-    assert most <= 2
+    requested = [answers.ask("g", n, check, keep_s=1e9) for n in range(300)]
+    assert len([a for a in answers.gather(requested, within_s=60) if a.value]) == 300
+    assert limit <= 2
 
 
 def test_nothing_is_gathered_from_nothing(answers: Answers):
     assert answers.gather([], within_s=60) == []
 
 
-def test_none_is_an_answer_and_not_a_look_that_is_under_way(answers: Answers):
+def test_none_is_an_answer_and_not_a_check_that_is_under_way(answers: Answers):
     found = answers.one("g", "k", lambda: None, keep_s=1e9, within_s=60)
     assert not found.pending
     assert found.at_ms is not None
 
 
-def test_each_thread_looks_within_what_is_around_all_of_its_looks(clock: Clock):
+def test_each_thread_checks_within_what_is_around_all_of_its_checks(clock: Clock):
     entered, inside = [], threading.local()
 
     @contextmanager
@@ -226,6 +226,6 @@ def test_each_thread_looks_within_what_is_around_all_of_its_looks(clock: Clock):
         yield
 
     answers = Answers(threads=1, around=around, monotonic=clock.monotonic, now_ms=clock.now_ms)
-    asked = [answers.ask("g", n, lambda: inside.yes, keep_s=9) for n in range(5)]
-    assert [answer.value for answer in answers.gather(asked, within_s=60)] == [True] * 5
+    requested = [answers.ask("g", n, lambda: inside.yes, keep_s=9) for n in range(5)]
+    assert [answer.value for answer in answers.gather(requested, within_s=60)] == [True] * 5
     assert 1 <= len(entered) <= 5

@@ -24,7 +24,7 @@ NOW_MS = 1_700_000_000_000
 BEGIN_MS = NOW_MS - DAY_MS
 
 
-def snapshots(*told: tuple[int, dict[str, str]]) -> Any:
+def snapshots(*reported: tuple[int, dict[str, str]]) -> Any:
     """The metadata of a table with these, oldest first, each with its time."""
     made = [
         Snapshot(
@@ -32,7 +32,7 @@ def snapshots(*told: tuple[int, dict[str, str]]) -> Any:
             manifest_list="m",
             summary=Summary("append", **summary),
         )
-        for n, (at_ms, summary) in enumerate(told, start=1)
+        for n, (at_ms, summary) in enumerate(reported, start=1)
     ]
     refs = {"main": SimpleNamespace(snapshot_id=len(made))}
     return SimpleNamespace(snapshots=made, snapshot_by_id=lambda n: made[n - 1], refs=refs)
@@ -50,8 +50,8 @@ def published(at_ms: int) -> tuple[int, dict[str, str]]:
 def replayed(
     at_ms: int, stream: str = "orders", *, rejected_ms: int = NOW_MS - 900, **more: int
 ) -> tuple[int, dict[str, str]]:
-    told = {"frazil.operation": "replay", "frazil.backfill": "l", "frazil.backfill-stream": stream}
-    return at_ms, {**told, **letters_summary(by_hour(rejected_ms, **more))}
+    reported = {"frazil.operation": "replay", "frazil.backfill": "l", "frazil.backfill-stream": stream}
+    return at_ms, {**reported, **letters_summary(by_hour(rejected_ms, **more))}
 
 
 def by_hour(rejected_ms: int, **more: int) -> Counts:
@@ -80,9 +80,9 @@ def test_what_a_replay_took_out_is_there_no_more_and_names_no_place():
     assert [one.sentence for one in treatments] == ["dead letters were replayed: 9 records landed, 3 failed again"]
 
 
-def test_a_discard_is_told_with_who_and_why_and_no_less_than_none_are_there():
-    told = {"frazil.dead-letters-of": "orders", "frazil.discarded-by": "ada", "frazil.reason": "a test"}
-    letters = snapshots((NOW_MS - 500, {**told, **letters_summary(by_hour(NOW_MS - 900, NotJson=-5))}))
+def test_a_discard_is_reported_with_who_and_why_and_no_less_than_none_are_there():
+    reported = {"frazil.dead-letters-of": "orders", "frazil.discarded-by": "ada", "frazil.reason": "a test"}
+    letters = snapshots((NOW_MS - 500, {**reported, **letters_summary(by_hour(NOW_MS - 900, NotJson=-5))}))
     treatments = treated(letters, MAIN, "orders", since_ms=BEGIN_MS)
     found = {one.reason: one for one in rejected_of(MAIN, "orders", treatments, now_ms=NOW_MS)}
     assert (found["NotJson"].count, found["NotJson"].there, found["NotJson"].places) == (3, 0, ())
@@ -127,9 +127,9 @@ def test_a_summary_that_would_be_too_long_tells_hours_together_and_at_last_nothi
     classes: int, span: int, spans: int
 ) -> None:
     changed = {(f"ErrorClass{one:02}", 480_000 + hour): -8_000 for one in range(classes) for hour in range(36)}
-    told = letters_in(letters_summary(changed))
-    assert (told.span, len(told.by)) == (span, classes * spans)
-    assert not told.by or sum(told.by.values()) == sum(changed.values())
+    reported = letters_in(letters_summary(changed))
+    assert (reported.span, len(reported.by)) == (span, classes * spans)
+    assert not reported.by or sum(reported.by.values()) == sum(changed.values())
 
 
 class World:
@@ -148,7 +148,7 @@ class World:
         counts = Counter(name for _, name in found)
         self.main.append(batch(now_ms, **{name: Reason(count) for name, count in counts.items()}))
 
-    def treat(self, now_ms: int, summary_most: int) -> None:
+    def treat(self, now_ms: int, max_summary: int) -> None:
         """Some leave, and some get another class, each as likely."""
         share = self.draw.choice((0.2, 1))
         chosen = [one for one in self.letters if self.draw.random() < share]
@@ -156,10 +156,10 @@ class World:
         stay = Counter(self.letters)
         stay.subtract(chosen)
         self.letters = [*stay.elements(), *come]
-        change = Counter(told(come, now_ms))
-        change.subtract(told(chosen, now_ms))
+        change = Counter(reported(come, now_ms))
+        change.subtract(reported(chosen, now_ms))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(letter_counts, "MAX_SUMMARY_CHARACTERS", summary_most)
+            patch.setattr(letter_counts, "MAX_SUMMARY_CHARACTERS", max_summary)
             summary = letters_summary(change)
         if any(change.values()):
             self.treatments.append((now_ms, {"frazil.dead-letters-of": "orders", **summary}))
@@ -168,21 +168,21 @@ class World:
         return sum(1 for at_ms, of in self.letters if of == name and at_ms >= since_ms)
 
 
-def told(letters: list[tuple[int, str]], now_ms: int) -> Counter[tuple[str, int]]:
+def reported(letters: list[tuple[int, str]], now_ms: int) -> Counter[tuple[str, int]]:
     at = pa.array([at_ms for at_ms, _ in letters], pa.timestamp("ms", tz="UTC"))
     names = pa.array([name for _, name in letters], pa.string())
     return listed(pa.table({"rejected_at": at, "error_class": names}), now_ms=now_ms)
 
 
 @given(st.integers().map(random.Random), st.sampled_from((2_000, 120, 60)), st.integers(4, 60))
-def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_told_with_the_first_of_the_day(
-    draw: random.Random, summary_most: int, steps: int
+def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_reported_with_the_first_of_the_day(
+    draw: random.Random, max_summary: int, steps: int
 ) -> None:
     world, now_ms = World(draw), NOW_MS - NOW_MS % HOUR_MS + COMMITTED_MS // 2
     world.reject(now_ms)
     for _ in range(steps):
         now_ms += draw.choice((1_000, COMMITTED_MS // 2, HOUR_MS, 11 * HOUR_MS))
-        world.treat(now_ms, summary_most) if draw.random() < 0.3 else world.reject(now_ms)
+        world.treat(now_ms, max_summary) if draw.random() < 0.3 else world.reject(now_ms)
     now_ms = draw.choice([at_ms for at_ms, _ in world.main]) + DAY_MS - draw.choice((0, 1_000, HOUR_MS))
     now_ms = max(now_ms, *(at_ms for at_ms, _ in [*world.main, *world.treatments]))
     begin_ms = now_ms - DAY_MS
@@ -198,7 +198,7 @@ def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_told_with_th
 
 @pytest.mark.parametrize("span", SPANS)
 @given(later_h=st.integers(0, 23))
-def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_are_told_together(
+def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_are_reported_together(
     span: int, later_h: int
 ) -> None:
     rejected = [NOW_MS - hour * HOUR_MS for hour in range(24)]
@@ -215,12 +215,12 @@ def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_
 
 
 def test_without_a_table_of_dead_letters_or_with_one_that_others_changed_all_are_there():
-    told = ({"frazil.letters-by": said, "frazil.dead-letters-of": "orders"} for said in ("[1]", '{"NotJson":-3}'))
-    for letters in (None, *(snapshots((NOW_MS - 500, one)) for one in told)):
+    reported = ({"frazil.letters-by": said, "frazil.dead-letters-of": "orders"} for said in ("[1]", '{"NotJson":-3}'))
+    for letters in (None, *(snapshots((NOW_MS - 500, one)) for one in reported)):
         treatments = treated(letters, MAIN, "orders", since_ms=BEGIN_MS)
         assert [one.there for one in rejected_of(MAIN, "orders", treatments, now_ms=NOW_MS)] == [13, 3]
 
 
-def test_a_number_that_is_none_is_not_told() -> None:
+def test_a_number_that_is_none_is_not_reported() -> None:
     assert letters_in({letter_counts.NAME: '{"NotJson": {"0": Infinity}}'}) == letter_counts.NOTHING
     assert reasons_in({reasons.NAME: '{"NotJson": [Infinity]}'}) == {}

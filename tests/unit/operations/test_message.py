@@ -1,4 +1,4 @@
-"""What people are told: enough to act on, whatever it is about, and never more than they can read."""
+"""What people get to read: enough to act on, whatever it is about, and never more than they can read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def alert(rule: str = "freshness:rides", table: str = "city.rides", sentence: st
     return Alert(rule, table, "old", 2_000_000_000_000, sentence).to_json()
 
 
-def told(*alerts: dict[str, Any], is_over: bool = False, standing: int = 1, overview: str = PAGE) -> Message:
+def reported(*alerts: dict[str, Any], is_over: bool = False, standing: int = 1, overview: str = PAGE) -> Message:
     message = message_of(alerts, is_over=is_over, standing=standing, overview=overview)
     assert message is not None
     return message
@@ -42,7 +42,7 @@ def test_nothing_is_no_message() -> None:
 
 def test_one_alert_says_all_that_a_person_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRAZIL_RUNBOOK", "https://wiki.example/frazil")
-    fired = told(alert())
+    fired = reported(alert())
     assert fired.text == (
         "frazil: freshness, stream rides of city.rides\n\n"
         f"{SENTENCE}\n"
@@ -73,19 +73,19 @@ def test_one_alert_says_all_that_a_person_needs(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_the_link_goes_to_what_the_alert_is_about(rule: str, table: str, about: str, page: str) -> None:
-    (one,) = told(alert(rule, table)).troubles
+    (one,) = reported(alert(rule, table)).troubles
     assert (one.name, one.about, one.page) == (rule.partition(":")[0], about, f"{PAGE}#{page}")
 
 
 def test_what_is_over_has_the_key_of_what_fired_and_says_whether_anything_stands() -> None:
-    fired = told(alert())
-    over = told(alert(sentence="city.rides: the alert freshness:rides is over: 0 records wait"), is_over=True)
+    fired = reported(alert())
+    over = reported(alert(sentence="city.rides: the alert freshness:rides is over: 0 records wait"), is_over=True)
     assert over.key == fired.key
     assert over.title == "frazil: over: freshness, stream rides of city.rides"
-    assert over.text.endswith("\n\n1 alerts stand now.")
+    assert over.text.endswith("\n\n1 alerts are active.")
     assert "stood since: 2033-05-18" in over.text
-    assert told(alert(), is_over=True, standing=0).text.endswith("No alert stands any more.")
-    assert fired.key != told(alert(table="city.taxis")).key, "another alert is another incident"
+    assert reported(alert(), is_over=True, standing=0).text.endswith("No alert is active.")
+    assert fired.key != reported(alert(table="city.taxis")).key, "another alert is another incident"
 
 
 def many(count: int = 300) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def many(count: int = 300) -> list[dict[str, Any]]:
 
 
 def test_three_hundred_alerts_are_one_message_that_can_be_read() -> None:
-    fired = told(*many(), standing=300)
+    fired = reported(*many(), standing=300)
     assert fired.title == "frazil: 300 alerts: lag (200), freshness (100)"
     for text in (fired.text, fired.slack, fired.html):
         assert len(text) < SENTENCES + NAMED * 500
@@ -106,22 +106,22 @@ def test_three_hundred_alerts_are_one_message_that_can_be_read() -> None:
 
 
 def test_each_alert_has_an_incident_of_its_own_up_to_what_a_person_can_follow() -> None:
-    fired = told(*many(), standing=300).each()
+    fired = reported(*many(), standing=300).each()
     assert [len(one.troubles) for one in fired] == [1] * ALONE + [300 - ALONE]
     assert len({one.key for one in fired}) == ALONE + 1
-    assert [one.key for one in told(alert()).each()] == [told(alert()).key]
-    assert told(*many(), standing=300).each() == fired, "twice is the same"
+    assert [one.key for one in reported(alert()).each()] == [reported(alert()).key]
+    assert reported(*many(), standing=300).each() == fired, "twice is the same"
 
 
-def test_what_is_over_is_told_once_for_each_incident_that_was_opened() -> None:
+def test_what_is_over_is_reported_once_for_each_incident_that_was_opened() -> None:
     marked = [{**one, "alone": number < ALONE} for number, one in enumerate(many())]
-    opened = [one.key for one in told(*marked, standing=300).each()]
-    closed = [one.key for one in told(*marked, is_over=True, standing=0).each()]
+    opened = [one.key for one in reported(*marked, standing=300).each()]
+    closed = [one.key for one in reported(*marked, is_over=True, standing=0).each()]
     assert sorted(opened) == sorted(closed), "300 alerts are 21 incidents, and none stays open"
-    assert told(*marked[ALONE:], is_over=True, standing=ALONE).each() == (), "theirs stands until nothing does"
-    (last,) = told(marked[ALONE], is_over=True, standing=0).each()
+    assert reported(*marked[ALONE:], is_over=True, standing=ALONE).each() == (), "theirs stands until nothing does"
+    (last,) = reported(marked[ALONE], is_over=True, standing=0).each()
     assert last.key == SEVERAL
-    assert len(told(*many(), is_over=True, standing=9).each()) == 300, "an earlier version remembered no more"
+    assert len(reported(*many(), is_over=True, standing=9).each()) == 300, "an earlier version remembered no more"
 
 
 ODD = (
@@ -132,7 +132,7 @@ ODD = (
 
 @pytest.mark.parametrize("text", [ODD, "", "x" * 100_000, "✓ 東京"])
 def test_odd_text_stays_text(text: str) -> None:
-    message = told(alert(f"dead-letters:{text}", f"stream {text}", text))
+    message = reported(alert(f"dead-letters:{text}", f"stream {text}", text))
     assert len(message.title) <= TITLE
     assert message.title.isprintable()
     assert len(message.key) <= KEY
@@ -158,21 +158,21 @@ def test_odd_text_stays_text(text: str) -> None:
     ],
 )
 def test_a_name_or_a_value_formats_nothing_in_slack(name: str, shown: str) -> None:
-    said = told(alert("snapshots", "city.t", name)).slack.splitlines()
+    said = reported(alert("snapshots", "city.t", name)).slack.splitlines()
     assert said[2] == shown
-    assert told(alert("snapshots", name)).slack.splitlines()[0] == f"*frazil: snapshots, {shown}*"
+    assert reported(alert("snapshots", name)).slack.splitlines()[0] == f"*frazil: snapshots, {shown}*"
 
 
 @pytest.mark.parametrize("foreign", [{}, {"rule": 3, "table": None, "since_ms": "now", "sentence": []}])
-def test_an_alert_that_somebody_else_wrote_is_told_as_far_as_it_goes(foreign: dict[str, Any]) -> None:
-    assert told(foreign).text.startswith("frazil: ")
+def test_an_alert_that_somebody_else_wrote_is_reported_as_far_as_it_goes(foreign: dict[str, Any]) -> None:
+    assert reported(foreign).text.startswith("frazil: ")
 
 
 def test_without_airflows_address_the_page_is_named() -> None:
-    message = told(alert(), overview="")
+    message = reported(alert(), overview="")
     assert message.page == ""
     assert "page: Streams, in Airflow's navigation" in message.text
-    assert "see Streams, in Airflow" in told(*many(), overview="").html
+    assert "see Streams, in Airflow" in reported(*many(), overview="").html
 
 
 def test_a_task_that_failed_says_where_its_log_is() -> None:

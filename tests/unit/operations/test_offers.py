@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frazil.backfill.eligible import check_coordinates
-from frazil.commit.lane import Lane, LaneState
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState
 from frazil.commit.marker import BatchKey, Marker
 from frazil.errors import FrazilError
 from frazil.kafka.identity import SourceIdentity
@@ -43,9 +43,9 @@ HAS = {
 }
 ALWAYS = (Act.PAUSE, Act.RESTART, Act.RESET)
 MARKER = Marker("ticks", BatchKey(1, 1), None, {}, SourceIdentity("c", {"ticks": "t"}))
-BEGUN = Standing(looked=True, marker=MARKER)
-BACKFILL = Lane("ticks", "b-1", {"stream": "ticks"}, "b", 1)
-REPLAY = Lane("ticks", "r-1", {"stream": "ticks", "dead-letters": "all"}, "r", 1)
+BEGUN = Standing(is_read=True, marker=MARKER)
+BACKFILL = BackfillMarker("ticks", "b-1", {"stream": "ticks"}, "b", 1)
+REPLAY = BackfillMarker("ticks", "r-1", {"stream": "ticks", "dead-letters": "all"}, "r", 1)
 
 
 def declared(kind: str) -> StreamSpec:
@@ -75,9 +75,11 @@ def test_what_is_not_offered_is_refused_in_the_words_of_the_command(kind: str):
 
 @pytest.mark.parametrize("act", [Act.BACKFILL, Act.REPLAY])
 def test_a_stream_whose_table_lacks_the_coordinates_has_neither_backfill_nor_replay(act: Act):
-    lacks = replace(BEGUN, coordinates=False)
-    assert act not in offered(declared("append"), lacks)
-    assert "keeps no Kafka coordinates (its table lacks the columns)" in (refusal(act, declared("append"), lacks) or "")
+    missing = replace(BEGUN, coordinates=False)
+    assert act not in offered(declared("append"), missing)
+    assert "keeps no Kafka coordinates (its table does not have the columns)" in (
+        refusal(act, declared("append"), missing) or ""
+    )
 
 
 def test_a_stream_without_letters_has_nothing_to_replay():
@@ -97,23 +99,23 @@ def test_one_that_was_stopped_is_resumed(changes: dict[str, bool], first: tuple[
 
 
 def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_no_letters_are_replayed():
-    spec, now = declared("append"), replace(BEGUN, lane=BACKFILL)
+    spec, now = declared("append"), replace(BEGUN, backfill=BACKFILL)
     assert offered(spec, now)[3:] == (Act.BACKFILL, Act.ABANDON)
     assert "finish it, or end it with `frazil backfill ticks --abandon`" in (refusal(Act.REPLAY, spec, now) or "")
-    assert offered(spec, replace(now, lane=replace(BACKFILL, state=LaneState.PUBLISHED)))[3:] == (
+    assert offered(spec, replace(now, backfill=replace(BACKFILL, state=BackfillState.PUBLISHED)))[3:] == (
         Act.BACKFILL,
         Act.REPLAY,
     )
 
 
 def test_while_letters_are_replayed_there_is_no_backfill_and_the_replay_can_be_finished_or_abandoned():
-    spec, now = declared("append"), replace(BEGUN, lane=REPLAY)
+    spec, now = declared("append"), replace(BEGUN, backfill=REPLAY)
     assert offered(spec, now)[3:] == (Act.ABANDON, Act.REPLAY)
     assert "`frazil dlq replay ticks` finishes it first" in (refusal(Act.BACKFILL, spec, now) or "")
 
 
 def test_a_stream_that_never_began_has_no_position_and_so_nothing_that_depends_on_one():
-    spec, now = declared("append"), Standing(looked=True)
+    spec, now = declared("append"), Standing(is_read=True)
     assert offered(spec, now) == (Act.PAUSE, Act.RESTART)
     assert "has no marker in table demo.ticks" in (refusal(Act.BACKFILL, spec, now) or "")
     assert "nothing tells which letters are its own" in (refusal(Act.REPLAY, spec, now) or "")

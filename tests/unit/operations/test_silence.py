@@ -1,19 +1,19 @@
-"""Of Airflow's own processes those are told that nobody runs, since when, what that means, and how to start them."""
+"""Airflow components that do not run are reported: since when, what that means, and how to start them."""
 
 from __future__ import annotations
 
-from frazil.operations.silence import ALIVE_MS, MEANS, Beat, silent
+from frazil.operations.silence import ALIVE_MS, MEANS, ComponentHeartbeat, silent
 
 NOW_MS = 1_700_000_000_000
-ALIVE = dict.fromkeys(MEANS, Beat(NOW_MS - ALIVE_MS))
+ALIVE = dict.fromkeys(MEANS, ComponentHeartbeat(NOW_MS - ALIVE_MS))
 
 
 def test_nothing_is_said_while_each_gives_signs_of_life():
     assert silent(ALIVE, now_ms=NOW_MS) == ()
 
 
-def test_a_dead_scheduler_is_told_with_since_when_what_it_means_and_what_to_do():
-    (found,) = silent({**ALIVE, "scheduler": Beat(NOW_MS - 423_000)}, now_ms=NOW_MS)
+def test_a_dead_scheduler_is_reported_with_since_when_what_it_means_and_what_to_do():
+    (found,) = silent({**ALIVE, "scheduler": ComponentHeartbeat(NOW_MS - 423_000)}, now_ms=NOW_MS)
     assert found.sentence(NOW_MS - 423_000) == (
         "Airflow's scheduler has given no sign of life for 7 min 3 s: no run and no task begins, so nothing is "
         "measured, maintained or signalled, and your acts wait. Alerts are as of 2023-11-14 22:06:17Z. "
@@ -27,9 +27,12 @@ def test_what_frazil_dev_up_started_is_started_again_by_it():
     assert found[0].sentence().endswith("Start it: `frazil dev up --airflow`")
 
 
-def test_what_was_stopped_or_never_ran_is_told_too():
-    beats = {"scheduler": Beat(NOW_MS - 20_000, runs=False), "dag-processor": Beat(NOW_MS)}
-    assert [one.words for one in silent(beats, now_ms=NOW_MS)] == [
+def test_what_was_stopped_or_never_ran_is_reported_too():
+    heartbeats = {
+        "scheduler": ComponentHeartbeat(NOW_MS - 20_000, runs=False),
+        "dag-processor": ComponentHeartbeat(NOW_MS),
+    }
+    assert [one.words for one in silent(heartbeats, now_ms=NOW_MS)] == [
         "Airflow's scheduler was stopped 20 s ago",
         "Airflow's triggerer has never run",
     ]

@@ -73,7 +73,7 @@ def test_each_partition_has_its_lag_and_the_watermark_waits_for_the_one_furthest
     ]
 
 
-def test_what_waits_in_all_is_what_waits_in_each_and_is_not_told_where_one_is_unknown(spec: StreamSpec):
+def test_what_waits_in_all_is_what_waits_in_each_and_is_not_reported_where_one_is_unknown(spec: StreamSpec):
     ends = {("ticks", 0): 12, ("ticks", 1): 25}
     assert waiting_in(partitions_of(marker(), ends, spec)) == 7
     assert waiting_in(partitions_of(marker(), {**ends, ("ticks", 2): 3}, spec)) is None
@@ -104,8 +104,8 @@ def test_what_the_status_says_of_kafka_is_not_said_again_by_the_view():
     silent: Any = SimpleNamespace(problems=("slow", f"{LAG_UNKNOWN}: KafkaUnavailable: no answer"))
     assert without_repeats(unread, silent) == (unread["The table"],)
     for status in (None, SimpleNamespace(problems=("slow",))):
-        told: Any = status
-        assert without_repeats(unread, told) == tuple(unread.values())
+        reported: Any = status
+        assert without_repeats(unread, reported) == tuple(unread.values())
 
 
 def ended(code: int | None, stopped_for: str | None = None, error: str | None = None) -> ExitRecord:
@@ -139,7 +139,7 @@ def test_no_run_folder_has_no_writers():
     assert runs_of(None) == ()
 
 
-def test_the_declaration_is_told_in_words(spec: StreamSpec):
+def test_the_declaration_is_reported_in_words(spec: StreamSpec):
     assert facts_of(spec, {})["Commits"] == "every 1m, or 128MiB"
 
 
@@ -162,8 +162,12 @@ def test_the_history_is_the_newest_commits_and_the_rejected_records_of_a_day(spe
 
 
 def test_what_became_of_changes_is_summed_over_a_day_with_those_of_a_replay(spec: StreamSpec):
-    def commit(n: int, at_ms: int, **told: str) -> Snapshot:
-        summary = {"frazil.stream": "ticks", "frazil.commit-record": "r", **{f"frazil.{k}": v for k, v in told.items()}}
+    def commit(n: int, at_ms: int, **reported: str) -> Snapshot:
+        summary = {
+            "frazil.stream": "ticks",
+            "frazil.commit-record": "r",
+            **{f"frazil.{k}": v for k, v in reported.items()},
+        }
         return Snapshot(
             **{"snapshot-id": n, "parent-snapshot-id": n - 1 or None, "sequence-number": n, "timestamp-ms": at_ms},
             manifest_list="m",
@@ -222,7 +226,7 @@ def test_a_topic_has_an_address_where_the_team_has_named_one(spec: StreamSpec):
     ]
 
 
-def test_the_facts_of_a_route_say_what_chooses_a_table_and_which_is_home(spec: StreamSpec):
+def test_the_facts_of_a_route_say_what_chooses_a_table_and_which_is_the_default_table(spec: StreamSpec):
     route = Route.model_validate({"by": "field", "name": "kind", "template": "demo.of_{value}"})
     found = facts_of(spec.model_copy(update={"route": route}), {})
     assert (found["Route"], found["Home table"]) == ("by field kind", "demo.ticks")

@@ -37,11 +37,11 @@ from frazil.status.state import Level
 
 
 def snapshot(n: int, operation: str = "append", parent: int | None = None, **summary: str) -> Snapshot:
-    told = {name.replace("__", ".").replace("_", "-"): value for name, value in summary.items()}
+    reported = {name.replace("__", ".").replace("_", "-"): value for name, value in summary.items()}
     return Snapshot(
         **{"snapshot-id": n, "parent-snapshot-id": parent, "sequence-number": n, "timestamp-ms": n * 1000},
         manifest_list=f"m{n}",
-        summary=Summary(operation, **told),
+        summary=Summary(operation, **reported),
     )
 
 
@@ -183,10 +183,10 @@ def test_a_table_with_something_due_is_called_as_the_overview_calls_it():
     assert state_of(shape, None, ()) == measured == Health(Level.QUIET, "maintenance due", ("compaction",))
 
 
-def test_a_table_that_its_route_misses_is_told_as_such_and_not_as_one_that_is_yet_to_be_made():
+def test_a_table_that_its_route_misses_is_reported_as_such_and_not_as_one_that_is_yet_to_be_made():
     shop: Any = SimpleNamespace(name="shop", amiss={"shop.orders": "missing"})
     others: Any = SimpleNamespace(name="others", amiss={})
     assert amiss_of("shop.orders", (others, shop)) == (
-        "It is not as the route of shop had it (missing): `frazil route shop` says what mends that",
+        "It is not as the route of shop had it (missing): `frazil route shop` shows the remedy",
     )
     assert amiss_of("shop.carts", (others, shop)) == ()

@@ -1,4 +1,4 @@
-"""Which windows are complete: laws of the decision, over streams that idle, appear, vanish and fall back."""
+"""The windows that are complete: laws of the decision, over streams that idle, appear, vanish and fall back."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def moved(cursor: Cursor | None, made) -> Cursor | None:
 
 
 @given(st.lists(st.tuples(feeds, lates), max_size=12), st.none() | minutes)
-def test_every_window_completes_once_in_order_and_never_before_every_stream_has_passed_it(looks, begin):
+def test_every_window_completes_once_in_order_and_never_before_every_stream_has_passed_it(polls, begin):
     cursor, done = None, []
-    for found, late in looks:
+    for found, late in polls:
         made = decide(found, cursor, late, grain=Grain.HOUR, complete_from_us=begin)
         for window in made.complete:
             assert not waits_for(found, window)
@@ -63,12 +63,12 @@ def test_a_window_is_complete_at_its_end_and_lateness_and_not_a_microsecond_befo
         assert decide((short,), cursor, {}, grain=Grain.HOUR).complete == ()
 
 
-def test_the_history_before_the_first_look_is_not_signalled():
+def test_the_history_before_the_first_check_is_not_signalled():
     made = decide(at(30), None, {NOON - HOUR: 3}, grain=Grain.HOUR)
     assert (made.complete, made.again, made.from_us) == ((), {}, NOON)
 
 
-def test_complete_from_signals_what_was_complete_before_anybody_looked():
+def test_complete_from_signals_what_was_complete_before_anybody_checked():
     made = decide(at(30), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 2 * HOUR)
     assert [w.key for w in made.complete] == ["2013-12-30T10", "2013-12-30T11"]
 

@@ -1,4 +1,4 @@
-"""Which windows wait: laws over all watermarks."""
+"""The windows that wait: laws over all watermarks."""
 
 from __future__ import annotations
 

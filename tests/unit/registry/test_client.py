@@ -35,11 +35,11 @@ def opened(url: str, **more: Any) -> SchemaRegistry:
     return SchemaRegistry(Registry(url=url, timeout=timedelta(seconds=more.pop("timeout_s", 5)), **more), {"P": "pw"})
 
 
-def test_a_schema_is_asked_for_once(server: MadeRegistry) -> None:
+def test_a_schema_is_requested_once(server: MadeRegistry) -> None:
     server.answers["/schemas/ids/7"] = [(200, {"schema": '"string"'})]
     found = opened(server.url + "/")
     assert [found.get(7), found.get(7)] == [SchemaText("AVRO", '"string"')] * 2
-    assert server.asked == ["/schemas/ids/7"]
+    assert server.requested == ["/schemas/ids/7"]
 
 
 def test_what_a_schema_refers_to_comes_before_it_once(server: MadeRegistry) -> None:
@@ -63,21 +63,21 @@ def test_what_a_schema_refers_to_comes_before_it_once(server: MadeRegistry) -> N
         "/subjects/b/versions/2?deleted=true": of("B", b),
     }
     assert opened(server.url).get(1) == SchemaText("PROTOBUF", "top", (("b.proto", "B"), ("a.proto", "A")))
-    assert len(server.asked) == 3
+    assert len(server.requested) == 3
 
 
-def test_an_id_without_a_schema_is_asked_for_again_only_after_a_while(server: MadeRegistry) -> None:
+def test_an_id_without_a_schema_is_requested_again_only_after_a_while(server: MadeRegistry) -> None:
     found = opened(server.url)
     for schema_id in (9, 9, -1, 0):
         with pytest.raises(UnknownSchema):
             found.get(schema_id)
-    assert server.asked == ["/schemas/ids/9"]
+    assert server.requested == ["/schemas/ids/9"]
     server.answers["/schemas/ids/9"] = [(200, {"schema": "{}"})]
     with mock.patch.object(client, "UNKNOWN_FOR_S", 0.0):
         assert found.get(9).text == "{}"
 
 
-def test_several_ids_are_asked_for_together_and_each_once(server: MadeRegistry) -> None:
+def test_several_ids_are_requested_together_and_each_once(server: MadeRegistry) -> None:
     server.answers = {f"/schemas/ids/{i}": [(200, {"schema": str(i)})] for i in (1, 3)}
     server.meeting = threading.Barrier(4)  # passes only requests that wait at the same time
     found = opened(server.url)
@@ -88,7 +88,7 @@ def test_several_ids_are_asked_for_together_and_each_once(server: MadeRegistry) 
             found.get(schema_id)
     found.ask([1, 2, 3, 4])
     found.ask([])
-    assert sorted(server.asked) == [f"/schemas/ids/{i}" for i in (1, 2, 3, 4)]
+    assert sorted(server.requested) == [f"/schemas/ids/{i}" for i in (1, 2, 3, 4)]
 
 
 def test_what_is_no_answer_to_one_of_several_ids_says_nothing_of_them(server: MadeRegistry) -> None:
@@ -167,7 +167,7 @@ def test_slow_references_end_in_time_and_the_next_try_goes_on(server: MadeRegist
             found.get(1)
         schema = found.get(1)
     assert len(schema.references) == 5
-    assert [path for path in server.asked if "subjects" in path] == [
+    assert [path for path in server.requested if "subjects" in path] == [
         f"/subjects/s{i}/versions/1?deleted=true" for i in range(5)
     ]
 
@@ -183,7 +183,7 @@ def silent() -> Iterator[str]:
         yield f"http://user:secret@127.0.0.1:{listening.getsockname()[1]}/base"
 
 
-def test_silence_and_an_address_without_a_server_are_told_without_what_is_secret() -> None:
+def test_silence_and_an_address_without_a_server_are_reported_without_what_is_secret() -> None:
     with silent() as url:
         with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:\d+/base does not answer") as raised:
             opened(url, timeout_s=0.2).get(1)
@@ -277,4 +277,4 @@ def test_only_so_many_schemas_are_kept(server: MadeRegistry) -> None:
     with mock.patch.object(client, "MAX_SCHEMAS", 2):
         for i in (1, 2, 1, 3, 1):
             found.get(i)
-    assert len(server.asked) == 3
+    assert len(server.requested) == 3

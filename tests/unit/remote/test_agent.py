@@ -72,19 +72,19 @@ class Cluster:
         return "the JVM's last words"
 
 
-class LooksTooEarly:
+class PollsTooEarly:
     """A driver's folder as one who looked before there was an order."""
 
     def __init__(self, folder: DriverFolder) -> None:
-        self._folder, self.looks = folder, 0
+        self._folder, self.polls = folder, 0
 
     def order(self) -> Any:
-        self.looks += 1
-        return self._folder.order() if self.looks > 1 else None
+        self.polls += 1
+        return self._folder.order() if self.polls > 1 else None
 
-    def told(self, driver: str) -> Any:
-        self.looks += 1
-        return self._folder.told(driver)
+    def report(self, driver: str) -> Any:
+        self.polls += 1
+        return self._folder.report(driver)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._folder, name)
@@ -92,7 +92,7 @@ class LooksTooEarly:
 
 class World:
     def __init__(self, folder: Path, spec: StreamSpec) -> None:
-        self.spec, self.cluster, self.asked = spec, Cluster(), Signals()
+        self.spec, self.cluster, self.requested = spec, Cluster(), Signals()
         self.folder = DriverFolder(LocalStore(), f"{folder}/driver")
         self.ended: list[Any] = []
         self._threads: list[threading.Thread] = []
@@ -111,12 +111,12 @@ class World:
             arguments=("ticks",),
             environment={},
         )
-        asked = self.asked
+        requested = self.requested
 
         def run() -> None:
             with Mirror(spec, run_folder("ticks")) as mirror:
                 try:
-                    code, error = Agent(prepared, self.cluster, mirror, asked, **wanted).run()
+                    code, error = Agent(prepared, self.cluster, mirror, requested, **wanted).run()
                     mirror.ended(error if code else None)
                     self.ended.append(code)
                 except Exception as failure:
@@ -127,23 +127,23 @@ class World:
         self._threads.append(thread)
         return thread
 
-    def tell(self, *, ended: Exit | None = None, words: str = "", **beat: Any) -> None:
-        """As the driver of the order does."""
+    def tell(self, *, ended: Exit | None = None, words: str = "", **heartbeat: Any) -> None:
+        """Report as the driver of the order does."""
         order = self.folder.order()
         assert order is not None
         self._number += 1
         if words:
             self.folder.put_log_end(order.id, LogEnd(words, len(words)))
-        told = Heartbeat("ticks", 9, "x", Phase.WAITING, self._number, self._number, **beat)
-        self.folder.tell(order.id, DriverReport(self._number, told, None, len(words), ended))
+        report = Heartbeat("ticks", 9, "x", Phase.WAITING, self._number, self._number, **heartbeat)
+        self.folder.tell(order.id, DriverReport(self._number, report, None, len(words), ended))
 
     @property
-    def beat(self) -> Heartbeat | None:
+    def heartbeat(self) -> Heartbeat | None:
         return Heartbeat.read(open_exchange(run_folder("ticks")))
 
     def stop(self) -> None:
-        self.asked.stop = "SIGTERM"
-        self.asked.wake.set()
+        self.requested.stop = "SIGTERM"
+        self.requested.wake.set()
 
     def over(self) -> None:
         for thread in self._threads:
@@ -156,10 +156,10 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:  # noqa: ARG001
-    monkeypatch.setattr(agents, "LOOK_S", 0.01)
+    monkeypatch.setattr(agents, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(agents, "ASK_S", 0.01)
     monkeypatch.setattr(agents, "KILL_AGAIN_S", 0.01)
-    monkeypatch.setattr("frazil.remote.mirror.BEAT_S", 0.02)
+    monkeypatch.setattr("frazil.remote.mirror.HEARTBEAT_INTERVAL_S", 0.02)
     monkeypatch.setattr("frazil.remote.follow.UNHEARD_S", 0.3)
     file = tmp_path / "ticks.yaml"
     file.write_text(DECLARED)
@@ -180,18 +180,18 @@ def test_it_submits_a_driver_mirrors_it_and_ends_as_it_does(
     (driver,) = world.cluster.submitted
     assert driver.launch_id == order.id
     assert driver.arguments == ("ticks", "--driver", order.id)
-    beat = eventually(lambda: (found := world.beat) and found.notices and found)
-    assert (beat.phase, beat.notices) == (
+    heartbeat = eventually(lambda: (found := world.heartbeat) and found.notices and found)
+    assert (heartbeat.phase, heartbeat.notices) == (
         Phase.STARTING,
         ("the driver is driver-1 in the cluster: it runs on w:1",),
     )
     world.tell(batch=7, words="first\n")
-    beat = eventually(lambda: (found := world.beat) and found.batch == 7 and found)
-    assert (beat.phase, beat.spec_fingerprint) == (Phase.WAITING, world.spec.fingerprint())
+    heartbeat = eventually(lambda: (found := world.heartbeat) and found.batch == 7 and found)
+    assert (heartbeat.phase, heartbeat.spec_fingerprint) == (Phase.WAITING, world.spec.fingerprint())
     world.tell(words="first\nsecond\n", ended=Exit(11, "OffsetGap: lost"))
     world.cluster.state = DriverStatus(DriverState.FAILED, "FAILED")
     eventually(lambda: world.ended == [11])
-    ended = world.beat
+    ended = world.heartbeat
     assert ended is not None
     assert (ended.phase, ended.error) == (Phase.ENDED, "OffsetGap: lost")
     assert capfd.readouterr().err.count("first\n") == 1
@@ -202,7 +202,7 @@ def test_the_next_agent_follows_the_driver_of_the_last_one(world: World, eventua
     eventually(lambda: (found := world.folder.order()) and found.submission)
     world.start()  # the first one is as good as dead: it decides nothing while the driver is well
     world.tell(batch=7)
-    eventually(lambda: (found := world.beat) and found.batch == 7)
+    eventually(lambda: (found := world.heartbeat) and found.batch == 7)
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)
     world.tell(ended=Exit(0))
@@ -217,7 +217,7 @@ def test_a_changed_declaration_replaces_the_driver_once_it_has_ended(world: Worl
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)
     world.folder.put_order(dataclasses.replace(order, stop=None))
-    world.asked = Signals()
+    world.requested = Signals()
     changed = world.spec.model_copy(update={"name": "other"})
     world.start(spec=changed)
     eventually(lambda: (found := world.folder.order()) and found.stop == "the declaration has changed")
@@ -235,7 +235,7 @@ def test_a_submission_without_an_answer_is_made_again_under_another_id(world: Wo
     first = eventually(world.folder.order)
     eventually(
         lambda: (
-            (found := world.beat)
+            (found := world.heartbeat)
             and any("submission of the driver yet: it did not answer in time" in n for n in found.notices)
         )
     )
@@ -262,8 +262,8 @@ def test_a_driver_that_runs_after_all_is_followed_by_what_it_tells(
 def test_force_kills_until_the_cluster_says_that_the_driver_is_gone(world: World, eventually: Any) -> None:
     world.start()
     eventually(lambda: (found := world.folder.order()) and found.submission)
-    world.asked.force = True
-    world.asked.wake.set()
+    world.requested.force = True
+    world.requested.wake.set()
     eventually(lambda: world.ended == [137])
     assert world.cluster.kills == 2
     order = world.folder.order()
@@ -281,10 +281,10 @@ def test_a_storage_that_is_away_is_an_outage_and_no_end(
         raise ConnectionError("no route")
 
     with monkeypatch.context() as patch:
-        patch.setattr(DriverFolder, "told", away)
-        beat = eventually(lambda: (found := world.beat) and found.outage and found)
-        assert "the driver's report cannot be read: ConnectionError: no route" in beat.outage
-    eventually(lambda: (found := world.beat) and found.outage is None)
+        patch.setattr(DriverFolder, "report", away)
+        heartbeat = eventually(lambda: (found := world.heartbeat) and found.outage and found)
+        assert "the driver's report cannot be read: ConnectionError: no route" in heartbeat.outage
+    eventually(lambda: (found := world.heartbeat) and found.outage is None)
     assert world.ended == []
 
 
@@ -315,8 +315,8 @@ def test_what_another_agent_noted_in_the_order_stays(world: World, eventually: A
     world.start()
     order = eventually(lambda: (found := world.folder.order()) and found.submission and found)
     world.folder.put_order(dataclasses.replace(order, stop="a restart was asked for"))
-    world.asked.force = True
-    world.asked.wake.set()
+    world.requested.force = True
+    world.requested.wake.set()
     eventually(lambda: world.ended == [137])
     assert world.folder.order() == dataclasses.replace(order, stop="a restart was asked for", kill=True)
 
@@ -325,9 +325,9 @@ def test_two_agents_that_begin_at_once_order_one_driver(world: World, eventually
     """The second one looked before the first one had ordered."""
     world.start()
     order = eventually(lambda: (found := world.folder.order()) and found.submission and found)
-    late = LooksTooEarly(world.folder)
+    late = PollsTooEarly(world.folder)
     world.start(folder=late)
-    eventually(lambda: late.looks > 2)
+    eventually(lambda: late.polls > 2)
     assert world.folder.order() == order
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)

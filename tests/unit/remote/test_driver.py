@@ -47,23 +47,23 @@ def driver(tmp_path: Path, frazil_home: Path) -> Iterator[Driver]:  # noqa: ARG0
 
 def test_it_tells_its_heartbeat_and_its_log_and_how_it_ended(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
     driver = Driver(tmp_path)
-    beat = Heartbeat("ticks", 1, "f1", Phase.STAGING, 10, 9)
+    heartbeat = Heartbeat("ticks", 1, "f1", Phase.STAGING, 10, 9)
     with driver.telling as telling:
-        beat.write(open_exchange(run_folder("ticks")))
+        heartbeat.write(open_exchange(run_folder("ticks")))
         logging.getLogger("frazil").warning("something happened")
         telling.step()
-        told = driver.folder.told(ORDER.id)
-        assert told is not None
-        assert (told.beat, told.exit) == (beat, None)
+        report = driver.folder.report(ORDER.id)
+        assert report is not None
+        assert (report.heartbeat, report.exit) == (heartbeat, None)
         end = driver.folder.log_end(ORDER.id)
         assert end is not None
         assert "WARNING frazil: something happened\n" in end.text
-        assert end.bytes == told.log_bytes
+        assert end.bytes == report.log_bytes
         telling.ended = Exit(11, "OffsetGap: lost")
-    ended = driver.folder.told(ORDER.id)
+    ended = driver.folder.report(ORDER.id)
     assert ended is not None
     assert ended.exit == Exit(11, "OffsetGap: lost")
-    assert ended.number > told.number
+    assert ended.number > report.number
 
 
 @pytest.mark.parametrize("changes", [{"stop": "paused"}, {"id": "b" * 32}])

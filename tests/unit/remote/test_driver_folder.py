@@ -13,7 +13,9 @@ from frazil.remote.driver_folder import DriverFolder, DriverReport, Exit, LogEnd
 from frazil.table.local_storage import LocalStore
 
 ORDER = Order("a" * 32, Wanted("f1", "1.0", restart_generation=2), {"name": "ticks"}, "yarn", 5, stop="paused")
-BEAT = Heartbeat("ticks", 1, "f1", Phase.STAGING, 10, 9, stall=Stall(StallKind.OFFSETS, 1, None, "so"), notices=("a",))
+HEARTBEAT = Heartbeat(
+    "ticks", 1, "f1", Phase.STAGING, 10, 9, stall=Stall(StallKind.OFFSETS, 1, None, "so"), notices=("a",)
+)
 
 
 @pytest.fixture
@@ -22,12 +24,12 @@ def folder(tmp_path: Path) -> DriverFolder:
 
 
 def test_what_is_written_is_read(folder: DriverFolder) -> None:
-    assert (folder.order(), folder.told("a"), folder.log_end("a")) == (None, None, None)
-    told, end = DriverReport(3, BEAT, "driver-1", 12, Exit(11, "gap")), LogEnd("words\n", 12)
+    assert (folder.order(), folder.report("a"), folder.log_end("a")) == (None, None, None)
+    report, end = DriverReport(3, HEARTBEAT, "driver-1", 12, Exit(11, "gap")), LogEnd("words\n", 12)
     folder.put_order(ORDER)
-    folder.tell(ORDER.id, told)
+    folder.tell(ORDER.id, report)
     folder.put_log_end(ORDER.id, end)
-    assert (folder.order(), folder.told(ORDER.id), folder.log_end(ORDER.id)) == (ORDER, told, end)
+    assert (folder.order(), folder.report(ORDER.id), folder.log_end(ORDER.id)) == (ORDER, report, end)
 
 
 def test_fields_of_a_later_version_are_left_out_and_a_later_format_is_not_read(folder: DriverFolder) -> None:
@@ -40,11 +42,11 @@ def test_fields_of_a_later_version_are_left_out_and_a_later_format_is_not_read(f
     assert folder.order() is None
 
 
-def test_what_earlier_drivers_told_is_removed(folder: DriverFolder) -> None:
+def test_what_earlier_drivers_reported_is_removed(folder: DriverFolder) -> None:
     folder.put_order(ORDER)
     for driver in ("b" * 32, ORDER.id):
         folder.tell(driver, dataclasses.replace(DriverReport(1, None, None)))
     folder.forget_all_but(ORDER.id)
-    assert folder.told("b" * 32) is None
-    assert folder.told(ORDER.id) is not None
+    assert folder.report("b" * 32) is None
+    assert folder.report(ORDER.id) is not None
     assert folder.order() == ORDER

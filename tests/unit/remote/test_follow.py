@@ -15,7 +15,7 @@ from frazil.remote.follow import FRESH_S, LEAVES_S, UNHEARD_S, Act, Seen, decide
 
 WANTED = Wanted("f1", "1.0")
 ORDER = Order("a" * 32, WANTED, {}, "spark://m:7077", 0, submission="driver-1")
-TOLD = DriverReport(7, None, None)
+REPORT = DriverReport(7, None, None)
 
 
 def status(state: DriverState, code: int | None = None) -> DriverStatus:
@@ -26,7 +26,7 @@ RUNNING = Seen(
     wanted=WANTED,
     master="spark://m:7077",
     order=ORDER,
-    told=TOLD,
+    report=REPORT,
     report_age_s=1.0,
     ordered_since_s=500.0,
     status=status(DriverState.RUNNING),
@@ -56,14 +56,14 @@ def test_a_driver_that_runs_as_it_is_wanted_is_followed() -> None:
 
 
 def test_the_first_driver_is_submitted_and_none_for_an_agent_that_is_to_end() -> None:
-    assert decided(order=None, told=None) == (Act.SUBMIT, 0)
-    assert decided(order=None, told=None, stop="SIGTERM") == (Act.END, 0)
+    assert decided(order=None, report=None) == (Act.SUBMIT, 0)
+    assert decided(order=None, report=None, stop="SIGTERM") == (Act.END, 0)
 
 
-def test_the_end_of_a_driver_is_told_by_the_agent_that_followed_it_and_replaced_by_another() -> None:
+def test_the_end_of_a_driver_is_reported_by_the_agent_that_followed_it_and_replaced_by_another() -> None:
     ended: dict[str, Any] = {
         "status": status(DriverState.FAILED),
-        "told": dataclasses.replace(TOLD, exit=Exit(11, "gap")),
+        "report": dataclasses.replace(REPORT, exit=Exit(11, "gap")),
     }
     assert decided(**ended) == (Act.END, 11)
     assert decided(**ended, followed=False) == (Act.SUBMIT, 0)
@@ -92,17 +92,20 @@ def test_of_a_driver_that_left_no_word_the_cluster_tells_the_end(seen: DriverSta
 )
 def test_a_driver_that_is_wanted_otherwise_is_asked_to_end_and_then_replaced(wanted: Wanted) -> None:
     assert decided(wanted=wanted, followed=False) == (Act.ASK_TO_STOP, 0)
-    asked = of_order(stop="the declaration has changed")
-    assert decided(wanted=wanted, order=asked) == (Act.WAIT, 0)
-    ended = dataclasses.replace(TOLD, exit=Exit(0))
-    assert decided(wanted=wanted, order=asked, told=ended, status=status(DriverState.SUCCEEDED)) == (Act.SUBMIT, 0)
+    requested = of_order(stop="the declaration has changed")
+    assert decided(wanted=wanted, order=requested) == (Act.WAIT, 0)
+    ended = dataclasses.replace(REPORT, exit=Exit(0))
+    assert decided(wanted=wanted, order=requested, report=ended, status=status(DriverState.SUCCEEDED)) == (
+        Act.SUBMIT,
+        0,
+    )
 
 
 def test_a_stop_lets_the_batch_commit_and_kills_what_has_not_started() -> None:
     assert decided(stop="SIGTERM") == (Act.ASK_TO_STOP, 0)
     assert decided(stop="SIGTERM", order=of_order(stop="SIGTERM")) == (Act.WAIT, 0)
     waiting = status(DriverState.WAITING)
-    assert decided(stop="SIGTERM", told=None, status=waiting) == (Act.KILL, 0)
+    assert decided(stop="SIGTERM", report=None, status=waiting) == (Act.KILL, 0)
 
 
 def test_a_kill_goes_on_until_the_cluster_says_that_the_driver_is_gone_whichever_agent_does_it() -> None:
@@ -116,23 +119,23 @@ def test_a_kill_goes_on_until_the_cluster_says_that_the_driver_is_gone_whichever
 
 def test_a_submission_without_an_answer_is_awaited_then_made_again() -> None:
     lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN)}
-    assert decided(**lost, told=None, ordered_since_s=1.0) == (Act.WAIT, 0)
-    assert decided(**lost, told=None, ordered_since_s=UNHEARD_S) == (Act.SUBMIT, 0)
-    assert decided(**lost, told=None, found="application_1") == (Act.ADOPT, 0)
-    assert decided(**lost, told=dataclasses.replace(TOLD, submission="driver-9")) == (Act.ADOPT, 0)
+    assert decided(**lost, report=None, ordered_since_s=1.0) == (Act.WAIT, 0)
+    assert decided(**lost, report=None, ordered_since_s=UNHEARD_S) == (Act.SUBMIT, 0)
+    assert decided(**lost, report=None, found="application_1") == (Act.ADOPT, 0)
+    assert decided(**lost, report=dataclasses.replace(REPORT, submission="driver-9")) == (Act.ADOPT, 0)
     assert decided(**lost) == (Act.WAIT, 0), "it runs, whatever it is called"
     assert decided(**lost, stop="SIGTERM") == (Act.ASK_TO_STOP, 0)
 
 
 def test_a_driver_that_may_start_after_its_agent_has_ended_finds_that_it_is_to_stop() -> None:
-    """The cluster may have it in a queue: nobody has heard of it."""
-    lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN), "told": None}
+    """The cluster may have it in a queue: no one has heard of it."""
+    lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN), "report": None}
     assert decided(**lost, stop="SIGTERM", ordered_since_s=1.0) == (Act.ASK_TO_STOP, 0)
     assert decided(**lost, force=True, ordered_since_s=UNHEARD_S) == (Act.KILL, 0)
-    for asked in ({"stop": "SIGTERM"}, {"force": True}):
-        noted = {**lost, "order": of_order(submission=None, stop="why", kill="force" in asked)}
-        assert decided(**noted, **asked, ordered_since_s=1.0) == (Act.WAIT, 0)
-        assert decided(**noted, **asked, ordered_since_s=UNHEARD_S) == (Act.END, 137 if "force" in asked else 0)
+    for requested in ({"stop": "SIGTERM"}, {"force": True}):
+        noted = {**lost, "order": of_order(submission=None, stop="why", kill="force" in requested)}
+        assert decided(**noted, **requested, ordered_since_s=1.0) == (Act.WAIT, 0)
+        assert decided(**noted, **requested, ordered_since_s=UNHEARD_S) == (Act.END, 137 if "force" in requested else 0)
     killed = of_order(submission=None, stop="why", kill=True)
     assert decided(**{**lost, "order": killed}, found="driver-2", force=True) == (Act.ADOPT, 0)
     assert decided(order=dataclasses.replace(killed, submission="driver-2")) == (Act.KILL, 0), "by the next agent"
@@ -148,7 +151,7 @@ ORDERS = st.one_of(
         kill=st.booleans(),
     ),
 )
-TOLDS = st.one_of(
+REPORTS = st.one_of(
     st.none(),
     st.builds(DriverReport, st.integers(1, 9), st.none(), st.none(), exit=st.sampled_from([None, Exit(0), Exit(13)])),
 )
@@ -157,7 +160,7 @@ SEEN = st.builds(
     wanted=st.sampled_from([WANTED, Wanted("f2", "1.0")]),
     master=st.just("spark://m:7077"),
     order=ORDERS,
-    told=TOLDS,
+    report=REPORTS,
     report_age_s=st.floats(0, 200),
     ordered_since_s=st.floats(0, 200),
     status=STATES,
@@ -171,7 +174,7 @@ SEEN = st.builds(
 @given(SEEN)
 def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_that_is_to_end(seen: Seen) -> None:
     step = decide(seen)
-    heard = seen.status.state.has_ended or (seen.told is not None and seen.told.exit is not None)
+    heard = seen.status.state.has_ended or (seen.report is not None and seen.report.exit is not None)
     if step.act is Act.END and seen.order is not None and seen.order.submission is None and not heard:
         assert seen.order.stop is not None or seen.order.kill
     if step.act is not Act.SUBMIT:
@@ -180,6 +183,6 @@ def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_
     assert not seen.force
     if seen.order is None:
         return
-    told_end = seen.told is not None and seen.told.exit is not None
+    reports_end = seen.report is not None and seen.report.exit is not None
     unheard = seen.order.submission is None and seen.ordered_since_s >= UNHEARD_S
-    assert seen.status.state.has_ended or told_end or unheard
+    assert seen.status.state.has_ended or reports_end or unheard

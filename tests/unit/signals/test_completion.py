@@ -48,7 +48,7 @@ def test_each_window_is_signalled_once_with_its_rows(minutes):
     assert minutes.stored() == [("T12", 1, 60, 0), ("T13", 1, 60, 0), ("T14", 1, 60, 0)]
 
 
-def test_nothing_is_signalled_of_the_time_before_the_first_look_unless_the_stream_says_so(minutes, tmp_path):
+def test_nothing_is_signalled_of_the_time_before_the_first_check_unless_the_stream_says_so(minutes, tmp_path):
     minutes.send(0, 130)
     assert minutes.signal() == []
     other = Minutes(tmp_path, extra="complete-from: 2013-12-30T10:00:00Z\n")
@@ -146,7 +146,7 @@ def test_a_gate_holds_a_window_until_it_is_released_and_others_go_on(minutes):
         release(minutes.catalog, minutes.spec, noon, note="again", clock_ms=NOW_MS)
 
 
-def test_late_rows_ask_the_gate_again_and_what_nobody_was_told_keeps_its_revision(minutes):
+def test_late_rows_ask_the_gate_again_and_what_nobody_was_reported_keeps_its_revision(minutes):
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 70)
@@ -190,7 +190,7 @@ def test_what_a_consumer_missed_is_sent_again_with_the_same_revision(minutes):
         send_again(minutes.catalog, "demo.minutes", [Window.parse("2013-12-30T11")], note="", clock_ms=NOW_MS)
 
 
-def test_dead_letters_since_the_signal_before_are_told(minutes):
+def test_dead_letters_since_the_signal_before_are_reported(minutes):
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 30, rejected=2)
@@ -376,7 +376,7 @@ def test_what_others_delete_leaves_a_signal_as_it_was_until_a_row_is_appended(mi
 
 
 def test_an_older_state_of_the_table_than_was_signalled_decides_nothing(minutes, monkeypatch):
-    """As with a caching catalog, which once led to no signal, and at the next check to the same late rows again."""
+    """Read an old table, as from a caching catalog. It once led to no signal, and then to the same late rows again."""
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 70)
@@ -433,7 +433,7 @@ def test_rows_are_counted_at_the_snapshot_whatever_spans_or_was_deleted(minutes)
     assert list(window_rows(table, windows[1:3], column="at", snapshot_id=head).values()) == [30, 40]
 
 
-def test_a_stream_without_windows_is_never_looked_at(minutes):
+def test_a_stream_without_windows_is_never_checked(minutes):
     spec = minutes.spec.model_copy(update={"complete": "none"})
     assert assess(minutes.catalog, [spec]) is None
     nowhere = spec.table.model_copy(update={"identifier": "demo.nowhere"})

@@ -38,7 +38,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_supervisors_that_look_again_and_again_parse_each_file_once(
+def test_supervisors_that_check_again_and_again_parse_each_file_once(
     declare: Declare, tmp_path: Path, parses: list[str]
 ) -> None:
     for number in range(30):
@@ -81,7 +81,7 @@ def test_a_changed_file_and_changed_defaults_are_seen(declare: Declare, tmp_path
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_mistake_is_told_again_without_a_parse_until_it_is_mended(declare: Declare, parses: list[str]) -> None:
+def test_a_mistake_is_reported_again_without_a_parse_until_it_is_fixed(declare: Declare, parses: list[str]) -> None:
     path = declare(lateness="x")
     for _ in range(3):
         with pytest.raises(SpecError, match="lateness"):
@@ -94,7 +94,7 @@ def test_a_mistake_is_told_again_without_a_parse_until_it_is_mended(declare: Dec
 def test_a_file_that_is_replaced_within_one_tick_of_the_clock_is_seen(
     declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a file system that knows seconds only: the same size, the same inode, the same times."""
+    """The file system knows seconds only: the same size, the same inode, the same times."""
     path = declare(commit={"max-records": 5})
     tick, stat = path.stat(), Path.stat
     monkeypatch.setattr(Path, "stat", lambda self: tick if self == path else stat(self))

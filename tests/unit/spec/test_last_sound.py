@@ -35,13 +35,13 @@ def folder(frazil_home: Path, tmp_path: Path) -> Path:  # noqa: ARG001
     return made
 
 
-def look(folder: Path, now_ms: int = NOW) -> dict[str, Found[StreamSpec]]:
+def check(folder: Path, now_ms: int = NOW) -> dict[str, Found[StreamSpec]]:
     return {one.path.stem: one for one in find_declared(folder, STREAMS, now_ms=now_ms)}
 
 
 def test_a_file_that_was_never_sound_has_no_spec(folder: Path) -> None:
     (folder / "a.yaml").write_text("name: a\n")
-    found = look(folder)
+    found = check(folder)
     assert found["a"].spec is None
     assert "source" in (found["a"].problem or "")
     assert found["b"].problem is None
@@ -50,16 +50,16 @@ def test_a_file_that_was_never_sound_has_no_spec(folder: Path) -> None:
 @pytest.mark.parametrize("broken", ["{", "", "name: a\n", "name: other\nmaintenance: {on: 1}\n"])
 def test_a_broken_file_says_what_it_said_when_it_was_sound_last(folder: Path, broken: str) -> None:
     sound = load_stream(folder / "a.yaml")
-    look(folder)
+    check(folder)
     (folder / "a.yaml").write_text(broken)
     for _ in range(2):
-        found = look(folder)
+        found = check(folder)
         assert (found["a"].spec, found["a"].removed) == (sound, False)
         assert str(folder / "a.yaml") in (found["a"].problem or "")
     assert recall(folder, "a", STREAMS) == sound
     (folder / "a.yaml").write_text(STREAM.format(name="a").replace("7m", "8m"))
-    assert look(folder)["a"].problem is None
-    assert look(folder)["a"].spec != sound
+    assert check(folder)["a"].problem is None
+    assert check(folder)["a"].spec != sound
 
 
 def test_a_name_that_a_file_gave_up_is_removed_as_one_whose_file_went(folder: Path) -> None:
@@ -79,19 +79,19 @@ def test_a_name_that_a_file_gave_up_is_removed_as_one_whose_file_went(folder: Pa
 
 
 def test_what_another_process_wrote_down_meanwhile_is_seen(folder: Path, frazil_home: Path) -> None:
-    look(folder)
+    check(folder)
     (record,) = (frazil_home / "declared").glob("*/a.yaml.json")
     record.write_text(json.dumps({**json.loads(record.read_text()), "missing-since-ms": 1}))
-    look(folder)
+    check(folder)
     (folder / "a.yaml").unlink()
-    assert not look(folder)["a"].removed, "it was back since"
+    assert not check(folder)["a"].removed, "it was back since"
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o555])
 def test_a_home_that_is_closed_to_this_user_takes_no_declaration_away(
     mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in a process that looks twice, and where a record is to be forgotten.
+    """Read twice in a process, also if a record is to be forgotten.
 
     Root, to whom nothing is closed, becomes another user; anybody else takes from himself what another may not.
     """
@@ -102,7 +102,7 @@ def test_a_home_that_is_closed_to_this_user_takes_no_declaration_away(
         monkeypatch.setenv("FRAZIL_HOME", str(home))
         folder.mkdir(mode=0o755)
         (folder / "a.yaml").write_text(STREAM.format(name="a"))
-        look(folder)
+        check(folder)
         (folder / "a.yaml").rename(folder / "z.yaml")
         for path in reversed([home, *home.rglob("*")]):
             path.chmod(mode if is_root else mode % 8 * 0o111)
@@ -113,71 +113,71 @@ def test_a_home_that_is_closed_to_this_user_takes_no_declaration_away(
                 if is_root:
                     os.setgid(65534)
                     os.setuid(65534)
-                looks = [look(folder) for _ in range(2)]
-                code = 0 if all(set(found) == {"z"} for found in looks) else 2
+                checks = [check(folder) for _ in range(2)]
+                code = 0 if all(set(found) == {"z"} for found in checks) else 2
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_broken_defaults_break_all_files_and_take_none(folder: Path) -> None:
-    before = look(folder)
+    before = check(folder)
     (folder / "_defaults.yaml").write_text("latenes: 5m\n")
-    found = look(folder)
+    found = check(folder)
     assert {name: one.spec for name, one in found.items()} == {name: one.spec for name, one in before.items()}
     assert all("latenes" in (one.problem or "") for one in found.values())
 
 
 def test_a_file_that_is_gone_is_believed_in_for_a_moment_and_then_removed(folder: Path) -> None:
-    look(folder)
+    check(folder)
     (folder / "a.yaml").unlink()
     for now_ms in (NOW, NOW + MOMENT_MS - 1):
-        assert (look(folder, now_ms)["a"].removed, look(folder, now_ms)["a"].missing) == (False, True)
-    assert (look(folder, NOW + MOMENT_MS)["a"].removed, look(folder, NOW + MOMENT_MS)["a"].missing) == (True, False)
-    assert "was removed" in (look(folder, NOW + MOMENT_MS)["a"].problem or "")
-    assert set(look(folder, NOW + MOMENT_MS + ENDING_MS)) == {"b"}
-    assert set(look(folder, NOW)) == {"b"}
+        assert (check(folder, now_ms)["a"].removed, check(folder, now_ms)["a"].missing) == (False, True)
+    assert (check(folder, NOW + MOMENT_MS)["a"].removed, check(folder, NOW + MOMENT_MS)["a"].missing) == (True, False)
+    assert "was removed" in (check(folder, NOW + MOMENT_MS)["a"].problem or "")
+    assert set(check(folder, NOW + MOMENT_MS + ENDING_MS)) == {"b"}
+    assert set(check(folder, NOW)) == {"b"}
     (folder / "a.yaml").write_text(STREAM.format(name="a"))
-    assert look(folder)["a"].problem is None
+    assert check(folder)["a"].problem is None
 
 
 def test_a_file_that_comes_back_is_as_if_it_had_never_gone(folder: Path) -> None:
-    look(folder)
+    check(folder)
     text = (folder / "a.yaml").read_text()
     (folder / "a.yaml").unlink()
-    look(folder)
+    check(folder)
     (folder / "a.yaml").write_text(text)
-    look(folder, NOW + MOMENT_MS)
+    check(folder, NOW + MOMENT_MS)
     (folder / "a.yaml").unlink()
-    assert not look(folder, NOW + 2 * MOMENT_MS)["a"].removed
+    assert not check(folder, NOW + 2 * MOMENT_MS)["a"].removed
 
 
 def test_a_clock_that_is_put_back_forgets_nothing_early(folder: Path) -> None:
-    look(folder)
+    check(folder)
     (folder / "a.yaml").unlink()
-    look(folder, NOW)
-    assert not look(folder, NOW - 10 * ENDING_MS)["a"].removed
-    assert not look(folder, NOW - 10 * ENDING_MS + MOMENT_MS - 1)["a"].removed
+    check(folder, NOW)
+    assert not check(folder, NOW - 10 * ENDING_MS)["a"].removed
+    assert not check(folder, NOW - 10 * ENDING_MS + MOMENT_MS - 1)["a"].removed
 
 
 def test_an_empty_folder_is_believed_later_than_one_file_and_a_missing_one_never(folder: Path) -> None:
-    before = look(folder)
+    before = check(folder)
     kept = {file: file.read_text() for file in folder.iterdir()}
     for file in kept:
         file.unlink()
-    assert not any(one.removed or one.missing for one in look(folder, NOW).values())
-    assert not any(one.removed for one in look(folder, NOW + EMPTY_MS - 1).values())
+    assert not any(one.removed or one.missing for one in check(folder, NOW).values())
+    assert not any(one.removed for one in check(folder, NOW + EMPTY_MS - 1).values())
     folder.rmdir()
     for now_ms in (NOW + EMPTY_MS, NOW + 100 * ENDING_MS):
-        found = look(folder, now_ms)
+        found = check(folder, now_ms)
         assert {name: one.spec for name, one in found.items()} == {name: one.spec for name, one in before.items()}
         assert all("cannot be read" in (one.problem or "") and not one.removed for one in found.values())
     folder.mkdir()
-    assert all(one.removed for one in look(folder, NOW + EMPTY_MS).values())
+    assert all(one.removed for one in check(folder, NOW + EMPTY_MS).values())
 
 
 def test_a_renamed_file_is_the_same_stream(folder: Path) -> None:
-    look(folder)
+    check(folder)
     (folder / "a.yaml").rename(folder / "c.yaml")
     assert {one.path.name: one.problem for one in find_declared(folder, STREAMS, now_ms=NOW)} == {
         "b.yaml": None,
@@ -187,7 +187,7 @@ def test_a_renamed_file_is_the_same_stream(folder: Path) -> None:
 
 def test_many_processes_and_foreign_records_do_no_harm(folder: Path, frazil_home: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        assert all(len(found) == 2 for found in pool.map(lambda _: look(folder), range(50)))
+        assert all(len(found) == 2 for found in pool.map(lambda _: check(folder), range(50)))
     records = sorted(frazil_home.glob("declared/*/*.json"))
     assert [record.name for record in records] == ["a.yaml.json", "b.yaml.json"]
     (folder / "a.yaml").write_text("{")
@@ -199,7 +199,7 @@ def test_many_processes_and_foreign_records_do_no_harm(folder: Path, frazil_home
         json.dumps({"format": 1, "declared": 1}),
     ):
         records[0].write_text(foreign)
-        assert look(folder)["a"].spec is None
+        assert check(folder)["a"].spec is None
 
 
 def test_a_home_that_cannot_be_written_changes_nothing_for_sound_files(
@@ -207,5 +207,5 @@ def test_a_home_that_cannot_be_written_changes_nothing_for_sound_files(
 ) -> None:
     (frazil_home / "declared").parent.mkdir(parents=True, exist_ok=True)
     (frazil_home / "declared").write_text("a file is in the way")
-    assert all(one.spec and not one.problem for one in look(folder).values())
+    assert all(one.spec and not one.problem for one in check(folder).values())
     assert "cannot be remembered" in caplog.text

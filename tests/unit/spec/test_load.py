@@ -174,7 +174,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "cluster behind frazil's back",
         {"resources": {"spark": {"spark.master": "spark://a:7077"}}},
-        ["resources.spark.spark.master: 'spark://a:7077' names a cluster, of which only resources.master tells"],
+        ["resources.spark.spark.master: 'spark://a:7077' names a cluster, which only resources.master may name"],
     ),
     (
         "master twice",
@@ -267,7 +267,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "topics twice",
         {"source": {"bootstrap-servers": "a:1", "topics": "x", "topic-pattern": "x.*"}},
-        ["source.topic-pattern: 'x.*' is beside source.topics; keep one of them"],
+        ["source.topic-pattern: 'x.*' is declared together with source.topics; keep one of them"],
     ),
     (
         "topic pattern",
@@ -382,7 +382,7 @@ def test_a_mistake_is_answered_with_file_key_value_and_way_out(
         assert answer in str(refused.value)
 
 
-def test_all_mistakes_of_a_file_are_told_at_once(declare: Declare) -> None:
+def test_all_mistakes_of_a_file_are_reported_at_once(declare: Declare) -> None:
     path = declare(comit={}, lateness="x", event_time="nope", partition_by=["day(nope)"])
     with pytest.raises(SpecError) as refused:
         load_stream(path)
@@ -493,7 +493,7 @@ def test_credentials_before_a_host_are_repeated_of_no_key(declare: Declare, wron
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_server_that_is_hardly_a_url_is_told_with_its_key(declare: Declare) -> None:
+def test_a_server_that_is_hardly_a_url_is_reported_with_its_key(declare: Declare) -> None:
     with pytest.raises(SpecError, match=r"source\.bootstrap-servers: names 'kafka://\[k', which is a URL"):
         load_stream(declare(source={"bootstrap-servers": "kafka://[k", "topics": "x"}))
 
@@ -543,14 +543,14 @@ def test_a_secret_by_reference_stays_a_reference(declare: Declare) -> None:
         ("a: b\n---\na: b\n", "line 2, .*declare one stream in each file"),
     ],
 )
-def test_what_is_not_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, answer: str) -> None:
+def test_what_is_not_yaml_is_reported_with_line_and_column(tmp_path: Path, text: str, answer: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(text)
     with pytest.raises(SpecError, match=answer):
         load_stream(path)
 
 
-def test_a_file_that_is_not_utf8_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_bytes("name: x\ndescription: Zürich\n".encode("latin-1"))
     with pytest.raises(SpecError, match=r"line 2: is not UTF-8 text .*; save the file as UTF-8"):
@@ -585,7 +585,7 @@ def test_a_switch_may_be_written_in_any_case(declare: Declare, word: str) -> Non
     assert load_stream(path).maintenance.expiry.enabled == (word.lower() != "off")
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no such file"):
         load_stream(tmp_path / "x.yaml")
 
@@ -606,7 +606,7 @@ def test_defaults_may_be_empty(declare: Declare, tmp_path: Path, nothing: str) -
     assert load_stream(declare("other.yaml")) == sound
 
 
-def test_a_mistake_is_told_with_the_file_that_has_it(declare: Declare, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_with_the_file_that_has_it(declare: Declare, tmp_path: Path) -> None:
     (tmp_path / "_defaults.yaml").write_text("commit: {interval: soon}\nevent_time: x\nsource: {on-gap: x}\n")
     with pytest.raises(SpecError) as refused:
         load_stream(declare(commit={"size": "big"}))
@@ -856,7 +856,7 @@ def test_a_folder_tells_the_mistakes_of_all_its_files(declare: Declare, tmp_path
     assert "2.yaml: comit" in str(refused.value)
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="FRAZIL_STREAMS"):
         load_streams(tmp_path / "nowhere")
 

@@ -62,7 +62,7 @@ def test_extras_of_a_uri_may_be_one_json() -> None:
     assert resolve("${airflow:k.d}", {"AIRFLOW_CONN_K": uri}) == "e"
 
 
-def test_what_a_connection_lacks_is_told_without_its_values() -> None:
+def test_what_a_connection_lacks_is_reported_without_its_values() -> None:
     with pytest.raises(SpecError, match="no 'user'; it has: ca, host, login, n, password, port") as refused:
         resolve("${airflow:k.user}", {"AIRFLOW_CONN_K": JSON_CONNECTION})
     assert "p@s/s" not in str(refused.value)
@@ -71,7 +71,7 @@ def test_what_a_connection_lacks_is_told_without_its_values() -> None:
 
 
 @pytest.mark.parametrize("broken", ["{hunter2", "hunter2", '{"extra": "hunter2"}', '{"extra": [1]}', "k://h:hunter2/"])
-def test_a_broken_connection_is_told_without_its_text(broken: str) -> None:
+def test_a_broken_connection_is_reported_without_its_text(broken: str) -> None:
     with pytest.raises(SpecError, match="neither") as refused:
         resolve("${airflow:k.host}", {"AIRFLOW_CONN_K": broken})
     assert "hunter2" not in str(refused.value)

@@ -20,7 +20,7 @@ Declare = Callable[..., Path]
 @pytest.mark.parametrize(
     ("route", "message"),
     [
-        ({"by": "field", "tables": {"a": "n.a"}}, "lacks the name of the field; add name"),
+        ({"by": "field", "tables": {"a": "n.a"}}, "is missing the name of the field; add name"),
         ({"by": "topic", "name": "x", "tables": {"a": "n.a"}}, "has a name, which by: topic does not use"),
         ({"by": "header", "name": "x"}, "has neither tables nor a template"),
         (
@@ -44,7 +44,7 @@ Declare = Callable[..., Path]
         ({"by": "header", "name": "x", "template": "n.{value}", "limit": 0}, "route.limit"),
     ],
 )
-def test_a_mistake_is_told_with_its_key(declare: Declare, route: dict[str, Any], message: str) -> None:
+def test_a_mistake_is_reported_with_its_key(declare: Declare, route: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as raised:
         load_stream(declare(schema={"carrier": "string", "departed": "timestamptz"}, route=route))
     assert message in str(raised.value)
@@ -56,7 +56,7 @@ def test_a_mistake_is_told_with_its_key(declare: Declare, route: dict[str, Any],
         ("02", "int", "'02' is never a value of the column carrier; write 2"),
         ("0x1f", "long", "'0x1f' is never a value of the column carrier; write 31"),
         ("1_000", "int", "'1_000' is never a value of the column carrier; write 1000"),
-        ("two", "int", "'two' is no whole number, as each value of the column carrier is"),
+        ("two", "int", "'two' is not a whole number, like each value of the column carrier is"),
         ("-2", "int", None),
         ("02", "string", None),
     ],
@@ -110,7 +110,7 @@ def test_a_list_of_tables_for_one_step_names_tables_of_the_route(
     assert message in str(raised.value)
 
 
-def test_home_and_its_dead_letters_may_be_listed_for_one_step_too(declare: Declare) -> None:
+def test_the_default_table_and_its_dead_letters_may_be_listed_for_one_step_too(declare: Declare) -> None:
     route = {"by": "field", "name": "carrier", "tables": {"a": "demo.a", "b": "demo.b"}}
     schema = {"carrier": "string not null", "departed": "timestamptz"}
     listed = ["demo.a", "demo.flights", "demo.flights_dead_letters"]

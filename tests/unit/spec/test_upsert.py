@@ -102,8 +102,8 @@ def test_an_append_stream_keeps_its_fingerprint_and_an_upsert_has_one_of_its_own
     plain = StreamSpec.model_validate(ORDERS)
     assert plain.fingerprint() == StreamSpec.model_validate({**ORDERS, "mode": "append"}).fingerprint()
     upserts = [{"key": "id"}, {"key": "ref"}, {"key": "id", "order-by": "at"}, {"key": "id", "merge": "copy-on-write"}]
-    told = {StreamSpec.model_validate({**ORDERS, "mode": "upsert", **u}).fingerprint() for u in upserts}
-    assert len(told | {plain.fingerprint()}) == len(upserts) + 1
+    reported = {StreamSpec.model_validate({**ORDERS, "mode": "upsert", **u}).fingerprint() for u in upserts}
+    assert len(reported | {plain.fingerprint()}) == len(upserts) + 1
 
 
 def test_the_key_is_the_identifier_of_the_table_and_stays_required_whatever_evolves() -> None:
@@ -122,7 +122,7 @@ def enveloped(mode: str = "upsert", **more: object) -> dict[str, str]:
 def test_an_envelope_is_for_an_upsert() -> None:
     assert enveloped(key="id") == {}
     assert "add mode: upsert and a key" in enveloped("append")["source.format.envelope"]
-    assert "told by the events" in enveloped(key="id", delete={"column": "op", "values": ["d"]})["delete"]
+    assert "part of the events" in enveloped(key="id", delete={"column": "op", "values": ["d"]})["delete"]
     assert enveloped(key="id", evolution="additive") == enveloped(key="id", evolution="full") == {}
 
 

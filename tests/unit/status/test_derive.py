@@ -1,4 +1,4 @@
-"""In which word a writer's task shows how the writer is, whatever was observed of it."""
+"""The word in which a writer's task shows the writer's state, whatever was observed of it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.unit.supervise.test_decide import (
     PAUSED,
     POLICY,
     alive,
-    beat,
     crashes,
     ended,
     exit_,
     launch,
+    make_heartbeat,
     never,
 )
 
@@ -32,7 +32,7 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "t-0 holds the offsets back")
 
 def well(**changes: object) -> Heartbeat:
     """The heartbeat of a writer that has committed since its launch."""
-    return dataclasses.replace(beat(), last_commit_at_ms=NOW - 1_000, **changes)
+    return dataclasses.replace(make_heartbeat(), last_commit_at_ms=NOW - 1_000, **changes)
 
 
 def shown(observed: Observed, *, problem: str | None = None) -> StreamState:
@@ -84,7 +84,7 @@ def test_a_writer_that_starts_again_and_again_is_crash_looping_until_it_commits(
         (NOW - MINUTE, State.CRASH_LOOPING),
         (NOW - 1_000, State.RUNNING),
     ):
-        heartbeat = dataclasses.replace(beat(), last_commit_at_ms=committed_ms)
+        heartbeat = dataclasses.replace(make_heartbeat(), last_commit_at_ms=committed_ms)
         seen = alive(heartbeat, launch=since)
         seen = dataclasses.replace(seen, writer=dataclasses.replace(seen.writer, exits=crashes(4)))
         assert shown(seen).state is state
@@ -96,7 +96,7 @@ def test_a_writer_that_cannot_be_launched_is_held_with_the_reason() -> None:
     assert found.sentence == "start fails, and is tried again: SpecError: no such connection"
 
 
-def test_the_old_lag_of_a_writer_whose_planner_is_silent_is_not_told() -> None:
+def test_the_old_lag_of_a_writer_whose_planner_is_silent_is_not_reported() -> None:
     seen = alive(dataclasses.replace(well(), phase=Phase.WAITING, backpressure_ms=1_000, lag=None))
     assert "record" not in shown(seen).sentence.partition(";")[0]
 

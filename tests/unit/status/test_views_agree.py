@@ -60,7 +60,7 @@ class Views:
     status: str
     crashes: int
     """What the alert `restarts` counts."""
-    told_given_up: bool
+    shows_given_up: bool
     """Whether the alert `writer` says so."""
 
 
@@ -101,7 +101,7 @@ def views(spec: StreamSpec, folder: Path, ends: list[End], lives: Heartbeat | No
     )
 
 
-def beat(*, committed_ago_ms: int | None, lag: int) -> Heartbeat:
+def heartbeat(*, committed_ago_ms: int | None, lag: int) -> Heartbeat:
     committed = None if committed_ago_ms is None else NOW_MS - committed_ago_ms
     return Heartbeat("ticks", 1, "f", Phase.WAITING, NOW_MS, NOW_MS, 3, 7, lag=lag, last_commit_at_ms=committed)
 
@@ -122,7 +122,7 @@ def beat(*, committed_ago_ms: int | None, lag: int) -> Heartbeat:
 def test_a_crash_loop_is_the_same_everywhere(
     spec: StreamSpec, tmp_path: Path, ends: list[End], state: str, crashes: int
 ) -> None:
-    lives = beat(committed_ago_ms=1_000, lag=5) if state == "running" else None
+    lives = heartbeat(committed_ago_ms=1_000, lag=5) if state == "running" else None
     found = views(spec, tmp_path, ends, lives)
     assert (found.task, found.page, found.status, found.crashes) == (state, state, state, crashes)
 
@@ -138,7 +138,9 @@ ENDS = st.lists(
     min_size=1,
     max_size=8,
 ).map(lambda ends: sorted(ends, key=lambda one: -one.minutes_ago))
-LIVES = st.none() | st.builds(beat, committed_ago_ms=st.sampled_from([None, 1_000, 3_600_000]), lag=st.integers(0, 1))
+LIVES = st.none() | st.builds(
+    heartbeat, committed_ago_ms=st.sampled_from([None, 1_000, 3_600_000]), lag=st.integers(0, 1)
+)
 
 
 def test_the_views_agree_about_every_history(spec: StreamSpec, tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_the_views_agree_about_every_history(spec: StreamSpec, tmp_path: Path) -
         assert found.page == found.status
         for final in ("crash-looping", "given up"):
             assert (found.task == final) == (found.page == final), found
-        assert (found.task == "given up") == found.told_given_up, found
+        assert (found.task == "given up") == found.shows_given_up, found
         assert found.crashes < 3 or found.task in {"crash-looping", "given up"}, found
         assert found.task != "crash-looping" or found.crashes >= 3, found
         assert (lives is None) or found.page not in {"stopped", "no writer", "given up"}, found

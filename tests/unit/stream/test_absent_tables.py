@@ -1,4 +1,4 @@
-"""A table of a route that cannot be made or loaded: its rows wait beside home, and reach it once, whatever dies."""
+"""A table of a route that cannot be made or loaded: its rows wait in files, and reach it once, whatever dies."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pyiceberg.types import StringType
 
 from frazil.audit.run import audit_stream
 from frazil.cli.route import route as route_command
-from frazil.commit.beside_home import note_of, notes
 from frazil.commit.followers import RETRY_TIMEOUT_S, Behind
 from frazil.commit.following import give_up, give_up_beside
-from frazil.commit.lacking import lacking
+from frazil.commit.missing_rows import missing_rows
 from frazil.commit.opened import OpenStream
 from frazil.commit.settle import settle
 from frazil.commit.swap import RetryPolicy
 from frazil.commit.sweep import bare_path
+from frazil.commit.waiting_files import note_of, notes
 from frazil.errors import AccessDenied, RouteBehind
 from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import Target
@@ -75,8 +75,8 @@ class Shop(MadeRoute):
 
     route: StreamRoute
     waited_s = 0.0
-    """By its patience, which no test has to wait for."""
-    asked_to_end = False
+    """Seconds that its retries waited, without a real wait."""
+    is_ending = False
 
     def start(self) -> Shop:
         """Another process takes over."""
@@ -92,7 +92,7 @@ class Shop(MadeRoute):
 
     def _wait(self, seconds: float) -> bool:
         self.waited_s += seconds
-        return self.asked_to_end
+        return self.is_ending
 
     @property
     def routed(self) -> RoutedTables:
@@ -116,8 +116,8 @@ class Shop(MadeRoute):
         return [file.path for file in self.tables.store_of(table).list_files(folder)]
 
     def beside(self) -> list[str]:
-        """What waits beside home, notes too."""
-        return [Path(bare_path(f.path)).name for f in self.tables.store.list_files(self.tables.beside_home())]
+        """What waits next to the default table, notes too."""
+        return [Path(bare_path(f.path)).name for f in self.tables.store.list_files(self.tables.waiting_folder())]
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(m
     made.land(a=2, order=1)
     made.land(a=1, b=3)
     assert (made.offsets(ORDERS), made.offsets(B)) == ([2], [4, 5, 6])
-    (behind,) = lacking(made.tables, made.home())
+    (behind,) = missing_rows(made.tables, made.home())
     assert (behind.target, behind.rows, behind.batches) == (A, 3, 2)
     assert "not yours" in behind.reason, "who looks hears what the writer met"
     assert missing_tables(made.spec) == {A: str(behind)}
@@ -193,7 +193,7 @@ def test_a_writer_that_is_killed_before_the_batch_with_the_first_row_leaves_noth
     made.route.make(["a"], made.home())
     made.absent = made.routed.absent
     key = made.home().at
-    folder = made.tables.beside_home(key._replace(batch=key.batch + 1))
+    folder = made.tables.waiting_folder(key._replace(batch=key.batch + 1))
     made.write(made.tables.main.refresh(), key, A, {0: [0]}, folder=folder)
     assert len(made.beside()) == 2
     made.start()
@@ -306,7 +306,7 @@ def test_rows_are_written_anew_once_more_when_the_files_of_an_earlier_try_cannot
 
 
 def _down_for_an_hour(made: Shop) -> None:
-    """The writer is killed once home has a row for `A`, and comes back later than `route.lag` allows."""
+    """The writer is killed once the default table has a row for `A`, and comes back later than `route.lag` allows."""
     made.land(a=1)
     made.batch({A: 1})
     made.now_ms += 3_600_000
@@ -337,7 +337,7 @@ def test_a_start_ends_when_a_table_that_has_been_behind_for_too_long_stays_so(ma
 def test_a_writer_that_is_asked_to_end_while_its_start_is_patient_ends_as_it_should(made: Shop, broken: Broken) -> None:
     _down_for_an_hour(made)
     broken.refused = {("load_table", A)}
-    made.asked_to_end = True
+    made.is_ending = True
     made.start()
     assert set(made.route.followers.behind) == {A}
 
@@ -392,11 +392,11 @@ def test_rows_of_a_table_that_is_never_there_can_be_given_up(made: Shop, broken:
     broken.refused = {("create_table", A)}
     made.land(a=2)
     give_up_beside(made.tables, A, made.home())
-    assert lacking(made.tables, made.home()) == []
+    assert missing_rows(made.tables, made.home()) == []
     made.land(b=1)
     assert made.route.followers.behind == {}, "a writer that runs takes notice"
     made.land(a=1)
-    assert [b.rows for b in lacking(made.tables, made.home())] == [1]
+    assert [b.rows for b in missing_rows(made.tables, made.home())] == [1]
     broken.refused.clear()
     made.start()
     assert made.offsets(A) == [3]
@@ -505,9 +505,11 @@ def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
     assert "was dropped or renamed" in made.route.followers.behind[A].reason
     caplog.clear()
     made.start()
-    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "clock" not in r.getMessage()]
-    assert not [one for one in told if "NoSuchTableError" in one or "`frazil route shop" not in one]
-    assert any("what failed batches left of it stays" in one for one in told)
+    reported = [
+        r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "clock" not in r.getMessage()
+    ]
+    assert not [one for one in reported if "NoSuchTableError" in one or "`frazil route shop" not in one]
+    assert any("what failed batches left of it stays" in one for one in reported)
     made_anew(made.spec, made.tables, A)
     give_up(made.tables, A, made.home())
     made.start()
@@ -519,17 +521,17 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
     made.land(a=1, order=1)
     load_catalog(None).drop_table(A)
     made.start()
-    assert A in made.route.followers.waiting, "home does not know yet that its tables have its last batch"
+    assert A in made.route.followers.waiting, "the default table does not know yet that its tables have its last batch"
     assert made.route.followers.behind == {}
     said: list[Any] = []
     made.route.emit = said.append
     made.land(a=2, order=1)
     made.route.tell()
     (outage,) = said
-    assert outage.sentence.startswith(f"{A} lacks 2 rows of 1 batch: table {A} of the route of 'shop'")
+    assert outage.sentence.startswith(f"{A} is missing 2 rows of 1 batch: table {A} of the route of 'shop'")
     assert f"`frazil route shop --give-up {A}`" in outage.sentence
-    assert "says what mends that" not in outage.sentence, "the reason does already"
-    (behind,) = lacking(made.tables, made.home())
+    assert "shows the remedy" not in outage.sentence, "the reason does already"
+    (behind,) = missing_rows(made.tables, made.home())
     assert (behind.rows, behind.batches) == (2, 1)
 
 
@@ -537,7 +539,7 @@ def test_the_command_that_tells_more_is_named_where_a_reason_names_none() -> Non
     plain, mended = (Behind(A, 0, 1, 1, reason) for reason in ("it refuses writes", "run `frazil route shop`"))
     assert pointer("shop", [mended]) == ""
     for behind in ([plain], [mended, plain], [mended] * (MAX_NAMED + 1)):
-        assert pointer("shop", behind) == ". `frazil route shop` says what mends that"
+        assert pointer("shop", behind) == ". `frazil route shop` shows the remedy"
 
 
 def test_tables_that_an_earlier_version_made_are_known_after_a_start(made: Shop) -> None:
@@ -561,10 +563,10 @@ def test_a_table_that_was_dropped_when_it_had_all_rows_keeps_no_run_from_its_end
     made.start()
     assert made.route is not None
     assert not made.route.behind
-    assert [*made.followers.waiting] == [A]  # somebody may register it as it was before
+    assert [*made.followers.waiting] == [A]  # a user may register it as it was before
 
 
-def test_tables_that_lack_rows_are_told_until_all_have_all(made: Shop) -> None:
+def test_tables_that_lack_rows_are_reported_until_all_have_all(made: Shop) -> None:
     made.land(a=1)
     made.batch({A: 1})
     catalog = load_catalog(None)
@@ -576,5 +578,5 @@ def test_tables_that_lack_rows_are_told_until_all_have_all(made: Shop) -> None:
     for _ in range(2):
         made.route.tried = 0.0
         made.route.follow()
-    told = [what.names for what in made.said if isinstance(what, TablesBehind)]
-    assert told == [{A}, {A}, frozenset()]
+    reported = [what.names for what in made.said if isinstance(what, TablesBehind)]
+    assert reported == [{A}, {A}, frozenset()]

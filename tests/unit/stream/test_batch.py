@@ -118,9 +118,9 @@ def test_a_new_writer_knows_from_commit_records_what_is_worth_a_shuffle(records:
     shuffle = BatchRunner._shuffle(deciding(records, emitted), BATCH, tasks=4)
     assert shuffle is not None
     assert (shuffle.writers, len(shuffle.shares)) == (4, 50)
-    (told,) = emitted
-    assert isinstance(told, DistributionChosen)
-    assert (told.key, told.partitions, told.files_alone) == (BatchKey(2, 1), 50, 200)
+    (reported,) = emitted
+    assert isinstance(reported, DistributionChosen)
+    assert (reported.key, reported.partitions, reported.files_alone) == (BatchKey(2, 1), 50, 200)
 
 
 @pytest.mark.parametrize("records", [[], [wrote(1, 1)], [wrote(1, 4, spec_id=1)]])
@@ -209,7 +209,7 @@ def test_a_task_of_a_failed_try_that_still_writes_does_not_count(tmp_path: Path)
     assert failed.counted(epoch=3, batch=1) == Counted(5)
 
 
-def test_an_outage_is_told_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture):
+def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture):
     said: list[str] = []
     answers: Any = iter([CommitUnavailable("away"), CommitUnavailable("still away"), "staged"])
 
@@ -221,8 +221,8 @@ def test_an_outage_is_told_when_it_begins_and_when_it_is_over(caplog: pytest.Log
 
     with caplog.at_level(logging.INFO):
         assert waited_out(act, "batch 3-1 cannot be staged", wait=lambda _: None, tell=said.append) == "staged"
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [line.partition("; trying")[0] for line in told] == [
+    reported = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [line.partition("; trying")[0] for line in reported] == [
         "batch 3-1 cannot be staged: away",
         "the outage is over after 0 s (batch 3-1 cannot be staged)",
     ]

@@ -97,11 +97,11 @@ def test_a_batch_runs_between_two_positions_that_differ_and_each_begins_where_th
     assert [e.phase for e in looping.runner.emitted if isinstance(e, PhaseBegan)] == [Phase.WAITING, Phase.STOPPING]
 
 
-def test_the_brokers_are_looked_at_while_a_batch_runs(monkeypatch: pytest.MonkeyPatch):
+def test_the_brokers_are_checked_while_a_batch_runs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(batch_loop, "POLL_S", 0.001)
-    looping, looked = Looping(Answers(LATER), monkeypatch), threading.Event()
-    looping.planner.observe = looked.set
-    looping.engine.run = lambda _, work: (work, looked.wait(60))  # type: ignore[method-assign]
+    looping, checked = Looping(Answers(LATER), monkeypatch), threading.Event()
+    looping.planner.observe = checked.set
+    looping.engine.run = lambda _, work: (work, checked.wait(60))  # type: ignore[method-assign]
     looping.run(until=lambda: bool(looping.runner.ran))
     assert looping.runner.ran == [("work", True)]
 
@@ -127,7 +127,7 @@ def test_an_engine_that_ended_ends_the_loop_although_nothing_is_due(monkeypatch:
         looping.run()
 
 
-def test_spark_is_looked_at_once_before_each_question_and_waited_for_before_the_first(monkeypatch: pytest.MonkeyPatch):
+def test_spark_is_checked_once_before_each_question_and_waited_for_before_the_first(monkeypatch: pytest.MonkeyPatch):
     looping = Looping(Answers(START, START), monkeypatch)
     seen: list[bool] = []
 
@@ -152,16 +152,16 @@ def test_no_batch_begins_once_the_writer_is_to_end(monkeypatch: pytest.MonkeyPat
 
 def test_brokers_that_are_silent_hold_up_no_stop(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(batch_loop, "UNTIL_CHECK_S", 0.001)
-    asked, released, stopping = threading.Event(), threading.Event(), threading.Event()
+    requested, released, stopping = threading.Event(), threading.Event(), threading.Event()
 
     class Silent:
         def next_position(self) -> Position:
-            asked.set()
+            requested.set()
             assert released.wait(60)
             return LATER
 
     def until() -> bool:
-        assert asked.wait(60)
+        assert requested.wait(60)
         stopping.set()
         return True
 

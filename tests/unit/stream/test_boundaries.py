@@ -1,4 +1,4 @@
-"""Where transactions of a captured database are whole, whatever its connector sends again."""
+"""The offsets at which transactions of a captured database are whole, whatever its connector sends again."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_a_statement_that_began_before_the_transaction_ahead_of_it_changes_no_or
 def test_the_work_is_linear_in_transactions_whose_ends_are_heard_of_late(
     position: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    monkeypatch.setattr(boundaries, "is_after", lambda *both: asked.append(both) or is_after(*both))
+    requested = []
+    monkeypatch.setattr(boundaries, "is_after", lambda *both: requested.append(both) or is_after(*both))
     log = Boundaries(0)
     for number in range(1000):
         log.add(f"t{number}", 1, position, number + 1)
@@ -104,7 +104,7 @@ def test_the_work_is_linear_in_transactions_whose_ends_are_heard_of_late(
     for number in range(1000):
         log.ended(f"t{number}", 1)
     assert (log.settle(whole=True), log.at) == ("", 1000)
-    assert len(asked) <= 2000
+    assert len(requested) <= 2000
 
 
 def test_what_is_of_no_transaction_ends_none() -> None:
@@ -163,10 +163,10 @@ def test_ends_are_not_remembered_for_ever() -> None:
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     crashes=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=4),
-    looks=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()), max_size=4),
+    polls=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()), max_size=4),
 )
 def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
-    sizes: list[int], crashes: list[tuple[int, int]], looks: list[tuple[int, int, bool]]
+    sizes: list[int], crashes: list[tuple[int, int]], polls: list[tuple[int, int, bool]]
 ) -> None:
     """Each look is at so many events, with the ends of the last ones unheard of, and perhaps by a new writer."""
     source = [(f"t{t}", order) for t, size in enumerate(sizes) for order in range(1, size + 1)]
@@ -179,7 +179,7 @@ def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
     sent += source[at:]
     log = Boundaries(0)
     seen = 0
-    for end, unheard, is_new in [*sorted(look for look in looks if look[0] < len(sent)), (len(sent), 0, False)]:
+    for end, unheard, is_new in [*sorted(poll for poll in polls if poll[0] < len(sent)), (len(sent), 0, False)]:
         if is_new:
             log, seen = Boundaries(log.at, log.newest), log.at
         for offset in range(seen, end):

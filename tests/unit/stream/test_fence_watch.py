@@ -11,7 +11,7 @@ from pyiceberg.catalog import Catalog
 
 from frazil.commit.marker import BatchKey
 from frazil.errors import Fenced
-from frazil.stream.fence_watch import LOOK_S, FenceWatch
+from frazil.stream.fence_watch import POLL_INTERVAL_S, FenceWatch
 
 
 class Watched:
@@ -38,22 +38,22 @@ class Watched:
             raise ConnectionError("the catalog is away")
         return None if self.epoch is None else SimpleNamespace(at=BatchKey(self.epoch, 0))
 
-    def look(self, *, after_s: float) -> None:
+    def check(self, *, after_s: float) -> None:
         self.now += after_s
-        self.watch.look(self.tables, epoch=3)
-        self.watch.look(self.tables, epoch=3)
+        self.watch.check(self.tables, epoch=3)
+        self.watch.check(self.tables, epoch=3)
 
 
 def test_the_marker_is_loaded_once_in_a_while_and_not_soon_after_a_commit() -> None:
     watched = Watched()
-    watched.look(after_s=LOOK_S - 1)
+    watched.check(after_s=POLL_INTERVAL_S - 1)
     assert watched.loads == 0
     for _ in range(10):
-        watched.look(after_s=1)
+        watched.check(after_s=1)
     assert watched.loads == 1
-    watched.now += LOOK_S
+    watched.now += POLL_INTERVAL_S
     watched.watch.committed()
-    watched.look(after_s=1)
+    watched.check(after_s=1)
     assert watched.loads == 1
 
 
@@ -62,28 +62,28 @@ def test_a_writer_that_was_replaced_or_forgotten_ends(epoch: int | None, said: s
     watched = Watched()
     watched.epoch = epoch
     with pytest.raises(Fenced, match=said):
-        watched.look(after_s=LOOK_S)
+        watched.check(after_s=POLL_INTERVAL_S)
 
 
 def test_a_catalog_that_does_not_answer_ends_no_idle_writer() -> None:
     watched = Watched()
     watched.broken = True
-    watched.look(after_s=LOOK_S)
+    watched.check(after_s=POLL_INTERVAL_S)
     watched.broken, watched.epoch = False, 4
-    watched.look(after_s=1)
+    watched.check(after_s=1)
     with pytest.raises(Fenced):
-        watched.look(after_s=LOOK_S)
+        watched.check(after_s=POLL_INTERVAL_S)
 
 
 def test_a_catalog_that_hangs_is_asked_once_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.hangs = True
     for _ in range(3):
-        watched.look(after_s=LOOK_S)
+        watched.check(after_s=POLL_INTERVAL_S)
     assert (len(watched.hanging), watched.loads) == (1, 0)
     (said,) = caplog.messages
     assert said.startswith("the catalog 'lake' has not answered for 30 s whether another writer took over stream")
     watched.epoch = 4
     watched.hanging[0]()
     with pytest.raises(Fenced):
-        watched.look(after_s=0)
+        watched.check(after_s=0)

@@ -11,7 +11,7 @@ from frazil.stream.hosting import Heartbeats, KafkaClients, Turns
 from tests.polling import eventually
 
 
-def test_turns_are_taken_in_the_order_in_which_they_were_asked_for() -> None:
+def test_turns_are_taken_in_the_order_in_which_they_were_requested() -> None:
     turns, order, holds = Turns(1), [], threading.Event()
 
     def take(number: int) -> None:
@@ -71,27 +71,27 @@ def test_who_fails_while_waiting_for_a_turn_leaves_it_to_others() -> None:
         assert mine
 
 
-class Beating:
+class HeartbeatSender:
     def __init__(self) -> None:
-        self.beats, self.is_changed, self.broken = 0, False, False
+        self.heartbeats, self.is_changed, self.broken = 0, False, False
 
-    def beat(self) -> None:
-        self.beats, self.is_changed = self.beats + 1, False
+    def heartbeat(self) -> None:
+        self.heartbeats, self.is_changed = self.heartbeats + 1, False
         if self.broken:
             raise OSError("no space left on device")
 
 
-def test_one_thread_beats_for_all_and_one_that_cannot_write_stops_no_other() -> None:
-    broken, sound, changed = Beating(), Beating(), Beating()
+def test_one_thread_sends_heartbeats_for_all_and_one_that_cannot_write_stops_no_other() -> None:
+    broken, sound, changed = HeartbeatSender(), HeartbeatSender(), HeartbeatSender()
     broken.broken = True
-    with Heartbeats(beat_s=1e9) as heartbeats:
+    with Heartbeats(heartbeat_interval_s=1e9) as heartbeats:
         for one in (broken, sound, changed):
             heartbeats.add(one)
-        eventually(lambda: broken.beats == sound.beats == changed.beats == 1)
+        eventually(lambda: broken.heartbeats == sound.heartbeats == changed.heartbeats == 1)
         changed.is_changed = True
-        eventually(lambda: changed.beats == 2)
+        eventually(lambda: changed.heartbeats == 2)
         heartbeats.remove(changed)
-        assert sound.beats == 1
+        assert sound.heartbeats == 1
 
 
 def test_who_waits_during_an_outage_lends_its_turn_and_queues_for_it_again() -> None:

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from frazil.stream.lost_executors import told_if_lost
+from frazil.stream.lost_executors import report_if_lost
 
 
-def looked(counts: list[int]) -> None:
+def checked(counts: list[int]) -> None:
     """Run a batch for as many looks as there are counts; then the JVM is gone."""
     left, all_seen = iter(counts), threading.Event()
 
@@ -20,7 +20,7 @@ def looked(counts: list[int]) -> None:
             all_seen.set()
             raise ConnectionError from None
 
-    with told_if_lost(executors, "no executor is left", look_s=0.001):
+    with report_if_lost(executors, "no executor is left", poll_interval_s=0.001):
         assert all_seen.wait(10)
 
 
@@ -33,8 +33,8 @@ def looked(counts: list[int]) -> None:
         ([0, 0, 3, 0, 3], ["no executor is left", "the batch has 3 executors again"]),
     ],
 )
-def test_it_is_said_when_two_looks_in_a_row_find_none(
+def test_it_is_said_when_two_checks_in_a_row_find_none(
     counts: list[int], said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    looked(counts)
+    checked(counts)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == said

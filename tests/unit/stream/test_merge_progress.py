@@ -73,8 +73,8 @@ class MergingWriter:
         self.context = MergeContext("s", table.rules, table.changes, table.target)
         self.tasks = [MergeTask(0, (staged.path,), tuple(table.files), inserts=True)]
 
-    def beat(self) -> Heartbeat:
-        self.reporter.beat()
+    def heartbeat(self) -> Heartbeat:
+        self.reporter.send_heartbeat()
         found = Heartbeat.read(open_exchange(self.folder))
         assert found is not None
         return found
@@ -83,12 +83,12 @@ class MergingWriter:
         """What the supervisor decides so many minutes later."""
         self.now_ms += minutes * MINUTE_MS
         launch = Launch("L", LaunchKind.SUPERVISED, BEGAN_MS, "f", 0, writer=ProcessMark(1, 1.0))
-        writer = Observation(ProcessState.RUNNING, launch, self.beat(), ())
+        writer = Observation(ProcessState.RUNNING, launch, self.heartbeat(), ())
         observed = Observed(writer, Declared("f"), Desired())
         return hung(observed, launch, now_ms=self.now_ms, policy=Policy.for_stream(SPEC))
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        """As an engine does."""
+        """Merge as an engine does."""
         arrived = pickle.loads(pickle.dumps(work))
         return [*arrived(plans)]
 
@@ -120,22 +120,22 @@ def test_a_merge_that_takes_hours_is_kept_while_it_reads_and_restarted_once_it_d
 
 def test_the_heartbeat_says_how_many_rows_a_merge_has_read(writer: MergingWriter):
     writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 1))
-    assert writer.beat().merged_rows == 0
+    assert writer.heartbeat().merged_rows == 0
     MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
-    assert writer.beat().merged_rows >= FILES * ROWS + FILES
+    assert writer.heartbeat().merged_rows >= FILES * ROWS + FILES
     writer.now_ms += 1
     writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 2))
-    assert writer.beat().merged_rows == 0, "what an earlier batch left does not count"
+    assert writer.heartbeat().merged_rows == 0, "what an earlier batch left does not count"
 
 
 def test_a_merge_that_begins_again_counts_anew_whatever_tasks_of_its_last_try_still_write(writer: MergingWriter):
     writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 1))
     tries = [ProgressFolder(writer.progress.location, {}, attempt=BEGAN_MS + n) for n in range(2)]
     tries[0].write_merged(0, rows=500)
-    assert writer.beat().merged_rows == 500
+    assert writer.heartbeat().merged_rows == 500
     tries[1].write_merged(1, rows=3)
     tries[0].write_merged(0, rows=900)
-    assert writer.beat().merged_rows == 3
+    assert writer.heartbeat().merged_rows == 3
 
 
 def test_progress_that_cannot_be_cleared_keeps_no_merge_from_its_work(
@@ -170,7 +170,7 @@ def test_a_worker_with_other_code_refuses_a_merge_with_a_sentence(writer: Mergin
             read_results(shipped(changed)(["{}"]))
 
 
-def test_merges_that_are_asked_for_while_a_job_runs_are_one_job(writer: MergingWriter):
+def test_merges_that_are_requested_while_a_job_runs_are_one_job(writer: MergingWriter):
     jobs, gate = list[int](), threading.Event()
 
     def merge(plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
@@ -180,10 +180,10 @@ def test_merges_that_are_asked_for_while_a_job_runs_are_one_job(writer: MergingW
 
     run = MergeRun(merge, writer.progress)
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(run, writer.context, writer.tasks) for _ in range(8)]
+        requested = [pool.submit(run, writer.context, writer.tasks) for _ in range(8)]
         eventually(lambda: len(run._waiting) == 7, within_s=60)
         gate.set()
-        assert [one.result()[0].counts.updated for one in asked] == [FILES] * 8
+        assert [one.result()[0].counts.updated for one in requested] == [FILES] * 8
     assert jobs == [1, 7]
 
 
@@ -206,8 +206,8 @@ def test_a_merge_that_fails_fails_no_other_of_its_job(writer: MergingWriter, err
     run = MergeRun(merge, writer.progress)
     with ThreadPoolExecutor(4) as pool:
         contexts = [writer.context, writer.context, bad, writer.context]
-        asked = [pool.submit(run, context, writer.tasks) for context in contexts]
+        requested = [pool.submit(run, context, writer.tasks) for context in contexts]
         eventually(lambda: len(run._waiting) == 3, within_s=60)
         gate.set()
-        ended = [one.exception() for one in asked]
+        ended = [one.exception() for one in requested]
     assert [type(one) for one in ended] == [type(None), type(None), type(error), type(None)]

@@ -32,11 +32,11 @@ class StandInKafka:
     def __init__(self) -> None:
         self.end = {TP0: 0, TP1: 0}
         self.high: dict[tuple[str, int], int] = {}
-        """Where it is not the end: the records of an open transaction lie between."""
+        """High watermarks that differ from the end: the records of an open transaction lie between."""
         self.leader_epoch: int | None = None
         self.log_cut: dict[tuple[str, int], int] = {}
-        """Where logs were cut that have grown again."""
-        self.asked: set[tuple[str, int]] = set()
+        """Offsets at which logs were truncated that have grown again."""
+        self.requested: set[tuple[str, int]] = set()
         self.begin = {TP0: 0, TP1: 0}
         self.identity = SourceIdentity("c1", {"t": "id-1"})
         self.down = False
@@ -64,7 +64,7 @@ class StandInKafka:
         self._answer()
         if self.gone & {topic for topic, _ in partitions}:
             raise TopicMissing("a topic does not exist")
-        self.asked |= set(partitions)
+        self.requested |= set(partitions)
         return {tp: LogEnd(self.end[tp], self.high.get(tp, self.end[tp]), self.leader_epoch) for tp in partitions}
 
     def cut(self, positions):
@@ -254,16 +254,16 @@ def test_a_deleted_topic_of_a_pattern_is_not_read_and_holds_nothing_back(pattern
     patterned.after(2)
     without(patterned, "u")
     patterned.after(11)
-    patterned.kafka.asked.clear()
+    patterned.kafka.requested.clear()
     patterned.kafka.end[TP0] = 6
-    looked_again = patterned.after(2)
-    assert "topic u is not in Kafka any more: 5 of its records were not read" in caplog.text
-    assert U not in looked_again.idle
+    checked_again = patterned.after(2)
+    assert "topic u is no longer in Kafka: 5 of its records were not read" in caplog.text
+    assert U not in checked_again.idle
     later = patterned.after(75)
     assert later.offsets == {TP0: 6, TP1: 5, U: 4}
     assert U in later.idle
-    assert U not in patterned.kafka.asked
-    assert patterned.kafka.asked
+    assert U not in patterned.kafka.requested
+    assert patterned.kafka.requested
 
 
 def test_a_topic_that_brokers_leave_out_for_a_moment_is_read_on(patterned: World):
@@ -282,7 +282,7 @@ def test_a_topic_that_joined_and_was_made_again_is_refused(patterned: World):
         patterned.after(15)
 
 
-def test_topics_that_are_deleted_between_two_looks_are_looked_for_at_once(patterned: World):
+def test_topics_that_are_deleted_between_two_checks_are_searched_for_at_once(patterned: World):
     patterned.after(1)
     without(patterned, "u")
     patterned.kafka.gone = {"u"}
@@ -344,7 +344,7 @@ def test_a_topic_made_again_ends_the_writer_and_says_why(world: World):
         world.after(15)
 
 
-def test_a_topic_made_again_is_told_with_the_records_of_the_old_one_that_were_not_read(world: World):
+def test_a_topic_made_again_is_reported_with_the_records_of_the_old_one_that_were_not_read(world: World):
     world.after(1)  # a batch that is due at once
     world.kafka.end = {TP0: 150, TP1: 50}
     world.after(1)
@@ -364,7 +364,7 @@ def test_of_a_topic_made_again_the_ends_of_the_old_one_count(world: World):
         world.after(1)
 
 
-def test_a_topic_that_stays_away_is_told_as_that_with_its_records_that_were_not_read(
+def test_a_topic_that_stays_away_is_reported_as_that_with_its_records_that_were_not_read(
     world: World, caplog: pytest.LogCaptureFixture
 ):
     world.after(1)  # a batch that is due at once
@@ -373,10 +373,10 @@ def test_a_topic_that_stays_away_is_told_as_that_with_its_records_that_were_not_
     world.kafka.gone = {"t"}
     with pytest.raises(TopicMissing, match=r"does not exist\. 200 records that Kafka had before had not been read$"):
         world.after(UNREACHABLE_S + 5)
-    assert "Kafka has lacked what the stream reads for 10 s: a topic does not exist" in caplog.messages
+    assert "Kafka has been missing what the stream reads for 10 s: a topic does not exist" in caplog.messages
 
 
-def test_a_topic_made_again_is_told_as_such_where_its_log_ends_earlier(world: World):
+def test_a_topic_made_again_is_reported_as_such_where_its_log_ends_earlier(world: World):
     world.kafka.end, world.kafka.leader_epoch = {TP0: 5, TP1: 5}, 0
     world.after(1)
     world.kafka.identity = SourceIdentity("c1", {"t": "id-2"})
@@ -386,7 +386,7 @@ def test_a_topic_made_again_is_told_as_such_where_its_log_ends_earlier(world: Wo
 
 
 def test_brokers_that_stay_behind_an_earlier_leader_end_the_writer_and_say_why(world: World):
-    """As where the cluster's metadata was restored from a backup: what they answer is never believed."""
+    """The cluster's metadata was restored from a backup: its answers are never believed."""
     world.kafka.leader_epoch = 5
     world.kafka.end = {TP0: 5, TP1: 5}
     world.after(1)
@@ -466,7 +466,7 @@ def test_a_log_that_ends_before_the_position_is_a_gap_at_once_where_its_leader_i
     assert world.kafka.described == 1
 
 
-def test_a_log_that_ends_before_the_position_is_a_gap_after_a_few_looks_where_no_epoch_is_known(world: World):
+def test_a_log_that_ends_before_the_position_is_a_gap_after_a_few_checks_where_no_epoch_is_known(world: World):
     world.planner.position = Position({TP0: 1000, TP1: 0})
     world.kafka.end[TP0] = 900
     world.after(SHORT_POLLS - 1)
@@ -500,12 +500,12 @@ def test_the_epoch_of_a_leader_is_kept_with_the_offsets_that_it_had(world: World
     assert world.after(62).leader_epochs == {TP0: 5, TP1: 4}
 
 
-def test_a_topic_that_is_declared_no_more_is_not_asked_for_and_holds_nothing_back(world: World):
+def test_a_topic_that_is_declared_no_more_is_not_requested_and_holds_nothing_back(world: World):
     world.planner.position = Position({TP0: 0, TP1: 0, OLD: 100}, frozenset())
     world.kafka.end = {TP0: 5, TP1: 7}
     start = world.planner.position
     end = world.after(1)
-    assert world.kafka.asked == {TP0, TP1}
+    assert world.kafka.requested == {TP0, TP1}
     assert (end.offsets[OLD], end.idle) == (100, {OLD})
     ranges = [r for task in world.planner.tasks(start, end) for r in task["ranges"]]
     assert {r["topic"] for r in ranges} == {"t"}
@@ -528,7 +528,7 @@ def test_a_topic_that_is_declared_again_goes_on_where_it_stood(world: World):
     assert OLD not in end.idle
 
 
-def test_a_silence_is_told_of_twice_a_minute(world: World, caplog: pytest.LogCaptureFixture):
+def test_a_silence_is_reported_twice_a_minute(world: World, caplog: pytest.LogCaptureFixture):
     world.kafka.down = True
     world.after(60)
     assert [r.getMessage().split(":")[0] for r in caplog.records] == [
@@ -678,7 +678,7 @@ def test_a_backlog_of_transactions_counts_as_unread(world: World):
     assert world.after(1).offsets == {TP0: 1998}
 
 
-def test_brokers_that_fall_silent_within_a_look_let_no_batch_cut_a_transaction(world: World):
+def test_brokers_that_fall_silent_within_a_check_let_no_batch_cut_a_transaction(world: World):
     whole = StandInWhole()
     of_one_partition(world, whole)
     world.kafka.end = {TP0: 9}

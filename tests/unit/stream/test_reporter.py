@@ -54,7 +54,7 @@ class Bench:
         self.marker = dataclasses.replace(self.marker, at=at, **changes)
         self.reporter.committed(self.marker, at_ms=self.now_ms)
         # The thread may look between the two.
-        self.reporter.beat()
+        self.reporter.send_heartbeat()
         self.reporter.phase(Phase.WAITING)
 
     def after(self, seconds: int) -> Heartbeat:
@@ -63,7 +63,7 @@ class Bench:
             self.now_ms += 1_000
             if self.planner_runs:
                 self.reporter.planned(PlannerReport(self.ends, observed_at_ms=self.now_ms))
-            self.reporter.beat()
+            self.reporter.send_heartbeat()
         found = Heartbeat.read(self.exchange)
         assert found is not None
         return found
@@ -86,17 +86,17 @@ def test_the_lag_is_what_the_planner_saw_beyond_the_marker(bench: Bench):
 
 def test_before_a_planner_has_seen_anything_the_lag_is_unknown(bench: Bench):
     bench.waits()
-    bench.reporter.beat()
-    assert (beat := Heartbeat.read(bench.exchange)) is not None
-    assert beat.lag is None
+    bench.reporter.send_heartbeat()
+    assert (heartbeat := Heartbeat.read(bench.exchange)) is not None
+    assert heartbeat.lag is None
 
 
 def test_a_partition_that_appeared_counts_from_where_it_begins(bench: Bench):
     bench.waits()
     bench.reporter.planned(PlannerReport({("flights", 2): 1005}, began={("flights", 2): 1000}, observed_at_ms=1))
-    bench.reporter.beat()
-    assert (beat := Heartbeat.read(bench.exchange)) is not None
-    assert beat.lag == 5
+    bench.reporter.send_heartbeat()
+    assert (heartbeat := Heartbeat.read(bench.exchange)) is not None
+    assert heartbeat.lag == 5
 
 
 def test_offsets_that_stand_reach_the_heartbeat_and_the_log_once_and_their_end_as_well(
@@ -137,12 +137,12 @@ def test_a_watermark_that_one_partition_holds_reaches_the_heartbeat(bench: Bench
     bench.waits()
     for n in range(1, 5):
         bench.ends = {TP0: 10, TP1: 20 + n}
-        beat = bench.after(INTERVAL_S - 1)
+        heartbeat = bench.after(INTERVAL_S - 1)
         bench.commits(offsets=dict(bench.ends), max_event_times_us={TP0: 5_000_000, TP1: 6_000_000 + n})
         bench.after(1)
-    assert beat.stall is not None
-    assert (beat.stall.kind, beat.stall.held_back_by) == (StallKind.WATERMARK, "flights-0")
-    assert "the newest event time there is 1970-01-01 00:00:05Z" in beat.stall.reason
+    assert heartbeat.stall is not None
+    assert (heartbeat.stall.kind, heartbeat.stall.held_back_by) == (StallKind.WATERMARK, "flights-0")
+    assert "the newest event time there is 1970-01-01 00:00:05Z" in heartbeat.stall.reason
     assert len(warnings(caplog)) == 1
 
 
@@ -239,16 +239,16 @@ def test_a_planner_that_is_replaced_ends_no_stall(bench: Bench):
     assert (after.stall, after.lag) == (before.stall, 5)
 
 
-def test_what_looks_for_stalls_is_told_of_a_stretch_by_the_thread_that_looks(
+def test_what_watches_for_stalls_is_reported_a_stretch_by_the_thread_that_reads(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
-    told: list[float] = []
-    monkeypatch.setattr(StallWatch, "stretch", lambda _, stretch: told.append(stretch))
+    reported: list[float] = []
+    monkeypatch.setattr(StallWatch, "stretch", lambda _, stretch: reported.append(stretch))
     bench.waits()
     bench.reporter.throttled("the metadata grows", stretch=3.0)
-    assert told == []
+    assert reported == []
     bench.after(1)
-    assert told == [3.0]
+    assert reported == [3.0]
 
 
 def test_a_writer_that_is_throttled_waits_longer_before_it_is_said_to_stall(bench: Bench):
@@ -288,19 +288,19 @@ def test_the_last_decision_about_a_shuffle_is_in_the_heartbeat_and_each_is_logge
     for shuffled, reason in ((True, "400 files without it"), (False, "too few are saved")):
         bench.events.emit(DistributionChosen(BatchKey(1, 2), shuffled, reason, 100, 400, 100))
     assert bench.after(2).distribution == "not shuffled: too few are saved"
-    told = [record.getMessage() for record in caplog.records if "rows are" in record.getMessage()]
-    assert told == [
+    reported = [record.getMessage() for record in caplog.records if "rows are" in record.getMessage()]
+    assert reported == [
         "batch 1-2: rows are shuffled: 400 files without it",
         "batch 1-2: rows are not shuffled: too few are saved",
     ]
 
 
 def test_a_heartbeat_of_another_version_is_read(bench: Bench):
-    beat = bench.after(1)
-    older = {k: v for k, v in dataclasses.asdict(beat).items() if k not in {"notices", "throttle", "stall"}}
-    for raw in (older, {**dataclasses.asdict(beat), "of-a-later-version": 1}):
+    heartbeat = bench.after(1)
+    older = {k: v for k, v in dataclasses.asdict(heartbeat).items() if k not in {"notices", "throttle", "stall"}}
+    for raw in (older, {**dataclasses.asdict(heartbeat), "of-a-later-version": 1}):
         bench.exchange.write("status.json", raw)
-        assert Heartbeat.read(bench.exchange) == beat
+        assert Heartbeat.read(bench.exchange) == heartbeat
 
 
 def test_a_batch_that_outlasts_the_interval_says_by_how_much_while_it_runs_and_until_one_is_in_time(bench: Bench):

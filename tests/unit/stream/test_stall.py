@@ -100,7 +100,7 @@ def test_a_batch_that_a_busy_host_is_slow_with_is_none_however_short_the_interva
     assert writer.passes(MIN_STALL_MS) == []
 
 
-def test_a_planner_that_a_busy_host_is_slow_to_ask_is_none_and_a_silent_one_is_told_after_20_s():
+def test_a_planner_that_a_busy_host_is_slow_to_ask_is_none_and_a_silent_one_is_reported_after_20_s():
     writer = Writer(limits=Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
     writer.planner_runs = False
     assert writer.passes(MIN_STALL_MS - PERIOD) == []
@@ -155,7 +155,7 @@ def test_a_phase_with_limits_of_its_own_is_none(phase: Phase):
     assert writer.passes(10 * INTERVAL) == []
 
 
-def test_records_that_waited_while_the_writer_took_over_count_from_its_first_look_at_kafka():
+def test_records_that_waited_while_the_writer_took_over_count_from_its_first_poll_of_kafka():
     writer = Writer(phase=Phase.TAKING_OVER, unread={TP0: 5}, planned_at_ms=START - 3600 * SECOND)
     writer.passes(10 * INTERVAL)
     writer.works(Phase.WAITING, None)
@@ -196,14 +196,14 @@ def test_a_partition_that_others_leave_behind_is_the_one_reported():
 
 
 @pytest.mark.parametrize(
-    ("phase", "look_at"),
+    ("phase", "hint"),
     [
         (Phase.STAGING, "brokers and executors"),
         (Phase.JOURNALING, "storage"),
         (Phase.COMMITTING, "catalog and storage"),
     ],
 )
-def test_a_batch_that_stands_still_is_reported_with_what_it_waits_for(phase: Phase, look_at: str):
+def test_a_batch_that_stands_still_is_reported_with_what_it_waits_for(phase: Phase, hint: str):
     writer = Writer(unread={TP0: 5, TP1: 9})
     writer.passes(INTERVAL)
     writer.works(phase, BatchName(3, 1), records=1_000)
@@ -211,7 +211,7 @@ def test_a_batch_that_stands_still_is_reported_with_what_it_waits_for(phase: Pha
     (stall,) = writer.passes(PERIOD)
     assert stall.held_back_by == "t-1"
     assert f"batch 3-1 is {phase}, has read 1,000 records" in stall.reason
-    assert look_at in stall.reason
+    assert hint in stall.reason
 
 
 def test_batches_that_are_lost_and_read_again_and_again_are_reported_while_they_read():
@@ -362,7 +362,7 @@ def test_an_empty_partition_whose_first_commit_is_at_0_is_called_empty():
     assert "after watermark.idle-timeout (5 min 0 s) without unread records it is left out" in reason
 
 
-def test_the_watermark_of_a_writer_that_took_long_to_start_stands_from_its_first_look_at_kafka_on():
+def test_the_watermark_of_a_writer_that_took_long_to_start_stands_from_its_first_poll_of_kafka_on():
     writer = Writer(phase=Phase.TAKING_OVER, watermark_us=None, max_event_times_us={TP0: TIME_US})
     writer.passes(10 * INTERVAL)
     writer.works(Phase.WAITING, None)
@@ -493,11 +493,11 @@ def test_offsets_that_stand_with_records_unread_are_always_reported(
 
 def test_a_heartbeat_carries_the_stall_and_one_of_an_older_writer_has_none(tmp_path: Path):
     stall = Stall(StallKind.WATERMARK, START, "t-1", "t-1 holds the watermark back")
-    beat = Heartbeat("s", 1, "f", Phase.WAITING, START, START, stall=stall)
-    beat.write(open_exchange(tmp_path))
-    assert Heartbeat.read(open_exchange(tmp_path)) == beat
+    heartbeat = Heartbeat("s", 1, "f", Phase.WAITING, START, START, stall=stall)
+    heartbeat.write(open_exchange(tmp_path))
+    assert Heartbeat.read(open_exchange(tmp_path)) == heartbeat
     file = tmp_path / "status.json"
     older = json.loads(file.read_text())
     del older["stall"]
     file.write_text(json.dumps(older))
-    assert Heartbeat.read(open_exchange(tmp_path)) == dataclasses.replace(beat, stall=None)
+    assert Heartbeat.read(open_exchange(tmp_path)) == dataclasses.replace(heartbeat, stall=None)

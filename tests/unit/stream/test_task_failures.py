@@ -30,10 +30,10 @@ def test_python_workers_that_die_are_one_sentence_with_the_host_and_the_tries():
     assert words.startswith(
         "a Python worker of stream 'ticks' died on 10.0.0.7, and Spark gave its task up after 4 tries."
     )
-    assert "lack of memory" in words
+    assert "memory ran out" in words
 
 
-def test_an_executor_that_dies_is_told_with_its_exit_code():
+def test_an_executor_that_dies_is_reported_with_its_exit_code():
     words = said(GIVEN_UP.format(executor="3", why=LOST))
     assert words.startswith("an executor of stream 'ticks' died on 10.0.0.7 with exit code 137, and Spark gave")
     assert "It was killed" in words
@@ -59,7 +59,7 @@ def test_a_jvm_that_is_gone_is_one_sentence(error: Exception):
         raise error
 
 
-def test_an_error_in_a_task_is_told_by_its_own_sentence():
+def test_an_error_in_a_task_is_reported_by_its_own_sentence():
     trace = 'Traceback (most recent call last):\n  File "stage.py", line 3, in stage\n    raise ValueError(x)\n'
     why = f"org.apache.spark.api.python.PythonException: {trace}ValueError: a name\nthat is invalid\n"
     text = GIVEN_UP.format(executor="driver", why=why)

@@ -47,7 +47,7 @@ def evaluated(seen: list[tuple[timedelta, int, int]], bounds: Bounds = BOUNDS) -
 
 
 def after(counts: list[int], bounds: Bounds = BOUNDS) -> list[Throttle]:
-    """By the fewest snapshots of each half hour."""
+    """The throttle after the fewest snapshots of each half hour."""
     return evaluated([(n * HOUR / 2, count, 10) for n, count in enumerate(counts)], bounds)
 
 
@@ -237,12 +237,12 @@ class Writer:
 def test_a_commit_tells_planner_and_heartbeat(mode: str, stretch: float | None, frazil_home: Path, tmp_path: Path):  # noqa: ARG001
     writer = Writer(declared(mode), tmp_path)
     writer.land(8)
-    writer.reporter.beat()
-    beat = Heartbeat.read(open_exchange(tmp_path))
-    assert beat is not None
+    writer.reporter.send_heartbeat()
+    heartbeat = Heartbeat.read(open_exchange(tmp_path))
+    assert heartbeat is not None
     assert read_rates(open_exchange(tmp_path)).stretch == (stretch or 1.0)
-    assert ("grows faster" in (beat.throttle or "")) == (stretch is not None)
-    assert ("stretched from 1m to 3m" in (beat.throttle or "")) == (mode == "stretch")
+    assert ("grows faster" in (heartbeat.throttle or "")) == (stretch is not None)
+    assert ("stretched from 1m to 3m" in (heartbeat.throttle or "")) == (mode == "stretch")
 
 
 def test_of_an_aligned_stream_main_s_snapshots_are_compared_with_those_that_maintenance_leaves(

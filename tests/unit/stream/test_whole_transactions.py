@@ -110,7 +110,7 @@ def test_all_of_what_has_ended_is_read(topics: StandInTopics) -> None:
 
 
 def test_events_that_came_since_its_end_was_heard_of_belong_to_it(topics: StandInTopics) -> None:
-    """A connector that starts again within a transaction may count its events anew."""
+    """A connector that starts again within a transaction may count its events again."""
     reader = Reader(topics)
     topics.write("a", 1)
     topics.end("a", 1)
@@ -130,7 +130,7 @@ def test_a_backlog_is_read_in_bounded_batches_that_end_at_transactions(topics: S
     assert all(later - end <= 10 for end, later in pairwise(ends))
 
 
-def test_a_backlog_is_looked_at_in_steps(topics: StandInTopics, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backlog_is_checked_in_steps(topics: StandInTopics, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_transactions, "STEP", 4)
     topics.slice = 2
     for number in range(10):
@@ -181,7 +181,7 @@ def test_a_new_writer_knows_the_last_transaction_whatever_was_read_since(topics:
 
 
 class StandInKafka:
-    """Where the topic of transactions ends, and which one it is."""
+    """Kafka with the topic of transactions, and its end."""
 
     def __init__(self) -> None:
         self.id, self.end = "first", 0
@@ -220,14 +220,14 @@ def test_rows_of_a_snapshot_are_read_as_they_come(topics: StandInTopics) -> None
     assert topics.since == set()
 
 
-def test_events_without_a_transaction_are_told_of_once(topics: StandInTopics, caplog: Any) -> None:
+def test_events_without_a_transaction_are_reported_once(topics: StandInTopics, caplog: Any) -> None:
     topics.log = [Said(unmarked=True)] * 7
     assert Reader(topics).readable() == 7
     assert [r.getMessage() for r in caplog.records if "provide.transaction.metadata" in r.getMessage()] != []
     assert len(caplog.records) == 1
 
 
-def test_a_transaction_that_does_not_end_is_told_of(topics: StandInTopics, caplog: Any) -> None:
+def test_a_transaction_that_does_not_end_is_reported(topics: StandInTopics, caplog: Any) -> None:
     reader = Reader(topics)
     topics.write("a", 1, ends=1)
     topics.write("b", 1)

@@ -46,7 +46,7 @@ def launch(**changes: Any) -> Launch:
     return Launch(**{**values, **changes})
 
 
-def beat(
+def make_heartbeat(
     phase: Phase = Phase.STAGING, *, advanced_ago: int = 0, written_ago: int = 0, lag: int | None = 10
 ) -> Heartbeat:
     return Heartbeat("s", 4242, "f1", phase, NOW - written_ago, NOW - advanced_ago, 3, 7, lag=lag)
@@ -87,44 +87,44 @@ PAUSED = Desired(DesiredMode.PAUSED, 5, reason="Kafka upgrade", by="ana", at_ms=
 GIVEN_UP = Notes(given_up=GivenUp("L9", NOW - MINUTE, "it broke", "table-1"))
 
 
-def asked(cause: Cause, *, ago: int) -> Notes:
+def requested(cause: Cause, *, ago: int) -> Notes:
     return Notes(stop=StopRequest("L9", NOW - ago, cause, "because"))
 
 
 TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     # while a process lives
-    ("advances", alive(beat()), WriterAction.KEEP, Cause.ADVANCING),
-    ("waits with nothing to do, for a week", alive(beat(Phase.WAITING, advanced_ago=10_080 * MINUTE, lag=0)), WriterAction.KEEP, Cause.ADVANCING),
-    ("waits, and the lag is unknown", alive(beat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=None)), WriterAction.KEEP, Cause.ADVANCING),
-    ("waits with lag for too long", alive(beat(Phase.WAITING, advanced_ago=7 * MINUTE)), WriterAction.RESTART, Cause.HUNG),
-    ("a long backlog that advances", alive(beat(Phase.STAGING, advanced_ago=4 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
-    ("a batch that stands still", alive(beat(Phase.STAGING, advanced_ago=6 * MINUTE)), WriterAction.RESTART, Cause.HUNG),
-    ("a slow commit", alive(beat(Phase.COMMITTING, advanced_ago=9 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
+    ("advances", alive(make_heartbeat()), WriterAction.KEEP, Cause.ADVANCING),
+    ("waits with nothing to do, for a week", alive(make_heartbeat(Phase.WAITING, advanced_ago=10_080 * MINUTE, lag=0)), WriterAction.KEEP, Cause.ADVANCING),
+    ("waits, and the lag is unknown", alive(make_heartbeat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=None)), WriterAction.KEEP, Cause.ADVANCING),
+    ("waits with lag for too long", alive(make_heartbeat(Phase.WAITING, advanced_ago=7 * MINUTE)), WriterAction.RESTART, Cause.HUNG),
+    ("a long backlog that advances", alive(make_heartbeat(Phase.STAGING, advanced_ago=4 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
+    ("a batch that stands still", alive(make_heartbeat(Phase.STAGING, advanced_ago=6 * MINUTE)), WriterAction.RESTART, Cause.HUNG),
+    ("a slow commit", alive(make_heartbeat(Phase.COMMITTING, advanced_ago=9 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
     ("a start that takes its time", alive(None, launch=launch(launched_at_ms=NOW - 4 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
     ("a start that never beats", alive(None), WriterAction.RESTART, Cause.HUNG),
-    ("an end that does not end", alive(beat(Phase.ENDED, advanced_ago=2 * MINUTE)), WriterAction.RESTART, Cause.HUNG),
-    ("a stale heartbeat", alive(beat(written_ago=61_000)), WriterAction.RESTART, Cause.SILENT),
-    ("a stale heartbeat after the machine slept", alive(beat(written_ago=8 * 60 * MINUTE, advanced_ago=8 * 60 * MINUTE), watched_since_ms=NOW), WriterAction.KEEP, Cause.ADVANCING),
-    ("a heartbeat from the future", alive(beat(written_ago=-5 * MINUTE, advanced_ago=-5 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
-    ("in the foreground, and paused", alive(beat(), state=ProcessState.FOREGROUND, desired=PAUSED), WriterAction.KEEP, Cause.FOREGROUND),
-    ("paused", alive(beat(), desired=PAUSED), WriterAction.STOP, Cause.PAUSED),
-    ("in a shared application, and paused", alive(beat(), state=ProcessState.HOSTED, desired=PAUSED), WriterAction.KEEP, Cause.HOSTED),
-    ("moved to a shared application", alive(beat(), state=ProcessState.HOSTED, declared=Removed(NOW - 11_000)), WriterAction.END, Cause.HOSTED),
-    ("removed", alive(beat(), declared=Removed(NOW - 11_000)), WriterAction.STOP, Cause.REMOVED),
-    ("missing for a moment", alive(beat(), declared=Removed(NOW - 9_000)), WriterAction.KEEP, Cause.ADVANCING),
-    ("restart asked for", alive(beat(), desired=Desired(generation=5, restart_generation=5)), WriterAction.RESTART, Cause.ASKED),
-    ("paused and resumed before anybody looked", alive(beat(), desired=Desired(generation=6)), WriterAction.KEEP, Cause.ADVANCING),
-    ("launched by the restart that was asked for", alive(beat(), desired=Desired(generation=4, restart_generation=4)), WriterAction.KEEP, Cause.ADVANCING),
-    ("the spec changed", alive(beat(), declared=Declared("f2")), WriterAction.RESTART, Cause.SPEC_CHANGED),
-    ("the spec is broken", alive(beat(), declared=Unreadable("x.yaml: no")), WriterAction.KEEP, Cause.ADVANCING),
-    ("the catalog is away", alive(beat(), desired=Unreadable("no catalog")), WriterAction.KEEP, Cause.ADVANCING),
-    ("asked to stop, the batch advances", alive(beat(), notes=asked(Cause.PAUSED, ago=30 * MINUTE), desired=PAUSED), WriterAction.KEEP, Cause.STOPPING),
-    ("asked to stop, the batch stands still", alive(beat(advanced_ago=6 * MINUTE), notes=asked(Cause.PAUSED, ago=6 * MINUTE), desired=PAUSED), WriterAction.KILL, Cause.STOPPING),
-    ("asked to stop while it waits", alive(beat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=0), notes=asked(Cause.PAUSED, ago=MINUTE)), WriterAction.KEEP, Cause.STOPPING),
-    ("asked to stop, and silent", alive(beat(written_ago=61_000), notes=asked(Cause.PAUSED, ago=61_000)), WriterAction.KILL, Cause.STOPPING),
-    ("hung, asked to stop", alive(beat(advanced_ago=6 * MINUTE), notes=asked(Cause.HUNG, ago=29_000)), WriterAction.KEEP, Cause.STOPPING),
-    ("hung, and does not stop", alive(beat(advanced_ago=6 * MINUTE), notes=asked(Cause.HUNG, ago=31_000)), WriterAction.KILL, Cause.STOPPING),
-    ("the stop was asked of an earlier launch", alive(beat(), notes=Notes(stop=StopRequest("L8", NOW, Cause.PAUSED, ""))), WriterAction.KEEP, Cause.ADVANCING),
+    ("an end that does not end", alive(make_heartbeat(Phase.ENDED, advanced_ago=2 * MINUTE)), WriterAction.RESTART, Cause.HUNG),
+    ("a stale heartbeat", alive(make_heartbeat(written_ago=61_000)), WriterAction.RESTART, Cause.SILENT),
+    ("a stale heartbeat after the machine slept", alive(make_heartbeat(written_ago=8 * 60 * MINUTE, advanced_ago=8 * 60 * MINUTE), watched_since_ms=NOW), WriterAction.KEEP, Cause.ADVANCING),
+    ("a heartbeat from the future", alive(make_heartbeat(written_ago=-5 * MINUTE, advanced_ago=-5 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
+    ("in the foreground, and paused", alive(make_heartbeat(), state=ProcessState.FOREGROUND, desired=PAUSED), WriterAction.KEEP, Cause.FOREGROUND),
+    ("paused", alive(make_heartbeat(), desired=PAUSED), WriterAction.STOP, Cause.PAUSED),
+    ("in a shared application, and paused", alive(make_heartbeat(), state=ProcessState.HOSTED, desired=PAUSED), WriterAction.KEEP, Cause.HOSTED),
+    ("moved to a shared application", alive(make_heartbeat(), state=ProcessState.HOSTED, declared=Removed(NOW - 11_000)), WriterAction.END, Cause.HOSTED),
+    ("removed", alive(make_heartbeat(), declared=Removed(NOW - 11_000)), WriterAction.STOP, Cause.REMOVED),
+    ("missing for a moment", alive(make_heartbeat(), declared=Removed(NOW - 9_000)), WriterAction.KEEP, Cause.ADVANCING),
+    ("restart asked for", alive(make_heartbeat(), desired=Desired(generation=5, restart_generation=5)), WriterAction.RESTART, Cause.REQUESTED),
+    ("paused and resumed before anybody looked", alive(make_heartbeat(), desired=Desired(generation=6)), WriterAction.KEEP, Cause.ADVANCING),
+    ("launched by the restart that was asked for", alive(make_heartbeat(), desired=Desired(generation=4, restart_generation=4)), WriterAction.KEEP, Cause.ADVANCING),
+    ("the spec changed", alive(make_heartbeat(), declared=Declared("f2")), WriterAction.RESTART, Cause.SPEC_CHANGED),
+    ("the spec is broken", alive(make_heartbeat(), declared=Unreadable("x.yaml: no")), WriterAction.KEEP, Cause.ADVANCING),
+    ("the catalog is away", alive(make_heartbeat(), desired=Unreadable("no catalog")), WriterAction.KEEP, Cause.ADVANCING),
+    ("asked to stop, the batch advances", alive(make_heartbeat(), notes=requested(Cause.PAUSED, ago=30 * MINUTE), desired=PAUSED), WriterAction.KEEP, Cause.STOPPING),
+    ("asked to stop, the batch stands still", alive(make_heartbeat(advanced_ago=6 * MINUTE), notes=requested(Cause.PAUSED, ago=6 * MINUTE), desired=PAUSED), WriterAction.KILL, Cause.STOPPING),
+    ("asked to stop while it waits", alive(make_heartbeat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=0), notes=requested(Cause.PAUSED, ago=MINUTE)), WriterAction.KEEP, Cause.STOPPING),
+    ("asked to stop, and silent", alive(make_heartbeat(written_ago=61_000), notes=requested(Cause.PAUSED, ago=61_000)), WriterAction.KILL, Cause.STOPPING),
+    ("hung, asked to stop", alive(make_heartbeat(advanced_ago=6 * MINUTE), notes=requested(Cause.HUNG, ago=29_000)), WriterAction.KEEP, Cause.STOPPING),
+    ("hung, and does not stop", alive(make_heartbeat(advanced_ago=6 * MINUTE), notes=requested(Cause.HUNG, ago=31_000)), WriterAction.KILL, Cause.STOPPING),
+    ("the stop was asked of an earlier launch", alive(make_heartbeat(), notes=Notes(stop=StopRequest("L8", NOW, Cause.PAUSED, ""))), WriterAction.KEEP, Cause.ADVANCING),
     # while none lives
     ("never launched", never(), WriterAction.START, Cause.FIRST_START),
     ("never launched, paused", never(desired=PAUSED), WriterAction.HOLD, Cause.PAUSED),
@@ -138,7 +138,7 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("stopped for a changed spec", ended(exit_(0, stopped_for="spec changed")), WriterAction.START, Cause.STOPPED),
     ("stopped by force for a restart", ended(exit_(137, stopped_for="asked for")), WriterAction.START, Cause.STOPPED),
     ("paused, and ended", ended(exit_(0, stopped_for="paused"), desired=PAUSED), WriterAction.HOLD, Cause.PAUSED),
-    ("resumed", ended(exit_(0, stopped_for="paused"), desired=Desired(generation=6)), WriterAction.START, Cause.ASKED),
+    ("resumed", ended(exit_(0, stopped_for="paused"), desired=Desired(generation=6)), WriterAction.START, Cause.REQUESTED),
     ("a first crash", ended(exit_(1, ago=1_000)), WriterAction.START, Cause.CRASHED),
     ("a first crash, this moment", ended(exit_(1)), WriterAction.HOLD, Cause.CRASHED),
     ("a crash that nobody saw", ended(exit_(None, ago=1_000)), WriterAction.START, Cause.CRASHED),
@@ -153,16 +153,16 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("five crashes, the oldest long ago", ended(*crashes(5, apart=20 * MINUTE)), WriterAction.HOLD, Cause.CRASHED),
     ("five crashes with a commit each", ended(*crashes(5, committed=True)), WriterAction.HOLD, Cause.CRASHED),
     ("five hung writers", ended(*crashes(5, code=137, stopped_for="hung")), WriterAction.GIVE_UP, Cause.CRASH_LOOP),
-    ("five crashes, then resumed", ended(*crashes(5), notes=GIVEN_UP, desired=Desired(generation=5)), WriterAction.START, Cause.ASKED),
-    ("five crashes, then another spec", ended(*crashes(5), notes=GIVEN_UP, declared=Declared("f2")), WriterAction.START, Cause.ASKED),
+    ("five crashes, then resumed", ended(*crashes(5), notes=GIVEN_UP, desired=Desired(generation=5)), WriterAction.START, Cause.REQUESTED),
+    ("five crashes, then another spec", ended(*crashes(5), notes=GIVEN_UP, declared=Declared("f2")), WriterAction.START, Cause.REQUESTED),
     ("brokers away for hours", ended(*crashes(40, code=22)), WriterAction.HOLD, Cause.UNAVAILABLE),
     ("brokers away, the minute is over", ended(exit_(22, ago=MINUTE)), WriterAction.START, Cause.UNAVAILABLE),
     ("the clock was set back", ended(exit_(1, ago=-60 * MINUTE)), WriterAction.START, Cause.CRASHED),
     ("offsets are gone", ended(exit_(11)), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
     ("offsets are gone, said before", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-1"), WriterAction.HOLD, Cause.NEEDS_PERSON),
-    ("offsets are gone, frazil reset was run", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.START, Cause.ASKED),
+    ("offsets are gone, frazil reset was run", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.START, Cause.REQUESTED),
     ("offsets are gone, the table cannot be read", ended(exit_(11), notes=GIVEN_UP), WriterAction.HOLD, Cause.NEEDS_PERSON),
-    ("offsets are gone, the run was cleared", ended(exit_(11), notes=Notes(cleared="L9")), WriterAction.START, Cause.ASKED),
+    ("offsets are gone, the run was cleared", ended(exit_(11), notes=Notes(cleared="L9")), WriterAction.START, Cause.REQUESTED),
     ("fenced, and the other one commits", ended(exit_(13), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.HOLD, Cause.NEEDS_PERSON),
     ("fenced three days ago, and supervision is back", ended(exit_(13, ago=3 * DAY, committed=True), away_since_ms=NOW - 4 * DAY, returned_at_ms=NOW), WriterAction.START, Cause.RETURNED),
     ("fenced under our eyes, given up, and back after days elsewhere", ended(exit_(13, ago=3 * DAY), notes=GIVEN_UP, away_since_ms=NOW - 3 * DAY + MINUTE, returned_at_ms=NOW), WriterAction.START, Cause.RETURNED),
@@ -202,8 +202,10 @@ def test_giving_up_names_the_code_the_error_and_the_last_words(code: int) -> Non
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_phase_may_take_its_limit_and_not_a_second_more(phase: Phase) -> None:
     limit = ADVANCE_LIMITS_MS[phase]
-    assert decide(alive(beat(phase, advanced_ago=limit)), now_ms=NOW, policy=POLICY).action is WriterAction.KEEP
-    late = decide(alive(beat(phase, advanced_ago=limit + 1)), now_ms=NOW, policy=POLICY)
+    assert (
+        decide(alive(make_heartbeat(phase, advanced_ago=limit)), now_ms=NOW, policy=POLICY).action is WriterAction.KEEP
+    )
+    late = decide(alive(make_heartbeat(phase, advanced_ago=limit + 1)), now_ms=NOW, policy=POLICY)
     assert late.cause is Cause.HUNG
 
 
@@ -322,8 +324,8 @@ def test_giving_up_is_said_once(observed: Observed) -> None:
     first = decided(observed)
     if first.action is not WriterAction.GIVE_UP:
         return
-    told = dataclasses.replace(observed.notes, given_up=GivenUp(first.subject, NOW, first.reason, None))
-    again = decided(dataclasses.replace(observed, notes=told))
+    reported = dataclasses.replace(observed.notes, given_up=GivenUp(first.subject, NOW, first.reason, None))
+    again = decided(dataclasses.replace(observed, notes=reported))
     assert (again.action, again.cause, again.until_ms) == (WriterAction.HOLD, first.cause, None)
 
 
@@ -336,8 +338,8 @@ def test_the_foreground_writer_is_left_alone(observed: Observed) -> None:
 @given(observations())
 def test_a_hold_that_ends_by_itself_ends_soon_and_in_the_future(observed: Observed) -> None:
     decision = decided(observed)
-    most_ms = POLICY.longest_denied_backoff_ms if decision.cause is Cause.DENIED else MINUTE
-    assert decision.until_ms is None or NOW < decision.until_ms <= NOW + most_ms
+    max_ms = POLICY.longest_denied_backoff_ms if decision.cause is Cause.DENIED else MINUTE
+    assert decision.until_ms is None or NOW < decision.until_ms <= NOW + max_ms
 
 
 @given(observations())
@@ -384,17 +386,17 @@ def test_what_cannot_be_read_never_touches_a_healthy_writer(observed: Observed) 
         declared=Unreadable("broken"),
         desired=Unreadable("away"),
         notes=Notes(),
-        writer=Observation(ProcessState.RUNNING, launch(), beat(), ()),
+        writer=Observation(ProcessState.RUNNING, launch(), make_heartbeat(), ()),
     )
     assert decided(healthy).action is WriterAction.KEEP
 
 
-def test_the_exit_codes_are_told_apart() -> None:
+def test_the_exit_codes_are_distinguished() -> None:
     assert not NO_RESTART & RESTARTABLE
     assert TABLE_WAYS_OUT < NO_RESTART
 
 
-def test_access_that_worked_once_is_asked_for_again_after_any_number_of_refusals(tmp_path: Path) -> None:
+def test_access_that_worked_once_is_requested_again_after_any_number_of_refusals(tmp_path: Path) -> None:
     append_exit(tmp_path, exit_(1, ago=9 * DAY, launch_id="worked", committed=True))
     for n in range(EXITS_KEPT + 10):
         append_exit(tmp_path, exit_(16, ago=DAY - n * 15 * MINUTE, launch_id="L9" if n == EXITS_KEPT + 9 else f"R{n}"))

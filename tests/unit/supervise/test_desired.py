@@ -1,4 +1,4 @@
-"""Desired state beside a real table, as the command line writes it."""
+"""Desired state next to a real table, as the command line writes it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_every_act_is_a_generation_and_only_a_restart_asks_for_one(streams: Path
     assert seen == [("paused", 1, 0), ("running", 2, 0), ("running", 3, 3), ("running", 4, 3)]
 
 
-def test_an_object_that_somebody_edited_says_so_and_the_next_act_mends_it(streams: Path) -> None:
+def test_an_object_that_somebody_edited_says_so_and_the_next_act_fixes_it(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
     desired = beside_table(spec)
     desired.pause(by="ana", reason="")
@@ -148,7 +148,7 @@ def test_of_two_who_act_at_once_one_is_refused_and_the_other_counts(
             return put(place, wanted, after=after)
 
         monkeypatch.setattr(_Place, "put", after_another)
-        with pytest.raises(DesiredMoved, match="ticks was paused, resumed or restarted by somebody else"):
+        with pytest.raises(DesiredMoved, match="ticks was paused, resumed or restarted by another user"):
             desired.restart(by="ben", reason="", after=seen.generation)
         found = desired.read()
         assert (found.mode, found.by) == (DesiredMode.PAUSED, "ana")

@@ -106,7 +106,7 @@ def test_a_catalog_that_is_not_configured_says_how_to(monkeypatch: pytest.Monkey
         load_catalog(None)
 
 
-def test_a_wrongly_configured_catalog_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrongly_configured_catalog_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", "rest")
     with pytest.raises(SpecError, match="'lake' is wrongly configured: URI missing"):
         load_catalog("lake")
@@ -155,7 +155,7 @@ def test_what_sqlite_says_of_a_full_disk_leads_to_the_disk(said: str) -> None:
         raise OperationalError("commit", None, sqlite3.OperationalError(said))
 
 
-def test_a_catalog_of_glue_without_region_or_a_metastore_out_of_reach_is_told_at_its_first_use() -> None:
+def test_a_catalog_of_glue_without_region_or_a_metastore_out_of_reach_is_reported_at_its_first_use() -> None:
     with pytest.raises(SpecError, match="'lake' is wrongly configured: You must specify a region"):
         _first_use({"type": "glue"})
     with pytest.raises(CommitUnavailable, match="the metastore of the catalog 'lake' cannot be reached"):
@@ -211,7 +211,7 @@ def test_a_catalog_that_cannot_be_reached_may_be_tried_again(monkeypatch: pytest
         load_catalog("lake")
 
 
-def test_a_database_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_cannot_be_opened_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/nowhere/lake.db")
     with pytest.raises(CommitUnavailable, match="unable to open database file"):
         load_catalog("lake")

@@ -36,7 +36,7 @@ def found(declared: Schema, *schemas: Schema) -> tuple[Difference, ...]:
     return differences(declared, schemas[-1], schemas, declarable=names)
 
 
-def told(declared: Schema, *schemas: Schema) -> dict[str, str]:
+def reported(declared: Schema, *schemas: Schema) -> dict[str, str]:
     differing = found(declared, *schemas)
     assert all(isinstance(one, Conflict) for one in differing), differing
     return {".".join(one.path): one.message for one in differing if isinstance(one, Conflict)}
@@ -46,27 +46,27 @@ AB = schema((1, "a", TEXT), (2, "b", TEXT))
 
 
 def test_a_column_that_was_renamed_is_named_with_its_new_name_and_the_ways_out() -> None:
-    assert told(AB, AB, schema((1, "x", TEXT), (2, "b", TEXT))) == {
+    assert reported(AB, AB, schema((1, "x", TEXT), (2, "b", TEXT))) == {
         "a": "was renamed to x in the table; rename it back, declare x if that is what records call it, or add a new "
         "optional column of its name to the table"
     }
 
 
-def test_a_required_column_that_was_renamed_is_told_once() -> None:
+def test_a_required_column_that_was_renamed_is_reported_once() -> None:
     declared = schema((1, "a", TEXT), (2, "b", TEXT), required=["a"])
-    said = told(declared, declared, schema((1, "x", TEXT), (2, "b", TEXT), required=["x"]))
+    said = reported(declared, declared, schema((1, "x", TEXT), (2, "b", TEXT), required=["x"]))
     assert list(said) == ["a"]
     assert said["a"].endswith("to the table and declare it without 'not null'")
 
 
 def test_a_column_that_was_dropped_is_not_added_again() -> None:
-    assert told(AB, AB, schema((2, "b", TEXT))) == {
+    assert reported(AB, AB, schema((2, "b", TEXT))) == {
         "a": "was dropped from the table; take it out of the declaration, or add it to the table again, as an optional "
         "string"
     }
 
 
-def test_of_a_column_of_frazils_own_nobody_is_told_to_declare_it_otherwise() -> None:
+def test_of_a_column_of_frazils_own_nobody_is_reported_to_declare_it_otherwise() -> None:
     now = schema((1, "x", TEXT))
     said = [d.message for d in differences(AB, now, [AB, now]) if isinstance(d, Conflict)]
     assert len(said) == 2
@@ -91,19 +91,19 @@ def test_a_name_that_no_schema_ever_had_is_new() -> None:
     assert found(schema((1, "a", TEXT), (2, "c", TEXT)), AB, AB) == (Addition(("c",), TEXT, None),)
 
 
-def test_columns_whose_names_were_exchanged_are_both_told() -> None:
+def test_columns_whose_names_were_exchanged_are_both_reported() -> None:
     steps = [AB, schema((1, "t", TEXT), (2, "b", TEXT)), schema((1, "t", TEXT), (2, "a", TEXT))]
-    said = told(AB, *steps, schema((1, "b", TEXT), (2, "a", TEXT)))
+    said = reported(AB, *steps, schema((1, "b", TEXT), (2, "a", TEXT)))
     assert said.keys() == {"a", "b"}
     assert said["a"].startswith("is another column than before: that one was renamed to b in the table")
     assert "frazil.accepted-schema to 0" in said["a"]
 
 
-def test_a_name_that_was_given_to_another_column_is_told_while_the_table_has_the_first() -> None:
+def test_a_name_that_was_given_to_another_column_is_reported_while_the_table_has_the_first() -> None:
     before = schema((1, "a", TEXT), (2, "foreign", TEXT))
     given_away = schema((1, "old_a", TEXT), (2, "a", TEXT))
     declared = schema((1, "a", TEXT))
-    assert "renamed to old_a" in told(declared, before, given_away)["a"]
+    assert "renamed to old_a" in reported(declared, before, given_away)["a"]
     assert found(declared, before, given_away, schema((2, "a", TEXT))) == ()
     assert differences(declared, given_away, [given_away], declarable=["a"]) == (), "a person accepted it"
 
@@ -115,8 +115,8 @@ def test_a_column_that_was_renamed_with_its_declaration_fits() -> None:
 
 def test_only_the_case_of_a_name_differs() -> None:
     upper = schema((1, "A", TEXT), (2, "b", TEXT))
-    assert told(AB, AB, upper)["a"].startswith("was renamed to A in the table")
-    assert told(AB, upper)["a"] == "is called A in the table, and names are case-insensitive; declare A"
+    assert reported(AB, AB, upper)["a"].startswith("was renamed to A in the table")
+    assert reported(AB, upper)["a"] == "is called A in the table, and names are case-insensitive; declare A"
 
 
 @pytest.mark.parametrize(
@@ -128,18 +128,18 @@ def test_only_the_case_of_a_name_differs() -> None:
     ],
     ids=["struct", "list", "map"],
 )
-def test_nested_fields_are_told_as_columns_are(wrap: object, path: str) -> None:
+def test_nested_fields_are_reported_as_columns_are(wrap: object, path: str) -> None:
     def nested(*fields: tuple[int, str]) -> Schema:
         inside = StructType(*(NestedField(i, name, TEXT, required=False) for i, name in fields))
         return schema((10, "n", wrap(inside)))  # type: ignore[operator]
 
     was = nested((11, "a"), (12, "b"))
-    assert f"was renamed to {path}.x in the table" in told(was, was, nested((11, "x"), (12, "b")))[f"{path}.a"]
-    assert "was dropped" in told(was, was, nested((12, "b")))[f"{path}.a"]
+    assert f"was renamed to {path}.x in the table" in reported(was, was, nested((11, "x"), (12, "b")))[f"{path}.a"]
+    assert "was dropped" in reported(was, was, nested((12, "b")))[f"{path}.a"]
     assert [d.path[-1] for d in found(nested((11, "a"), (13, "new")), was, was)] == ["new"]
 
 
-def test_a_name_is_looked_for_where_it_was() -> None:
+def test_a_name_is_searched_for_where_it_was() -> None:
     """A column `a` is nothing to a struct's field of that name."""
     struct = StructType(NestedField(11, "a", TEXT, required=False))
     was, now = schema((10, "s", struct), (1, "b", TEXT)), schema((10, "s", struct), (1, "b", TEXT))
@@ -149,7 +149,7 @@ def test_a_name_is_looked_for_where_it_was() -> None:
 def test_a_column_that_others_widened_fits_and_one_that_never_was_so_narrow_does_not() -> None:
     narrow, wide = schema((1, "n", IntegerType())), schema((1, "n", LongType()))
     assert found(narrow, narrow, wide) == ()
-    assert "is declared int, and is long" in told(narrow, wide)["n"]
+    assert "is declared int, and is long" in reported(narrow, wide)["n"]
     assert found(wide, narrow) == (Promotion(("n",), LongType()),)
     cents, more = schema((1, "d", DecimalType(5, 2))), schema((1, "d", DecimalType(9, 2)))
     assert found(cents, cents, more) == ()
@@ -159,7 +159,7 @@ NAMES = "abcd"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["rename", "drop", "add"]), st.integers(0, 9)), max_size=8))
-def test_a_declared_column_is_what_it_was_or_new_by_hand_or_told(steps: list[tuple[str, int]]) -> None:
+def test_a_declared_column_is_what_it_was_or_new_by_hand_or_reported(steps: list[tuple[str, int]]) -> None:
     """Whatever others did, no value goes to a column that had another name while this one's is still there."""
     ids, history = itertools.count(10), [AB]
     columns = {1: "a", 2: "b"}
@@ -172,7 +172,7 @@ def test_a_declared_column_is_what_it_was_or_new_by_hand_or_told(steps: list[tup
         elif step == "rename" and columns and free:
             columns[list(columns)[n % len(columns)]] = free[n % len(free)]
         history.append(schema(*((i, name, TEXT) for i, name in columns.items())))
-    refused = told(AB, *history)
+    refused = reported(AB, *history)
     for first, name in ((1, "a"), (2, "b")):
         now = next((i for i, called in columns.items() if called == name), None)
         bore = {s.find_column_name(now) for s in history} - {None} if now else set()

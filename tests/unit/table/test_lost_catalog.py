@@ -73,8 +73,8 @@ def test_what_the_sentence_says_registers_the_table_again(catalog: Catalog, unco
         ensure_table(empty, stream())
     command = str(error.value).partition("`")[2].partition("`")[0]
     done = CliRunner().invoke(frazil, shlex.split(command)[1:], catch_exceptions=False)
-    told = f"demo.flights is in the catalog 'default' again, with 2 snapshots, in {made.location()}.\n"
-    assert done.output == told
+    reported = f"demo.flights is in the catalog 'default' again, with 2 snapshots, in {made.location()}.\n"
+    assert done.output == reported
     refused = CliRunner().invoke(frazil, shlex.split(command)[1:])
     assert "has a table demo.flights: nothing was registered" in str(refused.exception)
     again = ensure_table(load_catalog(None), stream())
@@ -212,13 +212,13 @@ def test_metadata_that_cannot_be_read_is_no_free_place(catalog: Catalog, unconfi
             ensure_table(lose(unconfigured), stream())
 
 
-def test_a_look_makes_nothing(unconfigured: Path, stream: Stream) -> None:
+def test_a_check_makes_nothing(unconfigured: Path, stream: Stream) -> None:
     assert load_stream_table(stream()) is None
     assert lost_table(stream()) is None
     assert not list(unconfigured.rglob("*"))
 
 
-def test_a_look_finds_what_a_lost_catalog_had(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+def test_a_check_finds_what_a_lost_catalog_had(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
     assert lost_table(stream()) is None
     write(ensure_table(catalog, stream()))
     assert lost_table(stream()) is None

@@ -91,7 +91,7 @@ def test_whatever_follows_a_commit_of_a_host_that_is_ahead_is_dated_after_it(
     ),
     st.booleans(),
 )
-def test_times_only_go_forward_whatever_clocks_say_and_a_table_that_was_broken_is_mended(
+def test_times_only_go_forward_whatever_clocks_say_and_a_table_that_was_broken_is_fixed(
     changes: list[tuple[int, str]], broken_before: bool
 ) -> None:
     metadata = new_table_metadata(Schema(), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, "x", {})

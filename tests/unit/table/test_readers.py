@@ -129,7 +129,7 @@ def test_trino_gets_a_rest_catalog_with_its_storage() -> None:
     ]
 
 
-def test_a_reader_that_cannot_open_the_catalog_is_told() -> None:
+def test_a_reader_that_cannot_open_the_catalog_is_reported() -> None:
     found = CliRunner().invoke(frazil, ["catalog", "--for", "trino"])
     assert isinstance(found.exception, SpecError)
     assert "'default' is an SQLite file, which Trino cannot open" in str(found.exception)

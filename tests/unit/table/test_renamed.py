@@ -45,7 +45,7 @@ def test_without_the_property_nothing_was_renamed():
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("requested", "says"),
     [
         (ColumnChanges({"b": "c", "new": "d"}, ["id"]), []),
         (ColumnChanges({"b": "B"}, []), []),
@@ -58,8 +58,8 @@ def test_without_the_property_nothing_was_renamed():
         (ColumnChanges({"b": "c"}, ["b"]), ["to be both renamed and dropped"]),
     ],
 )
-def test_what_cannot_be_is_said(asked: ColumnChanges, says: list[str]):
-    found = problems(asked, TABLE, [BEFORE], fixed={})
+def test_what_cannot_be_is_said(requested: ColumnChanges, says: list[str]):
+    found = problems(requested, TABLE, [BEFORE], fixed={})
     assert len(found) == len(says)
     assert all(words in sentence for words, sentence in zip(says, found, strict=True))
 

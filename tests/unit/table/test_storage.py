@@ -76,7 +76,7 @@ def test_deleting_what_is_gone_is_fine(store: ObjectStore, folder: str) -> None:
     assert store.get(f"{folder}/x") is None
 
 
-def test_a_file_that_cannot_be_deleted_is_told_and_all_others_go(store: ObjectStore, folder: str) -> None:
+def test_a_file_that_cannot_be_deleted_is_reported_and_all_others_go(store: ObjectStore, folder: str) -> None:
     for name in ("a", "b/inside", "c", "d/inside"):
         store.put(f"{folder}/{name}", b"")
     with pytest.raises(OSError, match=r"/b.*; 1 more files could not be deleted, .*/d among them"):
@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_deleted_is_told_and_all_others_go(store: ObjectSt
 
 
 class FakeS3:
-    """As much of s3fs as deletion needs: what S3 answers to each request is scripted."""
+    """The part of s3fs that deletion needs: what S3 answers to each request is scripted."""
 
     def __init__(self, refused: dict[str, str] | None = None, *, batches: bool = True) -> None:
         self.refused, self.batches = refused or {}, batches
@@ -130,7 +130,7 @@ def test_s3_is_asked_to_delete_a_thousand_keys_at_once_and_each_once(s3: Callabl
 
 
 @pytest.mark.parametrize("batches", [True, False])
-def test_what_s3_says_of_single_keys_is_told(s3: Callable[[FakeS3], ObjectStore], batches: bool) -> None:
+def test_what_s3_says_of_single_keys_is_reported(s3: Callable[[FakeS3], ObjectStore], batches: bool) -> None:
     files = FakeS3(refused={"2": "AccessDenied", "4": "InternalError"}, batches=batches)
     left = s3(files).delete_each(f"s3://lake/{n}" for n in range(6))
     assert {path: type(error) for path, error in left.items()} == {"s3://lake/2": AccessDenied, "s3://lake/4": OSError}
@@ -138,7 +138,7 @@ def test_what_s3_says_of_single_keys_is_told(s3: Callable[[FakeS3], ObjectStore]
         s3(files).delete(f"s3://lake/{n}" for n in range(6))
 
 
-def test_a_store_without_a_request_for_many_keys_is_asked_for_it_once(s3: Callable[[FakeS3], ObjectStore]) -> None:
+def test_a_store_without_a_request_for_many_keys_is_requested_it_once(s3: Callable[[FakeS3], ObjectStore]) -> None:
     files = FakeS3(batches=False)
     store = s3(files)
     store.delete(["s3://lake/1", "s3://lake/2"])
@@ -147,7 +147,7 @@ def test_a_store_without_a_request_for_many_keys_is_asked_for_it_once(s3: Callab
     assert files.requests == [["1"], ["2"], ["3"], ["4"]]
 
 
-def test_an_object_store_that_is_down_has_deleted_nothing_of_what_it_is_still_to_be_asked_for(
+def test_an_object_store_that_is_down_has_deleted_nothing_of_what_it_is_still_to_be_requested(
     s3: Callable[[FakeS3], ObjectStore],
 ) -> None:
     files = FakeS3()
@@ -206,7 +206,7 @@ def test_syncing_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         LocalStore().sync_files([f"{tmp_path}/nothing"])
 
 
-def test_a_scheme_that_no_store_serves_is_told() -> None:
+def test_a_scheme_that_no_store_serves_is_reported() -> None:
     with pytest.raises(SpecError, match="'ftp'"):
         open_store("ftp://host/x", {})
 

@@ -78,7 +78,7 @@ def test_new_optional_columns_and_wider_types_come_in_one_update(catalog: Catalo
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"new": "int not null"}, ["column new", "int not null", "declare it without 'not null'"]),
         ({"delay": "string"}, ["column delay", "declared string", "int in the table"]),
@@ -88,12 +88,12 @@ def test_new_optional_columns_and_wider_types_come_in_one_update(catalog: Catalo
     ],
 )
 def test_any_other_difference_is_refused_with_column_types_and_ways_out(
-    catalog: Catalog, stream: Stream, changes: dict[str, str], told: list[str]
+    catalog: Catalog, stream: Stream, changes: dict[str, str], reported: list[str]
 ) -> None:
     before = ensure_table(catalog, stream())
     with pytest.raises(SchemaIncompatible) as refused:
         ensure_table(catalog, stream(schema=COLUMNS | changes | {"harmless": "int"}))
-    for words in ["stream flights", "demo.flights", *told]:
+    for words in ["stream flights", "demo.flights", *reported]:
         assert words in str(refused.value)
     assert before.refresh().schema() == before.schema(), "a refused evolution changes nothing"
 
@@ -110,7 +110,7 @@ def test_a_required_column_that_is_not_declared_is_refused(catalog: Catalog, str
         ensure_table(catalog, stream())
 
 
-def test_what_a_stream_fills_beside_its_declaration_is_told_by_the_names_that_columns_have_now(
+def test_what_a_stream_fills_beside_its_declaration_is_reported_by_the_names_that_columns_have_now(
     catalog: Catalog, stream: Stream
 ) -> None:
     table = ensure_table(catalog, stream(schema=COLUMNS | {"gate": "string"}))

@@ -39,7 +39,7 @@ SPEC = validate_stream(
 
 
 def free_ports(count: int) -> range:
-    """So many ports in a row that nobody has now."""
+    """Return consecutive ports that are free now."""
     for first in range(20_000, 60_000, 37):
         held = [socket.socket() for _ in range(count)]
         try:

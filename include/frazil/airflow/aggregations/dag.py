@@ -188,8 +188,8 @@ def _reconcile_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailur
         max_active_runs=1,
         **_profile(f"Daily again, missed: {found.name}", found, on_failure),
     ) as dag:
-        asked = task(inlets=[asset, partition_asset(spec.source)], outlets=[asset])
-        asked(ask_for_late_days)(found.name, found.folder)
+        requested = task(inlets=[asset, partition_asset(spec.source)], outlets=[asset])
+        requested(ask_for_late_days)(found.name, found.folder)
     return dag
 
 

@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 FIRST = "frazil.first-day"
 """Key in Airflow's store of the asset: the first day that is watched. Earlier days run on request only."""
-ASKED = "asked for"
+REQUESTED = "asked for"
 """Used like the state of a run: an event of the asset asked for the day."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
-"""Run states and start times by partition key, or ASKED and its time. Times are milliseconds since 1970."""
+"""Run states and start times by partition key, or REQUESTED and its time. Times are milliseconds since 1970."""
 CLOCKS_APART = timedelta(days=1)
-ASKED_DAYS = "frazil.asked-days"
+REQUESTED_DAYS = "frazil.requested-days"
 """Key in the same store: when each day was asked for last, in milliseconds since 1970. Used while Airflow does not list
 events."""
 
@@ -57,7 +57,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
         raise AirflowSkipException(f"no day of {name} is complete for {spec.within / 2} and not aggregated")
     since = datetime.fromtimestamp(min(w.since_ms for w in found) / 1000, UTC) - CLOCKS_APART
     runs = _runs(dag_id, [asset, partition_asset(spec.source)], since, context)
-    asked_before = _asked_before(store, found)
+    requested_before = _requested_before(store, found)
     if runs is None:
         if going_on := context["ti"].get_dr_count(dag_id, states=[DagRunState.QUEUED, DagRunState.RUNNING]):
             raise AirflowSkipException(
@@ -65,30 +65,31 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
                 "tell their days while a run that they started is queued"
             )
         # That queued run may be of another DAG, paused for ever. Then a day whose run failed is asked for again.
-        runs = {day: [(ASKED, at_ms)] for day, at_ms in asked_before.items()}
-    asked = to_ask(found, runs, asked_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
-    if not asked:
+        runs = {day: [(REQUESTED, at_ms)] for day, at_ms in requested_before.items()}
+    requested = to_ask(found, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
+    if not requested:
         raise AirflowSkipException(f"each of {len(found)} days that wait was asked for, or has a run of {dag_id}")
-    for one in asked:
+    for one in requested:
         log.warning("%s: %s is complete (revisions %s) and not aggregated: asking for it", name, one.day, one.revisions)
-    store.set(ASKED_DAYS, {**asked_before, **{str(one.day): now_ms for one in asked}})
+    store.set(REQUESTED_DAYS, {**requested_before, **{str(one.day): now_ms for one in requested}})
     outlet = context["outlet_events"][asset]
-    outlet.add_partitions([str(one.day) for one in asked])
-    outlet.extra = {str(one.day): {"revisions": one.revisions} for one in asked}
+    outlet.add_partitions([str(one.day) for one in requested])
+    outlet.extra = {str(one.day): {"revisions": one.revisions} for one in requested}
 
 
-def to_ask(waiting: Iterable[WaitingDay], runs: Runs, *, asked_after_ms: int) -> list[WaitingDay]:
-    """The days that no run covers and that were not asked for after `asked_after_ms`. Pure."""
+def to_ask(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
+    """The days that no run covers and that were not asked for after `requested_after_ms`. Pure."""
     return [
         one
         for one in waiting
         if not any(
-            _covers(state, at_ms, one, asked_after_ms=asked_after_ms) for state, at_ms in runs.get(str(one.day), ())
+            _covers(state, at_ms, one, requested_after_ms=requested_after_ms)
+            for state, at_ms in runs.get(str(one.day), ())
         )
     ]
 
 
-def _covers(state: str, at_ms: int, one: WaitingDay, *, asked_after_ms: int) -> bool:
+def _covers(state: str, at_ms: int, one: WaitingDay, *, requested_after_ms: int) -> bool:
     """Whether a run, or a request for one, leaves nothing to ask for.
 
     An unfinished run may still aggregate the day. A run that failed since the day completed alerted people, who clear
@@ -96,8 +97,8 @@ def _covers(state: str, at_ms: int, one: WaitingDay, *, asked_after_ms: int) -> 
     """
     if state in {DagRunState.QUEUED, DagRunState.RUNNING}:
         return True
-    if state == ASKED:
-        return at_ms >= max(one.since_ms, asked_after_ms)
+    if state == REQUESTED:
+        return at_ms >= max(one.since_ms, requested_after_ms)
     return state == DagRunState.FAILED and at_ms >= one.since_ms
 
 
@@ -111,9 +112,9 @@ def first_day(store: Store) -> date | None:
         return None
 
 
-def _asked_before(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
-    """The entries of ASKED_DAYS for days that still wait."""
-    days, kept = {str(one.day) for one in waiting}, stored_mapping(store, ASKED_DAYS)
+def _requested_before(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
+    """The entries of REQUESTED_DAYS for days that still wait."""
+    days, kept = {str(one.day) for one in waiting}, stored_mapping(store, REQUESTED_DAYS)
     return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}
 
 
@@ -129,7 +130,7 @@ def _runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Contex
             return None
         for event in listed:
             if asset.name.startswith(AGAIN) and event.partition_key is not None:
-                found.setdefault(event.partition_key, []).append((ASKED, _ms(event.timestamp)))
+                found.setdefault(event.partition_key, []).append((REQUESTED, _ms(event.timestamp)))
             for run in event.created_dagruns:
                 if run.dag_id == dag_id and run.partition_key is not None:
                     found.setdefault(run.partition_key, []).append((run.state, _ms(run.start_date)))

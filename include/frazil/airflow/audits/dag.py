@@ -109,7 +109,7 @@ def _hours(every: timedelta) -> int:
 @task_group(group_id="stream")
 def _of_a_stream(name: Any, folder: str) -> None:
     found: Any = task(outlets=[AUDITS], map_index_template="{{ task.op_args[0] }}")(confirm)(name, folder)
-    task(retries=0, map_index_template="{{ task.op_args[0]['stream'] }}")(verdict)(found)
+    task(retries=0, map_index_template="{{ task.op_args[0]['stream'] }}")(report)(found)
 
 
 def audit(names: list[str], streams: str) -> list[str]:
@@ -121,8 +121,8 @@ def audit(names: list[str], streams: str) -> list[str]:
     from frazil.airflow.audits.tasks import audit_all  # noqa: PLC0415 - as above
 
     context = get_current_context()
-    asked, store = context["params"]["streams"], context["asset_state_store"][HEALTH]
-    found = audit_all(asked or names, Path(streams), **_window())
+    chosen, store = context["params"]["streams"], context["asset_state_store"][HEALTH]
+    found = audit_all(chosen or names, Path(streams), **_window())
     remember(store, found.audits)
     return found.wrong
 
@@ -147,7 +147,7 @@ def _window() -> dict[str, Any]:
     }
 
 
-def verdict(found: dict[str, Any]) -> None:
+def report(found: dict[str, Any]) -> None:
     """Fail, if anything was found."""
     found = handed_on(found, "confirm", FOUND)
     if found["findings"]:
@@ -162,7 +162,7 @@ _PAGE = f"""### Audits
 
 For the complete hours since the run before (one, unless `{EVERY_VARIABLE}` says otherwise): does each record that a
 stream committed in them stand in the table, or in the dead-letter table, exactly once? A run that failed says what is
-off: its tasks `stream.verdict` carry the names of the streams. So does the event of the asset
+off: its tasks `stream.report` carry the names of the streams. So does the event of the asset
 `{audit_asset("<stream>").name}`.
 
 - `frazil audit STREAM`: the whole table, now.

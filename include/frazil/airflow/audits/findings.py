@@ -1,4 +1,4 @@
-"""Stores audit findings that no later audit has cleared, in Airflow's store of `frazil.health`, by stream."""
+"""Stores by stream, in Airflow's store of `frazil.health`, the last audit and findings that no later audit cleared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from frazil.timetext import parse_moment
 
 FOUND = "audits"
 """The store's key. No table has this name."""
-ASKED_KAFKA = "source"
+LAST = "last audits"
+"""The store's key for a sentence about each stream's last audit."""
+WITH_KAFKA = "source"
 """The last entry of a finding of an audit that read Kafka's records."""
 KEPT = timedelta(days=7)
 """Time that findings stand without a later audit that clears them, for example after rows were erased on request."""
@@ -22,12 +24,28 @@ def audit_findings(store: Store) -> dict[str, str]:
     return {stream: kept[2] for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
 
 
+def last_audits(store: Store) -> dict[str, str]:
+    """One sentence by stream; a stream that was never audited has none."""
+    return {name: said for name, said in stored_mapping(store, LAST).items() if isinstance(said, str)}
+
+
+def _in_words(found: Mapping[str, Any]) -> str:
+    """Describe an audit: its hours, its findings, and what it could not compare."""
+    wrong, open_ = found["findings"], found.get("not-compared") or "not everything was compared"
+    result = f"{wrong} findings" if wrong else "nothing wrong was found"
+    left = "" if found["complete"] else f", but {open_}"
+    return f"of commits from {found['from']} to {found['to']}: {result}{left}"
+
+
 def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
     """Keep what audits found; clear it once one of the same hours found nothing, or after a week.
 
     An audit that could not compare everything clears nothing; neither does one without Kafka after one with Kafka.
     Each is what `audit_hours` returns; times are ISO 8601 of one zone, so that they compare as text.
     """
+    audits = list(audits)
+    if audits:
+        store.set(LAST, {**last_audits(store), **{found["stream"]: _in_words(found) for found in audits}})
     before = {stream: kept for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
     after = dict(before)
     for found in audits:
@@ -36,8 +54,8 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
             begin, end = found["from"], found["to"]
             said = f"{stream}, committed from {begin} to {end}: {found['findings']} findings. {found['sentences'][0]}"
             hours = [min(begin, kept[0]), max(end, kept[1])] if kept else [begin, end]
-            with_kafka = found["source"] or (kept is not None and ASKED_KAFKA in kept[3:])
-            after[stream] = [*hours, said, *([ASKED_KAFKA] if with_kafka else [])]
+            with_kafka = found["source"] or (kept is not None and WITH_KAFKA in kept[3:])
+            after[stream] = [*hours, said, *([WITH_KAFKA] if with_kafka else [])]
         elif kept and (_takes_back(found, kept) or _is_old(kept, found["to"])):
             del after[stream]
     if after != before:
@@ -45,7 +63,7 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _takes_back(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
-    if not found["complete"] or (ASKED_KAFKA in kept[3:] and not found["source"]):
+    if not found["complete"] or (WITH_KAFKA in kept[3:] and not found["source"]):
         return False
     return bool(found["from"] <= kept[0] and kept[1] <= found["to"])
 

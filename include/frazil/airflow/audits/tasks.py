@@ -30,8 +30,8 @@ WITHIN = timedelta(minutes=20)
 """Time after which a stream's audit, for example behind a silent catalog, is left to a separate task."""
 
 AuditJson = dict[str, Any]
-"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether everything was compared,
-the number of findings, and the first ones as sentences.
+"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether everything was compared and
+what was not, the number of findings, and the first ones as sentences.
 """
 
 
@@ -51,14 +51,14 @@ def audit_all(
     Raises FrazilError if there are several, and none could be audited: then the trouble is a common one.
     """
 
-    def look(stream: str) -> AuditJson | None:
+    def last_audit(stream: str) -> AuditJson | None:
         try:
             return audit_hours(stream, folder, moment, hours=hours, with_source=with_source)
         except AirflowSkipException as not_begun:
             log.info("%s: %s", stream, not_begun)
             return None
 
-    found = side_by_side(streams, look, within_s=WITHIN.total_seconds())
+    found = side_by_side(streams, last_audit, within_s=WITHIN.total_seconds())
     failed = {stream: error for stream, error in found.items() if isinstance(error, Exception)}
     for stream, error in failed.items():
         log.error("%s: the audit failed: %r", stream, error)
@@ -89,6 +89,7 @@ def audit_hours(
         "to": _iso(window.to_ms),
         "source": with_source,
         "complete": result.complete,
+        "not-compared": next((f.sentence for f in result.findings if f.kind is FindingKind.NOT_COMPARED), None),
         "findings": len(result.wrong),
         "sentences": [f"{f.where}: {f.sentence}" for f in result.wrong[:SENTENCES]],
     }

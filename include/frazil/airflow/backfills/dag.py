@@ -66,8 +66,8 @@ def backfill_dag(
             "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=RETRIES, retry_delay=RETRY_DELAY
         ),
     ) as dag:
-        asked: Any = short_circuit_task(plan)(str(folder))
-        asked >> _stage(folder, application, conn_id) >> task(publish)(str(folder), asked)
+        request: Any = short_circuit_task(plan)(str(folder))
+        request >> _stage(folder, application, conn_id) >> task(publish)(str(folder), request)
     return dag
 
 
@@ -136,13 +136,13 @@ def plan(streams: str) -> dict[str, Any] | None:
     request = {key: value for key, value in params.items() if key not in RUN_PARAMS}
     with _opened(streams, {**request, "run": run_name(context)}) as backfill:
         backfill.check_wanted()
-        lane = backfill.lane()
-        found = estimate(backfill, backfill.plan(lane))
+        last = backfill.last()
+        found = estimate(backfill, backfill.plan(last))
         for sentence in sentences(found, stream=backfill.request.stream):
             log.info(sentence)
-        if lane and lane.is_open:
-            log.info("Backfill %s of this request is under way, with %d chunks: it goes on", lane.id, lane.chunks)
-        if params["dry-run"] or not (found.records_at_most or (lane and lane.is_open)):
+        if last and last.is_open:
+            log.info("Backfill %s of this request is under way, with %d chunks: it goes on", last.id, last.chunks)
+        if params["dry-run"] or not (found.max_records or (last and last.is_open)):
             return None
         return backfill.request.model_dump(mode="json", by_alias=True, exclude_none=True)
 
@@ -150,12 +150,12 @@ def plan(streams: str) -> dict[str, Any] | None:
 def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
     """Audit and publish. Returns how the backfill ended, as its lane's marker says."""
     with _opened(streams, request) as backfill:
-        lane = backfill.publish()
-        if lane is None:
+        last = backfill.publish()
+        if last is None:
             log.info("Nothing is missing")
             return None
-        log.info("Backfill %s is %s: %d rows, %d dead letters", lane.id, lane.state, lane.records, lane.rejected)
-        return lane.to_json()
+        log.info("Backfill %s is %s: %d rows, %d dead letters", last.id, last.state, last.records, last.rejected)
+        return last.to_json()
 
 
 @contextmanager

@@ -31,8 +31,8 @@ class StageOperator(SubmitOperator):
             raise
 
     def _check_wanted(self, request: dict[str, Any]) -> None:
-        from frazil.backfill.lane_rules import check_wanted  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
-        from frazil.commit.lane import read_lane  # noqa: PLC0415 - as above
+        from frazil.backfill.rules import check_wanted  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+        from frazil.commit.backfill_marker import read_backfill  # noqa: PLC0415 - as above
         from frazil.commit.opened import read_stream  # noqa: PLC0415 - as above
         from frazil.errors import BackfillAbandoned  # noqa: PLC0415 - as above
         from frazil.spec.load import find_stream  # noqa: PLC0415 - as above
@@ -40,6 +40,6 @@ class StageOperator(SubmitOperator):
         spec = find_stream(Path(self.streams), request["stream"])
         properties = read_stream(spec).tables.main.refresh().metadata.properties
         try:
-            check_wanted(read_lane(properties, spec.name), request.get("run"))
+            check_wanted(read_backfill(properties, spec.name), request.get("run"))
         except BackfillAbandoned as error:
             raise AirflowFailException(f"BackfillAbandoned: {error}") from error

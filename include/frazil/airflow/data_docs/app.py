@@ -31,7 +31,7 @@ def data_docs() -> FastAPI:
     app = FastAPI(title="frazil: Data Docs of the quality gates", openapi_url=None)
 
     @app.get("/{page:path}")
-    def show(page: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
+    def show(page: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
         folder = docs_folder().resolve()
         if page == "index.html" and not (folder / page).exists():
             return HTMLResponse(NOTHING_YET, headers=HEADERS)

@@ -38,9 +38,9 @@ def settle(streams: str) -> dict[str, Any]:
         words = done.stderr.strip().rpartition("\n")[2]
         error = AirflowFailException if done.returncode in {2, *NO_RESTART} else RuntimeError
         raise error(f"exit code {done.returncode}: {words}")
-    told: dict[str, Any] = json.loads(done.stdout)
-    log.info("%s", told)
-    return told
+    result: dict[str, Any] = json.loads(done.stdout)
+    log.info("%s", result)
+    return result
 
 
 def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:

@@ -54,6 +54,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     streams: str | Path,
     *,
     aggregations: str | Path | None = None,
+    expectations: str | Path | None = None,
     every: timedelta | None = None,
     on_failure: OnFailure | None = None,
     on_resolved: OnFailure | None = None,
@@ -63,6 +64,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
 
     :param streams: folder of the declared streams.
     :param aggregations: folder of the declared aggregations, whose days are watched too.
+    :param expectations: folder of the quality gates' suites: one that gates no table is an alert.
     :param every: interval; by default FRAZIL_HEALTH_EVERY, or five minutes.
     :param on_failure: notifiers, called when an alert fires, and when health cannot be measured.
     :param on_resolved: notifiers, called when an alert ends.
@@ -70,6 +72,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     """
     folder = str(Path(streams).absolute())
     aggregated = str(Path(aggregations).absolute()) if aggregations else None
+    suites = str(Path(expectations).absolute()) if expectations else None
     names = _aggregations(Path(aggregations)) if aggregations else []
     with DAG(
         DAG_ID,
@@ -81,7 +84,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         **dag_profile("Health of all tables and streams", purpose="maintenance", on_failure=on_failure),
     ) as dag:
         inlets = [HEALTH, *map(again_asset, names)]
-        measured: Any = task(inlets=inlets)(measure)(folder, aggregated, names)
+        measured: Any = task(inlets=inlets)(measure)(folder, aggregated, names, suites)
         task(outlets=[HEALTH])(changed)(measured)
         task(on_failure_callback=failure_notifiers(on_failure, _fired))(alerts)(measured)
         task(on_success_callback=resolved_notifiers(on_resolved, _over))(resolved)(measured)
@@ -93,7 +96,7 @@ def _aggregations(folder: Path) -> list[str]:
     return [one.spec.name for one in found if one.spec and not one.removed]
 
 
-def measure(streams: str, aggregations: str | None, names: list[str]) -> Measured:
+def measure(streams: str, aggregations: str | None, names: list[str], expectations: str | None = None) -> Measured:
     """Measure every table, read every other subject, and update the alerts. `names` are the aggregations."""
     from frazil.airflow.health import subjects as watched  # noqa: PLC0415 - a parsed DAG file needs no PyIceberg
     from frazil.airflow.health import tasks as table_health  # noqa: PLC0415 - as above
@@ -102,7 +105,13 @@ def measure(streams: str, aggregations: str | None, names: list[str]) -> Measure
     again = {name: stores[again_asset(name)] for name in names}
     folder = Path(aggregations) if aggregations else None
     return table_health.measure_all(
-        Path(streams), stores[HEALTH], aggregations=folder, again=again, failed=watched.failed_runs
+        Path(streams),
+        stores[HEALTH],
+        aggregations=folder,
+        expectations=Path(expectations) if expectations else None,
+        again=again,
+        failed=watched.failed_runs,
+        is_paused=watched.paused_dag,
     )
 
 
@@ -125,7 +134,7 @@ def alerts(measured: Measured) -> None:
         log.error("%s", alert["sentence"])
     rules = sorted({alert["rule"] for alert in active})
     raise AirflowFailException(
-        f"alerts stand ({len(active)}): {', '.join(rules)}. The lines above say what is wrong and what to do, and the "
+        f"active alerts ({len(active)}): {', '.join(rules)}. The lines above say what is wrong and what to do, and the "
         "runbook has an entry for each rule"
     )
 
@@ -139,16 +148,16 @@ def resolved(measured: Measured) -> None:
 def _fired(context: Any) -> Message | None:
     """An alert fails every run while it is active, but is reported once."""
     try:
-        return _told(context, "fired")
+        return _message(context, "fired")
     except Exception:  # Airflow did not answer: the task failed, which is reported
         return failure(context)
 
 
 def _over(context: Any) -> Message | None:
-    return _told(context, "resolved")
+    return _message(context, "resolved")
 
 
-def _told(context: Any, kind: str) -> Message | None:
+def _message(context: Any, kind: str) -> Message | None:
     measured = handed_on(context["ti"].xcom_pull(task_ids="measure"), "measure", MEASURED)
     alerts = [one for one in measured[kind] if isinstance(one, dict)]
     return message_of(alerts, is_over=kind == "resolved", standing=len(measured["active"]), overview=page_url())

@@ -57,7 +57,7 @@ class RouteFindings:
         return cls(sound, after if isinstance(after, str) else "")
 
 
-def look_on(
+def reread_route(
     spec: StreamSpec, specs: Sequence[StreamSpec], before: RouteFindings, *, now_ms: int
 ) -> tuple[RouteFindings, list[Reading]]:
     """Measure the next tables, and report on all. Raises what the catalog's listing raises."""

@@ -6,7 +6,7 @@ Reads run folders of this host, tables' metadata and Airflow's answers. Each sub
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -14,14 +14,14 @@ from pathlib import Path
 
 from airflow.sdk import DagRunState
 from airflow.sdk.execution_time import task_runner
-from airflow.sdk.execution_time.comms import GetPreviousDagRun, PreviousDagRunResult
+from airflow.sdk.execution_time.comms import DagResult, GetDag, GetPreviousDagRun, PreviousDagRunResult
 
 from frazil.aggregate.due import late, open_day, waiting_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, partitions_dag_id
 from frazil.airflow.declared import DeclaredStream
-from frazil.airflow.health.routes import RouteFindings, look_on
+from frazil.airflow.health.routes import RouteFindings, reread_route
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.stream_rules import (
     audit_reading,
@@ -34,6 +34,7 @@ from frazil.maintenance.stream_rules import (
 )
 from frazil.maintenance.tables import routes
 from frazil.maintenance.windows import late_window
+from frazil.quality.gate import unused_suites
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.maintenance import Alerts
@@ -47,8 +48,10 @@ log = logging.getLogger(__name__)
 
 FailedRuns = Callable[[str, int], int | None]
 """The number of consecutive failed runs of a DAG, newest first, counted up to the second argument."""
+IsPaused = Callable[[str], bool]
+"""Whether a DAG is paused."""
 ABOUT_ALL = (AUDITS_DAG, MAINTENANCE_DAG)
-"""DAGs that serve every stream. Their tasks report the stream; here only consecutive failed runs count."""
+"""DAGs that serve every stream. Their tasks report the stream; here only failed runs in a row and a pause count."""
 FirstDays = dict[str, date | None]
 """First watched day by aggregation; None if it has not been set yet."""
 
@@ -61,6 +64,8 @@ class Kept:
     routes: dict[str, RouteFindings]
     audits: Mapping[str, str]
     """Audit findings that no later audit has cleared, one sentence by stream."""
+    audited: Mapping[str, str]
+    """The last audit, one sentence by stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +79,13 @@ class Subject:
     """The DAGs whose failed runs count for it."""
 
 
-def read_all(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: int) -> dict[str, list[Reading] | str]:
+def read_all(
+    subjects: Mapping[str, Subject], failed: FailedRuns, is_paused: IsPaused = lambda _: False, *, at_once: int
+) -> dict[str, list[Reading] | str]:
     """The readings of each subject, or a sentence with the reason for their absence."""
     # A task may talk to Airflow from one thread only.
     runs = {
-        name: [_runs(dag_id, subject.alerts, failed) for dag_id in subject.dags]
+        name: [_runs(dag_id, subject.alerts, failed, is_paused) for dag_id in subject.dags]
         for name, subject in subjects.items()
         if subject.alerts.enabled
     }
@@ -93,8 +100,10 @@ def read_all(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: in
         return dict(zip(subjects, pool.map(read, subjects), strict=True))
 
 
-def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns) -> Reading:
-    return runs_reading(dag_id, failed(dag_id, alerts.failed_runs + 1), alerts.failed_runs)
+def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Reading:
+    """Return the reading of a DAG. A pause of a DAG of one table or aggregation shows as late windows or days."""
+    paused = dag_id in ABOUT_ALL and is_paused(dag_id)
+    return runs_reading(dag_id, failed(dag_id, alerts.failed_runs + 1), alerts.failed_runs, paused=paused)
 
 
 def subjects_of(
@@ -103,6 +112,7 @@ def subjects_of(
     kept: Kept,
     *,
     now_ms: int,
+    expectations: Path | None = None,
 ) -> dict[str, Subject]:
     """Streams, tables whose windows complete, routes, and aggregations, by the subject in their alerts.
 
@@ -112,10 +122,13 @@ def subjects_of(
     found = {f"the DAG {dag_id}": Subject(Alerts(), list, (dag_id,)) for dag_id in ABOUT_ALL}
     specs: dict[str, StreamSpec] = {}
     for stream in declared:
-        found[f"stream {stream.name}"] = _stream(stream, kept.audits.get(stream.name), now_ms)
+        found[f"stream {stream.name}"] = _stream(stream, kept, now_ms)
         if stream.spec is not None:
             for seen in with_windows(stream.spec):
                 specs.setdefault(seen.table.identifier, seen)
+    if expectations is not None:
+        gated = {table for table, spec in specs.items() if spec.window is not None}
+        found["the quality gates"] = Subject(Alerts(), lambda: [_gates(expectations, gated)])
     sound = [stream.spec for stream in declared if stream.spec is not None]
     feeds = [seen for one in sound for seen in with_windows(one)]
     for table, spec in specs.items():
@@ -132,7 +145,7 @@ def subjects_of(
     return found
 
 
-def _stream(stream: DeclaredStream, audited: str | None, now_ms: int) -> Subject:
+def _stream(stream: DeclaredStream, kept: Kept, now_ms: int) -> Subject:
     spec, problem = stream.spec, None if stream.missing else stream.problem
     if spec is None:
         said = f"the declaration of stream {stream.name} is broken, and has never been sound: {problem}"
@@ -143,7 +156,7 @@ def _stream(stream: DeclaredStream, audited: str | None, now_ms: int) -> Subject
         state = stream_state(spec, now_ms=now_ms, problem=problem, in_full=False)
         yield from stream_readings(state, alerts, now_ms=now_ms)
         if alerts.enabled:
-            yield audit_reading(spec.name, audited)
+            yield audit_reading(spec.name, kept.audits.get(spec.name), kept.audited.get(spec.name))
 
     return Subject(alerts, read)
 
@@ -165,11 +178,21 @@ def _care(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Subject:
     return Subject(alerts, read, (partitions_dag_id(table),))
 
 
+def _gates(folder: Path, tables: Collection[str]) -> Reading:
+    """Whether each suite gates a table: one with a misspelt name would let every window pass."""
+    unused = unused_suites(folder, tables)
+    sentence = (
+        f"{', '.join(suite.name for suite in unused)} in {folder} gate no window: no stream declares windows of such a "
+        "table. Name each suite `<namespace.table>.json` like its table, or remove it"
+    )
+    return flag("declaration", bool(unused), sentence)
+
+
 def _made(
     name: str, spec: StreamSpec, specs: list[StreamSpec], findings: dict[str, RouteFindings], now_ms: int
 ) -> Callable[[], Iterable[Reading]]:
     def read() -> Iterable[Reading]:
-        findings[name], seen = look_on(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
+        findings[name], seen = reread_route(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
         return seen
 
     return read
@@ -196,12 +219,12 @@ def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, n
         yield late_reading(name, spec.target, late(waiting, within=spec.within, now_ms=now_ms), spec.within)
 
 
-def failed_runs(dag_id: str, most: int) -> int | None:
+def failed_runs(dag_id: str, limit: int) -> int | None:
     """Consecutive failed runs as Airflow reports them, without unfinished ones. None if Airflow does not answer."""
     try:
         good = _newest(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
         failed, before = 0, datetime.now(UTC) + timedelta(days=1)
-        while failed < most and (bad := _newest(dag_id, DagRunState.FAILED, before)) and (not good or bad > good):
+        while failed < limit and (bad := _newest(dag_id, DagRunState.FAILED, before)) and (not good or bad > good):
             failed, before = failed + 1, bad
     except Exception as error:
         log.warning("the runs of the DAG %s are not known: %s", dag_id, error)
@@ -209,9 +232,19 @@ def failed_runs(dag_id: str, most: int) -> int | None:
     return failed
 
 
+def paused_dag(dag_id: str) -> bool:
+    """Whether Airflow has the DAG paused. A DAG that Airflow does not have is not paused."""
+    try:
+        answer = task_runner.SUPERVISOR_COMMS.send(GetDag(dag_id=dag_id))
+    except Exception as error:
+        log.warning("whether the DAG %s is paused is not known: %s", dag_id, error)
+        return False
+    return isinstance(answer, DagResult) and answer.is_paused
+
+
 def _newest(dag_id: str, state: DagRunState, before: datetime) -> datetime | None:
-    asked = GetPreviousDagRun(dag_id=dag_id, logical_date=before, state=state)
-    answer = task_runner.SUPERVISOR_COMMS.send(asked)
+    request = GetPreviousDagRun(dag_id=dag_id, logical_date=before, state=state)
+    answer = task_runner.SUPERVISOR_COMMS.send(request)
     if not isinstance(answer, PreviousDagRunResult):
         raise TypeError(f"{answer!r}")
     return answer.dag_run.logical_date if answer.dag_run else None

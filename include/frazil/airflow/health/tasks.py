@@ -14,15 +14,15 @@ from typing import Any
 
 from frazil import clock
 from frazil.airflow.aggregations.reconcile import FIRST, first_day
-from frazil.airflow.audits.findings import audit_findings
+from frazil.airflow.audits.findings import audit_findings, last_audits
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.gauges import tell_health
 from frazil.airflow.health.routes import RouteFindings
-from frazil.airflow.health.subjects import FailedRuns, Kept, read_all, subjects_of
+from frazil.airflow.health.subjects import FailedRuns, IsPaused, Kept, read_all, subjects_of
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
-from frazil.maintenance.alerts import AlertStates, AlertStep, step, step_readings, told_alone
+from frazil.maintenance.alerts import AlertStates, AlertStep, reported_alone, step, step_readings
 from frazil.maintenance.due import due
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
@@ -44,21 +44,25 @@ TABLES = "tables"
 """The store's key for the names of the tables whose states it has."""
 
 
-def measure_all(
+def measure_all(  # noqa: PLR0913 - keywords, each with a default
     streams: Path,
     store: Store,
     *,
     aggregations: Path | None = None,
+    expectations: Path | None = None,
     again: Mapping[str, Store] = MappingProxyType({}),
     failed: FailedRuns = lambda *_: None,
+    is_paused: IsPaused = lambda _: False,
 ) -> dict[str, Any]:
     """Measure the tables of all declarations, read every other subject, and update the alerts that `store` keeps.
 
-    `again` has the stores of the assets `frazil.again.<name>`, by aggregation. Whichever runs first, this or
-    the reconciliation, writes there the first day that is watched. An aggregation without a store is not watched.
+    `expectations` is the folder of the quality gates' suites. `again` has the stores of the assets
+    `frazil.again.<name>`, by aggregation. Whichever runs first, this or the reconciliation, writes there the first day
+    that is watched. An aggregation without a store is not watched.
 
-    Returns the alerts that `fired` and `resolved` now, all that are `active`, and by table what is `due`. The alerts of
-    undeclared tables resolve; while a file has never been valid, they stay, because the table may be its.
+    Returns the alerts that `fired` and `resolved` now, all that are `active`, by table what is `due`, and by stream
+    what was last `audited` (None before the first audit). The alerts of undeclared tables resolve; while a file has
+    never been valid, they stay, because the table may be its.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
@@ -69,9 +73,9 @@ def measure_all(
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = dict(zip(tables, pool.map(partial(_measured, now_ms=now_ms), tables.values()), strict=True))
     with _first_days(again) as first_days, _findings(store) as findings:
-        kept = Kept(first_days, findings, audit_findings(store))
-        subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms)
-        seen = read_all(subjects, failed, at_once=AT_ONCE)
+        kept = Kept(first_days, findings, audit_findings(store), last_audits(store))
+        subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
+        seen = read_all(subjects, failed, is_paused, at_once=AT_ONCE)
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, TABLES)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
@@ -84,9 +88,10 @@ def measure_all(
             steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
             steps[name] = gone(before, name, "no stream declares it")
-    changes = _remembered(told_alone(steps, ALONE), store)
+    changes = _remembered(reported_alone(steps, ALONE), store)
     tell_health(found, changes["active"])
-    return {**changes, "due": _due(found, tables)}
+    audited = {stream.name: kept.audited.get(stream.name) for stream in declared}
+    return {**changes, "due": _due(found, tables), "audited": audited}
 
 
 def _due(found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """One DAG, `frazil_maintenance`, that keeps all tables in shape.
 
-- `look` measures every table whose turn it is, side by side, from metadata, and logs for each action whether it is due
-  and why. It hands on the names of the tables where something is; no JVM starts for the others.
+- `check_due` measures every table whose turn it is, from metadata and in parallel, and logs for each action whether it
+  is due and why. It returns the names of the tables where something is due; no JVM starts for the others.
 - `table` is a group of tasks for each of those. `rewrite` is its Spark application, in the pool that limits Spark's
   work: compaction, manifests, snapshot expiry. It decides again, from all manifests. `orphans` deletes, once a day,
   files that no snapshot, journal or backfill refers to, and never during a rewrite of the same table.
@@ -84,7 +84,7 @@ def maintenance_dag(
         ),
     ) as dag:
         # Typed as what the tasks get when they run.
-        found: Any = task(inlets=[HEALTH], max_active_tis_per_dag=1)(look)(names, folder)
+        found: Any = task(inlets=[HEALTH], max_active_tis_per_dag=1)(check_due)(names, folder)
         app = {"application": str(Path(application).absolute()), "conf": dict(spark or {})}
         _of_a_table.partial(folder=folder, app=app).expand(name=found)
     return dag
@@ -122,13 +122,13 @@ def _form(names: list[str]) -> dict[str, Param]:
     }
 
 
-def look(names: list[str], streams: str) -> list[str]:
+def check_due(names: list[str], streams: str) -> list[str]:
     """The tables that need a task of their own."""
-    from frazil.airflow.maintenance import look as looks  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+    from frazil.airflow.maintenance import due  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
     context = get_current_context()
     run, params = context["dag_run"], context["params"]
-    asked = looks.Run(
+    request = due.Run(
         run_id=run.run_id,
         moment_ms=(run.run_after - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1),
         chosen=params["tables"],
@@ -136,9 +136,9 @@ def look(names: list[str], streams: str) -> list[str]:
         dry_run=params["dry-run"],
         by_hand=run.run_type == "manual",
     )
-    states = partial(context["ti"].get_task_states, MAINTENANCE_DAG, task_ids=list(looks.TASKS))
+    states = partial(context["ti"].get_task_states, MAINTENANCE_DAG, task_ids=list(due.TASKS))
     store = context["asset_state_store"][HEALTH]
-    return looks.look_at_all(names, Path(streams), asked, store, lambda run_ids: states(run_ids=run_ids))
+    return due.due_tables(names, Path(streams), request, store, lambda run_ids: states(run_ids=run_ids))
 
 
 def orphans(table: str, streams: str) -> dict[str, Any]:

@@ -57,11 +57,13 @@ class RouteTables:
         catalog, now_ms = existing_catalog(self.spec.table.catalog), clock.now_ms()
         tables = {table.name: table for table in tables_of_route(catalog, self.spec, self.specs)}
 
-        def look(name: str) -> DueTable | None:
+        def check(name: str) -> DueTable | None:
             return due_of_route(catalog, tables[name], actions=actions, now_ms=now_ms)
 
-        found = side_by_side(tables, look, within_s=WITHIN.total_seconds())
-        broken = self._told({name: error for name, error in found.items() if isinstance(error, Exception)}, len(tables))
+        found = side_by_side(tables, check, within_s=WITHIN.total_seconds())
+        broken = self._log_broken(
+            {name: error for name, error in found.items() if isinstance(error, Exception)}, len(tables)
+        )
         due = [one for one in found.values() if isinstance(one, DueTable) and one.reasons]
         due.sort(key=lambda one: one.need, reverse=True)
         for one in due[:MAX_TABLES]:
@@ -70,7 +72,7 @@ class RouteTables:
         log.info("%s: of %s, %d need something", self.name, counted(len(tables), "table"), len(due))
         return [*(one.table.name for one in due), *broken][:MAX_TABLES]
 
-    def _told(self, errors: dict[str, Exception], tables: int) -> list[str]:
+    def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
         """Log why some tables were not measured, and return those that need attention."""
         others = [name for name, error in errors.items() if isinstance(error, MadeElsewhere)]
         if others:

@@ -38,7 +38,7 @@ def to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: b
         found = route.due(actions)
         return [] if dry_run else found
     names = tables_with(name, streams)
-    return names if look(names, streams, actions=actions, dry_run=dry_run) else []
+    return names if due_sentences(names, streams, actions=actions, dry_run=dry_run) else []
 
 
 def clean(name: str, streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
@@ -68,13 +68,13 @@ def sentence(name: str, action: Action, answer: Due) -> str:
     return f"{name}: {action} is {'' if answer.due else 'not '}due: {answer.reason}"
 
 
-def look(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
+def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
     """What is due, a sentence each. A dry run only logs what would be done, from all manifests, and returns nothing."""
     found = []
     for table, catalog in _tables(names, streams):
         answers = due_actions(catalog, table, actions)
         if not answers:
-            log.info("%s: nothing to look at: there is no table yet, or only orphans were asked for", table.name)
+            log.info("%s: nothing to measure: the table does not exist yet, or only orphans were requested", table.name)
         for action, answer in answers.items():
             said = sentence(table.name, action, answer)
             log.info("%s", said)
@@ -90,7 +90,7 @@ def orphans_due(table: MaintainedTable, store: Store) -> bool:
     if not table.settings.orphans.enabled:
         return False
     now_ms = clock.now_ms()
-    return now_ms - (stored_number(store, _orphans_key(table), most=now_ms) or 0) >= DAY_MS
+    return now_ms - (stored_number(store, _orphans_key(table), limit=now_ms) or 0) >= DAY_MS
 
 
 def _orphans_key(table: MaintainedTable) -> str:

@@ -16,7 +16,7 @@ ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"}
 """States of a finished task instance."""
 
 States = Mapping[str, Mapping[str, Any]]
-"""By run and by task, with `_<map index>` behind a mapped one's name: the state, None before it is scheduled."""
+"""The state of each task by run; None before it is scheduled. A mapped task's name ends in `_<map index>`."""
 
 
 @dataclass(frozen=True, slots=True)

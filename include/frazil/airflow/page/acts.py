@@ -28,7 +28,7 @@ from frazil.airflow.page.forms import (
     NotKnown,
     day_of,
     is_dry,
-    lacking,
+    missing_value,
     not_held,
     run_form,
     target_of,
@@ -56,7 +56,7 @@ from frazil.operations.acts import (
     plan_of,
     waits_for,
 )
-from frazil.operations.look import look_at_signals, look_at_standing
+from frazil.operations.fetch import fetch_signals, fetch_standing
 from frazil.operations.offers import Standing, refusal
 from frazil.operations.resetting import plan_reset
 from frazil.partitions.windows import Grain, windows_between
@@ -125,17 +125,17 @@ def _table_of(act: Act, name: str, sees: Sees) -> Subject | None:
 
 def planned(act: Act, subject: Subject, form: Form) -> Plan:
     """Return the plan of an action. Raises Invalid, and the errors of catalogs and Kafka."""
-    return _looked(act, subject, form, by="")[0]
+    return _planned(act, subject, form, by="")[0]
 
 
-def _looked(act: Act, subject: Subject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
+def _planned(act: Act, subject: Subject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
     """Return the plan, with the effects on the table for a prepared action."""
     plan = plan_of(act, _situation(act, subject), dry=is_dry(form))
-    plan = replace(plan, lacks=lacking(act, subject.turn or subject.name, form, now_ms=clock.now_ms()))
+    plan = replace(plan, missing=missing_value(act, subject.turn or subject.name, form, now_ms=clock.now_ms()))
     spec = subject.spec
-    if act is Act.RELEASE and not (plan.refused or plan.lacks):
-        plan = replace(plan, lacks=not_held(form, within(partial(look_at_signals, spec))))
-    if act not in PREPARED or plan.refused or plan.lacks:
+    if act is Act.RELEASE and not (plan.refused or plan.missing):
+        plan = replace(plan, missing=not_held(form, within(partial(fetch_signals, spec))))
+    if act not in PREPARED or plan.refused or plan.missing:
         return plan, None
     prepared = within(
         lambda: plan_reset(spec, target_of(form), by=by) if act is Act.RESET else plan_abandon(spec, by=by)
@@ -171,20 +171,20 @@ def _with_desired(found: Situation, spec: StreamSpec) -> Situation:
     store = open_desired(spec)
     try:
         desired = store.read()
-    except SpecError:  # an act replaces what nobody can read
+    except SpecError:  # an act replaces what no one can read
         return replace(found, has_table=store.beside_table)
     return replace(found, desired=str(desired.mode), generation=desired.generation, has_table=store.beside_table)
 
 
 def _with_table(found: Situation, act: Act, spec: StreamSpec) -> Situation:
     try:
-        standing = look_at_standing(spec)
+        standing = fetch_standing(spec)
     except SpecError as error:
         return replace(found, unfit=str(error))
-    found, lane = replace(found, unfit=refusal(act, spec, standing)), standing.lane
-    if lane is None or not lane.is_open:
+    found, backfill = replace(found, unfit=refusal(act, spec, standing)), standing.backfill
+    if backfill is None or not backfill.is_open:
         return found
-    return replace(found, lane=f"{lane.id} {lane.state}", staged=staged_words(lane))
+    return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=staged_words(backfill))
 
 
 def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
@@ -205,14 +205,16 @@ def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done
     try:
         # Before the look for a run under way: one that comes between the two is found by it, or has this id.
         run_id = within(partial(next_run_id, subject.dag, spec.name)) if act in BY_THE_TABLE else None
-        plan, prepared = _looked(act, subject, form, by=by)
+        plan, prepared = _planned(act, subject, form, by=by)
     except (CommitUnavailable, TimeoutError) as error:
         raise Invalid(f"Nothing was done: {error}") from error
-    if problem := plan.refused or plan.lacks:
+    if problem := plan.refused or plan.missing:
         raise Invalid(problem)
     seal = text_of(form, "seal")
     if not seal and plan.seal:
-        raise Invalid(f"Nobody has looked at what it would do to {subject.name}: look, and confirm what it says")
+        raise Invalid(
+            f"Nothing was done to {subject.name}: the request confirms no plan. Read the plan, then confirm it"
+        )
     if plan.seal != seal:
         what = moved(act, seal, plan.seal)
         raise Invalid(f"{subject.name} has moved since you looked: {what}. Look again, and confirm what it says now")
@@ -227,18 +229,18 @@ def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done
     return Done(within(lambda: _set_desired(act, spec, by=by, reason=reason, generation=seen)))
 
 
-def _begin_run(subject: Subject, asked: dict[str, Any], *, run_id: str | None, person: str) -> Done:
+def _begin_run(subject: Subject, conf: dict[str, Any], *, run_id: str | None, person: str) -> Done:
     try:
         run = trigger_dag(
             dag_id=subject.dag,
             run_id=run_id,
             triggered_by=DagRunTriggeredByType.UI,
             triggering_user_name=person,
-            conf=asked,
+            conf=conf,
         )
     except (DagRunAlreadyExists, IntegrityError) as error:
         raise Invalid(
-            f"Somebody asked for the same just now: {subject.dag} has the run {run_id}. Look at what that one does"
+            f"The same was requested just now: {subject.dag} has the run {run_id}. Look at what that one does"
         ) from error
     if run is None:
         raise Invalid(f"Airflow did not start {subject.dag}")
@@ -264,7 +266,7 @@ def _set_desired(act: Act, spec: StreamSpec, *, by: str, reason: str, generation
     runs = open_launcher(spec.name).observe().process.is_alive
     paused = "is pausing: its writer stops after the current batch" if runs else "is paused"
     done = {Act.PAUSE: paused, Act.RESUME: "is to run", Act.RESTART: "gets a new writer"}[act]
-    where = "" if desired.beside_table else " This holds on this host alone, for there is no table to keep it beside."
+    where = "" if desired.beside_table else " This holds on this host alone, for there is no table to keep it next to."
     return f"{spec.name} {done}.{where}"
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from airflow.utils.session import create_session
 
-from frazil.airflow.components import last_beats, silent_components
+from frazil.airflow.components import last_heartbeats, silent_components
 from frazil.airflow.page.known import standing_alerts
 from frazil.airflow.page.views import KEEP_S, answers
-from frazil.operations.silence import Beat, Silent
+from frazil.operations.silence import ComponentHeartbeat, Silent
 
 WITHIN_S = 0.2
 
 
 def silent_now() -> tuple[Silent, ...]:
     """Return the components without a recent heartbeat; none while Airflow's database does not respond."""
-    found = answers().one("Airflow", "components", _look, keep_s=KEEP_S, within_s=WITHIN_S)
+    found = answers().one("Airflow", "components", _fetch, keep_s=KEEP_S, within_s=WITHIN_S)
     if found.value is None or found.at_ms is None:
         return ()
     return silent_components(found.value, at_ms=found.at_ms)
@@ -29,6 +29,6 @@ def sentences() -> tuple[str, ...]:
     return tuple(one.sentence(alerts.at_ms if alerts else None) for one in found)
 
 
-def _look() -> dict[str, Beat]:
+def _fetch() -> dict[str, ComponentHeartbeat]:
     with create_session() as session:
-        return last_beats(session)
+        return last_heartbeats(session)

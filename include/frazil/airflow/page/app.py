@@ -49,7 +49,7 @@ def operations_page() -> FastAPI:
     app.add_exception_handler(RequestValidationError, _unreadable)
 
     @app.get("/")
-    def root(user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
+    def root(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
         return RedirectResponse("index.html")
 
     @app.get("/api/overview")
@@ -78,19 +78,19 @@ def operations_page() -> FastAPI:
         return _shown(found)
 
     @app.post("/api/plan/{act}/{name}")
-    def plan(asked: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
+    def plan(action: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
         from frazil.airflow.page import acts  # noqa: PLC0415 - as above
 
-        return answered(_said(lambda: acts.planned(asked.act, asked.subject, form)))
+        return answered(_said(lambda: acts.planned(action.act, action.subject, form)))
 
     @app.post("/api/act/{act}/{name}")
-    def carry_out(asked: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
+    def carry_out(action: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
         from frazil.airflow.page import acts  # noqa: PLC0415 - as above
 
-        entry = record(asked.user, asked.act, asked.subject.name, dag_id=asked.subject.dag, form=form)
-        person = asked.user.get_name()
+        entry = record(action.user, action.act, action.subject.name, dag_id=action.subject.dag, form=form)
+        person = action.user.get_name()
         try:
-            done = _said(lambda: acts.carry_out(asked.act, asked.subject, form, person=person))
+            done = _said(lambda: acts.carry_out(action.act, action.subject, form, person=person))
         except HTTPException as error:
             conclude(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
             raise
@@ -98,7 +98,7 @@ def operations_page() -> FastAPI:
         return answered(done)
 
     @app.get("/{name}")
-    def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
+    def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
         kind = KINDS.get(name.rpartition(".")[2])
         file = next((file for file in (files("frazil.airflow.page") / "static").iterdir() if file.name == name), None)
         if kind is None or file is None:
@@ -109,7 +109,7 @@ def operations_page() -> FastAPI:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AllowedAction:
     """An action that the user is permitted to take."""
 
     act: Any
@@ -117,7 +117,7 @@ class Asked:
     user: Any
 
 
-def allowed(request: Request, name: str, act: str, user: GetUserDep) -> Asked:
+def allowed(request: Request, name: str, act: str, user: GetUserDep) -> AllowedAction:
     """Return the requested action. Raises HTTPException unless our page sent it and the user may take it.
 
     Refused actions are written to the audit log, too.
@@ -126,14 +126,14 @@ def allowed(request: Request, name: str, act: str, user: GetUserDep) -> Asked:
 
     known = Act(act) if act in set(Act) else None
     try:
-        return _asked(request, name, known, user)
+        return _allowed_action(request, name, known, user)
     except HTTPException as error:
         if known is not None:
             _record_refusal(request, user, known, name, error)
         raise
 
 
-def _asked(request: Request, name: str, act: Any, user: Any) -> Asked:
+def _allowed_action(request: Request, name: str, act: Any, user: Any) -> AllowedAction:
     from frazil.airflow.page import acts  # noqa: PLC0415 - as above
 
     if said := refusal(request.headers):
@@ -145,15 +145,15 @@ def _asked(request: Request, name: str, act: Any, user: Any) -> Asked:
         raise HTTPException(
             403, f"Airflow does not let you do that: you need {subject.method} for runs of {subject.dag}"
         )
-    return Asked(act, subject, user)
+    return AllowedAction(act, subject, user)
 
 
-async def sent_form(request: Request, asked: Annotated[Any, Depends(allowed)]) -> dict[str, Any]:
+async def sent_form(request: Request, action: Annotated[Any, Depends(allowed)]) -> dict[str, Any]:
     """Read the form from the body, up to its size limit. Raises HTTPException if the body is not a form."""
     try:
         return await _form(request)
     except HTTPException as error:
-        await run_in_threadpool(_record_refusal, request, asked.user, asked.act, asked.subject.name, error)
+        await run_in_threadpool(_record_refusal, request, action.user, action.act, action.subject.name, error)
         raise
 
 
@@ -229,7 +229,7 @@ def _warm() -> None:
     try:
         page_servers.announce()
     except OSError as error:
-        log.warning("`frazil doctor` will not know of this API server: %s", error)
+        log.warning("`frazil doctor` cannot list this API server: %s", error)
     views.declared()
 
 

@@ -32,14 +32,14 @@ class NotKnown(Exception):
     """It is unknown whether the action was applied; the message says why."""
 
 
-def lacking(act: Act, name: str, form: Form, *, now_ms: int) -> str | None:
+def missing_value(act: Act, name: str, form: Form, *, now_ms: int) -> str | None:
     """Return what must be changed in the form before the action can be confirmed; None if it is complete."""
     try:
         if act in RUNS_A_DAG:
-            asked = run_form(act, name, form)
+            conf = run_form(act, name, form)
             if act is Act.BACKFILL:
-                asked.pop("dry-run")
-                check_not_ahead(parse_request(asked), now_ms)
+                conf.pop("dry-run")
+                check_not_ahead(parse_request(conf), now_ms)
         elif act is Act.RESET:
             target_of(form)
         elif act is Act.SEND_AGAIN:
@@ -80,7 +80,7 @@ def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:
     if act is Act.RELEASE:
         reason, window = text_of(form, "reason"), _window(form, "partition")
         if len(reason) < 3:
-            raise Invalid("Say why: the reason stands beside the window for ever")
+            raise Invalid("Say why: the reason stays next to the window")
         return {"table": name, "partition": window.key, "reason": reason}
     if act is Act.REPLAY:
         return {"stream": name, "act": "replay", **dry}

@@ -61,11 +61,11 @@ def readable(user: Any, dag_ids: Collection[str]) -> set[str]:
     by_team: dict[str | None, set[str]] = {}
     for dag_id, team in _teams(dag_ids).items():
         by_team.setdefault(team, set()).add(dag_id)
-    asked = (
+    needed = (
         manager.filter_authorized_dag_ids(dag_ids=ids, user=user, method="GET", team_name=team)
         for team, ids in by_team.items()
     )
-    return set().union(*asked)
+    return set().union(*needed)
 
 
 def _teams(dag_ids: Collection[str]) -> dict[str, str | None]:

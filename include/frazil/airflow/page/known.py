@@ -27,6 +27,8 @@ class Measured:
     at_ms: int | None = None
     due: Mapping[str, Sequence[str]] | None = None
     """Due maintenance by table; None in measurements of an earlier version."""
+    audited: Mapping[str, str] | None = None
+    """The last audit by stream, without those never audited; None in measurements of an earlier version."""
 
 
 def standing_alerts() -> Measured:
@@ -42,7 +44,7 @@ def standing_alerts() -> Measured:
         if found is None:
             return Measured()
         value, at = XComModel.deserialize_value(found), found.timestamp
-    return Measured(alerts_in(value), int(at.timestamp() * 1000), due_in(value))
+    return Measured(alerts_in(value), int(at.timestamp() * 1000), due_in(value), _audited_in(value))
 
 
 def alerts_in(value: Any) -> tuple[StandingAlert, ...]:
@@ -58,8 +60,8 @@ def alerts_in(value: Any) -> tuple[StandingAlert, ...]:
 
 
 def _runbook(alert: Mapping[str, Any]) -> str:
-    told = alert.get("runbook")
-    return told if isinstance(told, str) else runbook_of(alert["rule"])
+    named = alert.get("runbook")
+    return named if isinstance(named, str) else runbook_of(alert["rule"])
 
 
 def due_in(value: Any) -> dict[str, list[str]] | None:
@@ -72,6 +74,13 @@ def due_in(value: Any) -> dict[str, list[str]] | None:
         for table, actions in due.items()
         if isinstance(table, str) and isinstance(actions, list)
     }
+
+
+def _audited_in(value: Any) -> dict[str, str] | None:
+    audited = value.get("audited") if isinstance(value, Mapping) else None
+    if not isinstance(audited, Mapping):
+        return None
+    return {name: said for name, said in audited.items() if isinstance(said, str)}
 
 
 def paused_dags(dag_ids: Collection[str]) -> dict[str, bool]:

@@ -13,15 +13,15 @@ from frazil import clock
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, STREAM_TASK, partitions_dag_id, writer_dag_id
 from frazil.airflow.declared import DeclaredStream
 from frazil.airflow.page import views
-from frazil.airflow.page.known import newest_run, paused_dags, standing_alerts
+from frazil.airflow.page.known import Measured, newest_run, paused_dags, standing_alerts
 from frazil.airflow.page.views import KEEP_S, WITHIN_S, Sees, answers, declared, group_of, seen_of, status_key
 from frazil.airflow.writers.dag import TASK_ID
 from frazil.history.points import finished
 from frazil.host.launcher import Observation
 from frazil.maintenance.tables import made_table
 from frazil.offsets.spans import TopicPartition
-from frazil.operations.answers import Answer, Asked
-from frazil.operations.look import look_at_history, look_at_routed, look_at_topics, look_at_writers
+from frazil.operations.answers import Answer, PendingAnswer
+from frazil.operations.fetch import fetch_history, fetch_routed, fetch_topics, fetch_writers
 from frazil.operations.offers import offered, standing_of
 from frazil.operations.overview import Around, line_of
 from frazil.operations.rates import rates_in
@@ -76,28 +76,28 @@ def stream(name: str, wish: Wish, sees: Sees, may_act: Callable[[str], bool]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class Requests:
     """The requested answers for one stream, which are read in parallel."""
 
-    status: Asked[StreamState]
-    history: Asked[History | None]
-    ends: Asked[Mapping[TopicPartition, int]]
-    writers: Asked[Observation]
-    dags: Asked[dict[str, bool]]
-    run: Asked[str | None]
-    routed: Asked[dict[str, str]] | None
+    status: PendingAnswer[StreamState]
+    history: PendingAnswer[History | None]
+    ends: PendingAnswer[Mapping[TopicPartition, int]]
+    writers: PendingAnswer[Observation]
+    dags: PendingAnswer[dict[str, bool]]
+    run: PendingAnswer[str | None]
+    routed: PendingAnswer[dict[str, str]] | None
 
     @classmethod
     def begin(cls, spec: StreamSpec, shown: Range) -> Self:
         ask, group, key, name = answers().ask, group_of(spec), status_key(spec), spec.name
-        past = partial(look_at_history, spec, past_ms=shown.past_ms)
+        past = partial(fetch_history, spec, past_ms=shown.past_ms)
         specs = [one.spec for one in declared().value or () if one.spec]
-        tables = partial(look_at_routed, spec, specs)
+        tables = partial(fetch_routed, spec, specs)
         return cls(
             status=views.ask_status(spec, first=True),
             history=ask(group, ("history", shown, *key), past, keep_s=KEEP_S, first=True),
-            ends=ask(f"Kafka of {name}", ("topics", *key), partial(look_at_topics, spec), keep_s=KEEP_S),
-            writers=ask("this host", ("writers", name), partial(look_at_writers, spec), keep_s=KEEP_S),
+            ends=ask(f"Kafka of {name}", ("topics", *key), partial(fetch_topics, spec), keep_s=KEEP_S),
+            writers=ask("this host", ("writers", name), partial(fetch_writers, spec), keep_s=KEEP_S),
             dags=ask("Airflow", ("dags", name), partial(paused_dags, _dags(spec)), keep_s=KEEP_S),
             run=ask("Airflow", ("run", name), partial(newest_run, _dags(spec)[0]), keep_s=KEEP_S),
             routed=ask(group, ("routed", *key), tables, keep_s=KEEP_ROUTED_S) if spec.route else None,
@@ -106,14 +106,14 @@ class Looks:
 
 def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -> StreamView:
     shown = Range.of(wish.hours)
-    looks = Looks.begin(spec, shown)
-    seen = _gathered(looks.status, WITHIN_S)
-    told, ends, runs = _gathered(looks.history), _gathered(looks.ends), _gathered(looks.writers)
-    dags = _gathered(looks.dags).value
-    found, around = told.value or History(), _around(one, dags)
+    requests = Requests.begin(spec, shown)
+    seen = _gathered(requests.status, WITHIN_S)
+    history, ends, runs = _gathered(requests.history), _gathered(requests.ends), _gathered(requests.writers)
+    dags = _gathered(requests.dags).value
+    found, around = history.value or History(), _around(one, dags)
     recorded = finished(found.past.points, clock.now_ms())
     points = coarser(recorded, shown)
-    unread = views.unread({KAFKA: ends, "The table": told, "The run folder": runs})
+    unread = views.unread({KAFKA: ends, "The table": history, "The run folder": runs})
     is_back = seen.value is not None and seen.value.rolled_back
     partitions = partitions_of(found.marker, None if is_back or KAFKA in unread else ends.value, spec)
     line = line_of(spec.name, spec, seen_of(one, seen), around, now_ms=clock.now_ms())
@@ -132,15 +132,20 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         partitions_in_all=len(partitions),
         runs=runs_of(runs.value),
         dags=dags,
-        log=_log(spec, _gathered(looks.run).value),
+        audited=_audited(name=spec.name),
+        log=_log(spec, _gathered(requests.run).value),
         topics=topics_of(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
         routes=spec.route is not None or (seen.value is not None and seen.value.routed),
         routed=(
-            _routed(spec, _gathered(looks.routed).value, seen.value, wish.tables, line.level) if looks.routed else None
+            _routed(spec, _gathered(requests.routed).value, seen.value, wish.tables, line.level)
+            if requests.routed
+            else None
         ),
-        pending=told.pending or seen.pending or ends.pending,
+        pending=history.pending or seen.pending or ends.pending,
         may_act=may_act,
-        acts=offered(spec, standing_of(seen.value, told.value, looked=told.at_ms is not None and not told.problem)),
+        acts=offered(
+            spec, standing_of(seen.value, history.value, is_read=history.at_ms is not None and not history.problem)
+        ),
         problems=without_repeats(unread, seen.value),
         range=shown,
         points=points,
@@ -161,8 +166,8 @@ def _routed(
     return routed_of(tuple(names.values()), search, amiss=amiss, level=level)
 
 
-def _gathered(asked: Asked[T], within_s: float = 0.1) -> Answer[T]:
-    return answers().gather([asked], within_s=within_s)[0]
+def _gathered(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:
+    return answers().gather([pending], within_s=within_s)[0]
 
 
 def _dags(spec: StreamSpec) -> tuple[str, ...]:
@@ -178,13 +183,22 @@ def _log(spec: StreamSpec, run_id: str | None) -> str | None:
     return f"/dags/{quote(_dags(spec)[0])}/runs/{quote(run_id, safe='')}/tasks/{quote(task)}"
 
 
+def _measured() -> Measured | None:
+    return answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=0.2).value
+
+
+def _audited(name: str) -> str | None:
+    """Describe the stream's last audit; None if `frazil_health` has not reported any stream's."""
+    audited = (_measured() or Measured()).audited
+    return None if audited is None else audited.get(name, "none yet: nothing is known about its rows")
+
+
 def _around(one: DeclaredStream, dags: Mapping[str, bool] | None) -> Around:
     """Return the known surroundings of a stream: its table's windows, its alerts and its DAGs."""
     everything = declared().value or []
-    measured = answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=0.2)
-    care = views.care_of(measured.value, everything)
+    care = views.care_of(_measured(), everything)
     specs = views.feeding(everything)[views.place_of(one.spec)] if one.spec else ()
     if not specs or not specs[0].window:
         return care(one, None, dags)
     (windows,) = answers().gather([views.ask_windows(specs, KEEP_S)], within_s=0.3)
-    return care(one, windows.value, dags)
+    return care(one, windows, dags)

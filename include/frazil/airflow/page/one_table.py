@@ -24,7 +24,7 @@ from frazil.errors import SpecError
 from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained
 from frazil.operations.answers import Answer
 from frazil.operations.calendar import Calendar, together
-from frazil.operations.look import look_at_calendar, look_at_shape
+from frazil.operations.fetch import fetch_calendar, fetch_shape
 from frazil.operations.overview import StandingAlert
 from frazil.operations.table_view import TableView, amiss_of, state_of
 from frazil.spec.model import StreamSpec
@@ -62,8 +62,8 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
         return None
     kept, group, specs = answers(), group_of(found.streams[0]), views_of(found)
     key = tuple(one.fingerprint() for one in found.streams)
-    shape = kept.ask(group, ("shape", name, key), partial(look_at_shape, found), keep_s=KEEP_WINDOWS_S, first=True)
-    calendar = partial(look_at_calendar, specs) if specs and specs[0].window else None
+    shape = kept.ask(group, ("shape", name, key), partial(fetch_shape, found), keep_s=KEEP_WINDOWS_S, first=True)
+    calendar = partial(fetch_calendar, specs) if specs and specs[0].window else None
     windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=KEEP_WINDOWS_S) if calendar else None
     routes = [ask_status(spec) for spec in found.streams if spec.route is not None]
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
@@ -77,7 +77,8 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     amiss = amiss_of(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
     files, partitions = seen.value or (None, None)
     shown_windows = together(complete.value, partitions)
-    state = state_of(None if seen.problem else files, shown_windows, standing, amiss)
+    unknown = [complete.problem] if complete.problem and not complete.outdated else []
+    state = state_of(None if seen.problem else files, shown_windows, standing, [*amiss, *unknown])
     return TableView(
         at_ms=clock.now_ms(),
         table=name,

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from frazil import clock
-from frazil.airflow.dag_ids import MAINTENANCE_DAG, writer_dag_id
+from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, writer_dag_id
 from frazil.airflow.declared import DeclaredStream, declared_streams
 from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
 from frazil.home import home
 from frazil.maintenance.tables import TableKind, maintained_tables
-from frazil.operations.answers import Answer, Answers, Asked
-from frazil.operations.look import (
-    look_at_stream,
-    look_at_windows,
+from frazil.operations.answers import Answer, Answers, PendingAnswer
+from frazil.operations.fetch import (
+    fetch_stream,
+    fetch_windows,
 )
 from frazil.operations.overview import (
     Around,
@@ -46,10 +46,12 @@ OVERVIEW_WITHIN_S, MORE_WITHIN_S = 0.4, 0.2
 soon, and one stream that hangs must not delay the others."""
 SAVED_EVERY_S, FOREVER_S = 60.0, 1e9
 KEEP_S, KEEP_DECLARED_S, KEEP_WINDOWS_S = 8.0, 8.0, 30.0
-LOOKS_A_SECOND = 5
+MAX_FETCHES_PER_S = 5
 """Streams that are refreshed per second, so that an open page costs the API server the same with many streams."""
 MAX_FINGERPRINTS = 5_000
 MEASURED_LATE_MS = 20 * 60_000
+PAUSED = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
+"""DAGs of all streams, and what is not done while they are paused."""
 
 Sees = Callable[[Mapping[str, str]], Collection[str]]
 """Returns the streams that the signed-in user may see, from a mapping of streams to their writers' DAGs."""
@@ -68,8 +70,8 @@ def streams_folder() -> Path:
 
 def declared() -> Answer[list[DeclaredStream]]:
     """Return every declared stream."""
-    look = partial(declared_streams, streams_folder())
-    return answers().one("declarations", "declarations", look, keep_s=KEEP_DECLARED_S, within_s=WITHIN_S)
+    fetch = partial(declared_streams, streams_folder())
+    return answers().one("declarations", "declarations", fetch, keep_s=KEEP_DECLARED_S, within_s=WITHIN_S)
 
 
 def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
@@ -81,10 +83,10 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     everything = found.value or []
     may = set(sees({one.name: writer_dag_of(one) for one in everything}))
     shown = [one for one in everything if one.name in may]
-    kept, keep_s = answers(), max(KEEP_S, len(shown) / LOOKS_A_SECOND)
+    kept, keep_s = answers(), max(KEEP_S, len(shown) / MAX_FETCHES_PER_S)
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
     writers = sorted({writer_dag_of(one) for one in everything})
-    known_by = [*writers, MAINTENANCE_DAG]
+    known_by = [*writers, *PAUSED]
     dags = kept.ask("Airflow", ("dags of all", *known_by), partial(paused_dags, known_by), keep_s=KEEP_S)
     _recall(everything)
     statuses = {one.name: ask_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
@@ -101,11 +103,11 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     lines = []
     for one in shown:
         complete = known.get(place_of(one.spec)) if one.spec else None
-        around = care(one, complete.value if complete else None, paused.value)
+        around = care(one, complete, paused.value)
         lines.append(line_of(one.name, one.spec, seen_of(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, paused.value or {}, now_ms=now_ms))
-    # Whoever may not see all streams is not told of what several of them may share.
+    # A user who may not see all streams does not get what several streams may share.
     needs = care.about_none if len(shown) == len(everything) else ()
     said = headline(lines, airflow=airflow)
     return Overview(now_ms, ordered(lines), pending, notes, needs, airflow, said)
@@ -114,8 +116,8 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
 def _recall(streams: Iterable[DeclaredStream]) -> None:
     """Load the last overview of an earlier process, once in this process."""
     kept, file = answers(), _remembered_file()
-    look = partial(remembered, file, now_ms=clock.now_ms())
-    found = kept.one("this host", ("remembered", file), look, keep_s=FOREVER_S, within_s=MORE_WITHIN_S)
+    fetch = partial(remembered, file, now_ms=clock.now_ms())
+    found = kept.one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, within_s=MORE_WITHIN_S)
     if not found.value:
         return
     specs = {(one.spec.name, fingerprint_of(one.spec)): one.spec for one in streams if one.spec}
@@ -159,13 +161,17 @@ class Care:
     """Maintenance's names of tables by stream and identifier. They include the catalog if two catalogs have the table.
     """
 
-    def __call__(self, one: DeclaredStream, windows: Windows | None, dags: Mapping[str, bool] | None) -> Around:
+    def __call__(
+        self, one: DeclaredStream, windows: Answer[Windows | None] | None, dags: Mapping[str, bool] | None
+    ) -> Around:
         """Return the surroundings of one stream. `dags` are the DAGs in Airflow, and whether each is paused."""
+        windows = windows or Answer()
+        problem = None if windows.outdated else windows.problem
         writer = writer_dag_of(one)
         alerts = self.standing.get(one.name, ())
         health = health_of(self.tables.get(one.name, ()), alerts, self.due)
         paused = writer if (dags or {}).get(writer) else None
-        return Around(windows, alerts, health, self.names.get(one.name, {}), paused)
+        return Around(windows.value, alerts, health, self.names.get(one.name, {}), paused, problem)
 
     @property
     def about_none(self) -> tuple[Need, ...]:
@@ -189,9 +195,9 @@ def care_of(measured: Measured | None, streams: Iterable[DeclaredStream]) -> Car
     return Care(by_stream(measured.alerts, writers), written, measured.due, names)
 
 
-def unread(looks: Mapping[str, Answer[Any]]) -> dict[str, str]:
+def unread(reads: Mapping[str, Answer[Any]]) -> dict[str, str]:
     """Return a sentence for each part that could not be read."""
-    return {name: said for name, answer in looks.items() if (said := _unread(name, answer))}
+    return {name: said for name, answer in reads.items() if (said := _unread(name, answer))}
 
 
 def _unread(name: str, answer: Answer[Any]) -> str | None:
@@ -202,10 +208,10 @@ def _unread(name: str, answer: Answer[Any]) -> str | None:
     return f"{name} cannot be read: {answer.problem}"
 
 
-def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> Asked[StreamState]:
+def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> PendingAnswer[StreamState]:
     """Request the state of a stream."""
-    look = partial(look_at_stream, spec)
-    return answers().ask(group_of(spec), status_key(spec), look, keep_s=keep_s, first=first)
+    fetch = partial(fetch_stream, spec)
+    return answers().ask(group_of(spec), status_key(spec), fetch, keep_s=keep_s, first=first)
 
 
 def status_key(spec: StreamSpec) -> tuple[str, str, str]:
@@ -241,11 +247,11 @@ def feeding(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], t
     return found
 
 
-def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> Asked[Windows | None]:
+def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Windows | None]:
     """Request a table's completeness. `specs` are all streams that feed it."""
     key = ("windows", *map(fingerprint_of, specs))
-    look = partial(look_at_windows, specs)
-    return answers().ask(group_of(specs[0]), key, look, keep_s=max(KEEP_WINDOWS_S, keep_s))
+    fetch = partial(fetch_windows, specs)
+    return answers().ask(group_of(specs[0]), key, fetch, keep_s=max(KEEP_WINDOWS_S, keep_s))
 
 
 def group_of(spec: StreamSpec) -> str:
@@ -273,8 +279,9 @@ def _notes(
         yield f"The declarations in {streams_folder()} cannot be read: {found.problem}"
     elif not found.value and not found.pending:
         yield f"The API server finds no stream in {streams_folder()}: declare one there, or set FRAZIL_STREAMS for it"
-    if found.value and dags.get(MAINTENANCE_DAG):
-        yield f"The DAG {MAINTENANCE_DAG} is paused in Airflow: no table is maintained before you unpause it"
+    for dag_id, undone in PAUSED.items() if found.value else ():
+        if dags.get(dag_id):
+            yield f"The DAG {dag_id} is paused in Airflow: {undone} before you unpause it"
     measured = alerts.value
     if alerts.problem:
         yield f"Alerts are not known, because Airflow's store does not answer: {alerts.problem}"

@@ -1,6 +1,6 @@
 """One DAG per table whose windows complete: it checks every minute, and reports complete partitions to Airflow.
 
-- `look` waits in the triggerer until a window is complete, signals it in `frazil.signals`, and goes on with the tasks
+- `watch` waits in the triggerer until a window is complete, signals it in `frazil.signals`, and goes on with the tasks
   that have something to do.
 - `complete` and `reopened` send the asset events, one partition key per window. The next run sends what was lost.
 - `held` fails with the sentences of the quality gates that hold windows, which calls the notifiers.
@@ -61,8 +61,8 @@ def partition_dags(
     fed = {seen.table.identifier for spec in there for seen in with_windows(spec)}
     dags = {}
     for table, specs in tables.items():
-        every_look = every if table in fed else None
-        dags[partitions_dag_id(table)] = _dag(table, specs, (folder, suites), every_look, on_failure)
+        poll_interval = every if table in fed else None
+        dags[partitions_dag_id(table)] = _dag(table, specs, (folder, suites), poll_interval, on_failure)
     return {**dags, RELEASE_DAG: _release_dag(sorted(tables), folder, on_failure)} if tables else {}
 
 
@@ -91,8 +91,8 @@ def _dag(
             on_failure=on_failure,
         ),
     ) as dag:
-        looked = CompletionOperator(
-            task_id="look",
+        watched = CompletionOperator(
+            task_id="watch",
             table=table,
             streams=folders[0],
             expectations=folders[1],
@@ -104,8 +104,8 @@ def _dag(
         )
         for name, asset in assets.items():
             sent: Any = task(task_id=name, inlets=[asset], outlets=[asset])(send)(table, streams, name)
-            looked >> sent
-        looked >> task(inlets=[assets["complete"]])(held)(table, streams)
+            watched >> sent
+        watched >> task(inlets=[assets["complete"]])(held)(table, streams)
     return dag
 
 

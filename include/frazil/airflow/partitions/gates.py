@@ -11,24 +11,42 @@ from pathlib import Path
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
+from frazil.airflow.dag_ids import partitions_dag_id
 from frazil.airflow.data_docs.address import docs_folder, docs_url
 from frazil.airflow.spark import SPARK_CONNECTION
-from frazil.airflow.untrusted import extra_text
+from frazil.airflow.untrusted import Store, extra_text
+from frazil.errors import SpecError
 from frazil.partitions.windows import Window
 from frazil.quality.gate import GateRequest, find_suite, run_gates
+from frazil.quality.suite import read_suite
 from frazil.signals.completion import Assessment, Gate, RunGates
 from frazil.table.branches import head_of
 
 log = logging.getLogger(__name__)
 
+GATED = "gated"
+"""The store's key for whether the table's suite had expectations when it was last read."""
 TIMEOUT_S = 300.0
 """Timeout for one window; a window of 1 M rows takes less than a minute."""
 
 
-def gates_of(expectations: Path | None, table: str) -> RunGates | None:
-    """The quality gate of a table's windows; None if it has no suite."""
+def gates_of(expectations: Path | None, table: str, store: Store) -> RunGates | None:
+    """The quality gate of a table's windows; None if it has no suite.
+
+    `store` remembers a suite with expectations. Raises SpecError if it is gone: windows would pass without their gate.
+    """
     suite = find_suite(expectations, table) if expectations else None
-    return partial(_evaluate, suite) if suite else None
+    if suite is not None:
+        if store.get(GATED) != (gated := bool(read_suite(suite).content["expectations"])):
+            store.set(GATED, gated)
+        return partial(_evaluate, suite)
+    if expectations is not None and store.get(GATED) is True:
+        raise SpecError(
+            f"the quality gate of {table}, {expectations / f'{table}.json'}, is gone: no window is signalled without "
+            'it. Put the file back. To end the gate, put it back with `"expectations": []`, and remove it after a run '
+            f"of {partitions_dag_id(table)}"
+        )
+    return None
 
 
 def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, Gate]:

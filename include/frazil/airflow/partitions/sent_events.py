@@ -17,7 +17,7 @@ from airflow.sdk import Asset, TaskInstanceState
 from airflow.sdk.exceptions import AirflowException
 
 from frazil.airflow.assets import reopened_asset
-from frazil.airflow.untrusted import SentSignals, Store, sent_in, stored_mapping, stored_number, told_pairs
+from frazil.airflow.untrusted import SentSignals, Store, published_pairs, sent_in, stored_mapping, stored_number
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals
 
@@ -51,9 +51,9 @@ def meet(signals: TableSignals, asset: Asset, context: Context) -> None:
     store: Store = context["asset_state_store"][asset]
     if store.get(SENT_TO) is None:
         store.set(SENT_TO, signals.number)
-    elif stored_number(store, SENT_TO, most=signals.number) is None:
-        told = [number for _, number in _told(asset, context, since=None) if number <= signals.number]
-        store.set(SENT_TO, min(told) - 1 if told else signals.number)
+    elif stored_number(store, SENT_TO, limit=signals.number) is None:
+        published = [number for _, number in _published(asset, context, since=None) if number <= signals.number]
+        store.set(SENT_TO, min(published) - 1 if published else signals.number)
 
 
 def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
@@ -66,7 +66,7 @@ def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
     if not new:
         return Unsent()
     since = datetime.fromtimestamp(min(s.signalled_at_ms for s in new) / 1000, UTC) - CLOCKS_APART
-    sent = _told(asset, context, since=since)
+    sent = _published(asset, context, since=since)
     missing = to_send(new, sent, reopened=asset == reopened_asset(signals.table))
     if not missing:
         store.set(SENT_TO, signals.number)
@@ -79,7 +79,7 @@ def write_down(sending: Collection[Signal], sent: SentSignals, asset: Asset, con
         "run_id": context["ti"].run_id,
         "task_id": context["ti"].task_id,
         "telling": [[s.partition, s.number] for s in sending],
-        "told": sorted(map(list, sent)),
+        "published": sorted(map(list, sent)),
     }
     context["asset_state_store"][asset].set(SENDING, record)
 
@@ -99,7 +99,7 @@ def to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]], *, reo
     return [s for s in newest.values() if (s.partition, s.number) not in sent]
 
 
-def _told(asset: Asset, context: Context, *, since: datetime | None) -> SentSignals:
+def _published(asset: Asset, context: Context, *, since: datetime | None) -> SentSignals:
     events: Any = context["inlet_events"][asset]
     try:
         return sent_in(events.after(since.isoformat()) if since else events, asset.name)
@@ -115,15 +115,15 @@ def _told(asset: Asset, context: Context, *, since: datetime | None) -> SentSign
 
 def _written_down(asset: Asset, context: Context) -> SentSignals:
     record = stored_mapping(context["asset_state_store"][asset], SENDING)
-    told, telling = told_pairs(record.get("told")), told_pairs(record.get("telling"))
+    published, telling = published_pairs(record.get("published")), published_pairs(record.get("telling"))
     run_id, task_id = str(record.get("run_id")), str(record.get("task_id"))
     states = context["ti"].get_task_states(dag_id=context["ti"].dag_id, task_ids=[task_id], run_ids=[run_id])
     state = states.get(run_id, {}).get(task_id)
     if state == TaskInstanceState.SUCCESS:
-        return told | telling
+        return published | telling
     if telling and state in {TaskInstanceState.RUNNING, TaskInstanceState.QUEUED, TaskInstanceState.SCHEDULED}:
         raise AirflowException(
             f"whether {task_id} of {run_id} told the asset {asset.name} of {len(telling)} windows is not known while "
             "it runs again and Airflow does not list the asset's events: a run that they started is queued"
         )
-    return told
+    return published

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TOLD_TO = "frazil.told-to"
+PUBLISHED_TO = "frazil.published-to"
 """Key in Airflow's store of the first asset: the number of the last signal whose held windows were reported."""
 MAX_GATED_WINDOWS = 12
 """Windows that one run evaluates by a quality gate, one after the other; the next run continues."""
@@ -47,8 +47,8 @@ def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
     for asset in _assets(table).values():
         meet(signals, asset, context)
     store = context["asset_state_store"][partition_asset(table)]
-    if stored_number(store, TOLD_TO, most=signals.number) is None:
-        store.set(TOLD_TO, signals.number if store.get(TOLD_TO) is None else 0)
+    if stored_number(store, PUBLISHED_TO, limit=signals.number) is None:
+        store.set(PUBLISHED_TO, signals.number if store.get(PUBLISHED_TO) is None else 0)
     return signals.number, _following(signals, context)
 
 
@@ -68,17 +68,17 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
 def act(table: str, streams: Path, context: Context, *, expectations: Path | None = None) -> list[str]:
     """Signal complete windows. Returns the tasks to continue with: `complete`, `reopened`, `held`.
 
-    Raises what `assess` and `signal` raise.
+    Raises what `gates_of`, `assess` and `signal` raise.
     """
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
-    gates = gates_of(expectations, table)
-    seen = assess(catalog, specs, **({"most": MAX_GATED_WINDOWS} if gates else {}))
+    gates = gates_of(expectations, table, context["asset_state_store"][partition_asset(table)])
+    seen = assess(catalog, specs, **({"limit": MAX_GATED_WINDOWS} if gates else {}))
     if seen is None:
         return []
     made = signal(catalog, seen, clock_ms=clock.now_ms(), gates=gates)
     for one in made:
-        log.log(logging.INFO if one.sent else logging.ERROR, "%s", _told(one))
+        log.log(logging.INFO if one.sent else logging.ERROR, "%s", _sentence_of(one))
     log.info("%s: %s", table, seen.decision.reason)
     signals = TableSignals.load(catalog, table)
     tell_windows(table, signals.cursor)
@@ -88,14 +88,14 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
 def send(table: str, streams: Path, name: str, context: Context) -> None:
     """Send missing events. Raises AirflowSkipException if none is missing: success would send an event."""
     asset = _assets(table)[name]
-    lacks = unsent(_signals(table, streams), asset, context)
-    sending = lacks.missing[:MAX_EVENTS]
+    left = unsent(_signals(table, streams), asset, context)
+    sending = left.missing[:MAX_EVENTS]
     if not sending:
         raise AirflowSkipException(f"Airflow has every event of the asset {asset.name}")
     outlet = context["outlet_events"][asset]
     outlet.add_partitions([s.partition for s in sending])
     outlet.extra = {s.partition: facts(s) for s in sending}
-    write_down(sending, lacks.sent, asset, context)
+    write_down(sending, left.sent, asset, context)
 
 
 def held(table: str, streams: Path, context: Context) -> list[Signal]:
@@ -103,7 +103,7 @@ def held(table: str, streams: Path, context: Context) -> list[Signal]:
     signals = _signals(table, streams)
     starts = signals.cursor.held if signals.cursor else frozenset()
     newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
-    context["asset_state_store"][partition_asset(table)].set(TOLD_TO, signals.number)
+    context["asset_state_store"][partition_asset(table)].set(PUBLISHED_TO, signals.number)
     return [s for s in newest.values() if not s.sent]
 
 
@@ -132,13 +132,13 @@ def _assets(table: str) -> dict[str, Asset]:
 
 def _following(signals: TableSignals, context: Context) -> list[str]:
     """The tasks with something to send or to report, including what an earlier run left undone."""
-    lacking = [name for name, asset in _assets(signals.table).items() if unsent(signals, asset, context).missing]
-    told_to = stored_number(context["asset_state_store"][partition_asset(signals.table)], TOLD_TO) or 0
-    untold = any(not s.sent for s in signals.after(told_to))
-    return [*lacking, *(["held"] if untold else [])]
+    missing = [name for name, asset in _assets(signals.table).items() if unsent(signals, asset, context).missing]
+    published_to = stored_number(context["asset_state_store"][partition_asset(signals.table)], PUBLISHED_TO) or 0
+    unpublished = any(not s.sent for s in signals.after(published_to))
+    return [*missing, *(["held"] if unpublished else [])]
 
 
-def _told(s: Signal) -> str:
+def _sentence_of(s: Signal) -> str:
     what = "is held by its quality gate" if not s.sent else "is complete" if s.revision == 1 else "was reopened"
     return (
         f"{s.table} {s.partition} {what}: revision {s.revision}, {s.rows} rows, {s.late_rows} of them late, up to "

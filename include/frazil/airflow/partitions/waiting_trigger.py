@@ -60,7 +60,7 @@ class WaitingTrigger(BaseTrigger):
         """Wait, poll and log until there is an event."""
         shown = ShownState(self.log.info)
         said, wait_s = "", max(self.poll_seconds, SETTLED_SECONDS)
-        told_s: dict[str, float] = {}
+        logged_s: dict[str, float] = {}
         while True:
             await asyncio.sleep(wait_s)
             wait_s = self.poll_seconds
@@ -77,10 +77,10 @@ class WaitingTrigger(BaseTrigger):
             shown.show(self.task_instance, "cannot look" if fails else "waits", sentence)
             turned = (fails or said.startswith(FAILED)) and shape(sentence) != shape(said)
             now_s = time.monotonic()
-            told_s = {kind: at_s for kind, at_s in told_s.items() if now_s - at_s < QUIET_SECONDS}
-            if turned or (sentence != said and shape(sentence) not in told_s and len(told_s) < MAX_KINDS):
+            logged_s = {kind: at_s for kind, at_s in logged_s.items() if now_s - at_s < QUIET_SECONDS}
+            if turned or (sentence != said and shape(sentence) not in logged_s and len(logged_s) < MAX_KINDS):
                 self.log.info("%s", sentence)
-                said, told_s[shape(sentence)] = sentence, now_s
+                said, logged_s[shape(sentence)] = sentence, now_s
 
     def attempt(self) -> tuple[Payload | None, str]:
         """Call `poll`, and turn errors into results."""

@@ -64,14 +64,14 @@ def act_of(task: DeferredTask) -> Act:
     return Act.CLEARED if (task.try_number_now or 0) > task.try_number else Act.TAKEN_OVER
 
 
-async def look_up(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
+async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
     """Read the task's state from Airflow. Raises the task SDK's errors.
 
     A trigger cannot read a try number from Airflow, so the supervising try is read from its claim.
     """
-    asked = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
+    request = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
     # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
-    answer = await task_runner.SUPERVISOR_COMMS.asend(asked)
+    answer = await task_runner.SUPERVISOR_COMMS.asend(request)
     if not isinstance(answer, TaskStatesResult):
         raise AirflowRuntimeError(answer) if isinstance(answer, ErrorResponse) else TypeError(f"{answer!r}")
     tasks = answer.task_states.get(run_id, {})

@@ -68,7 +68,7 @@ class HostedStreamTrigger(FollowingTrigger):
                 if not begun:
                     await in_thread(self._begin)
                     begun = True
-                seen = await in_thread(self._look)
+                seen = await in_thread(self._observe)
                 if seen.state != said:
                     said, paused = seen.state, await in_thread(partial(self._paused, seen))
                     self.log.info("%s: %s%s", self.stream, said, paused)
@@ -113,17 +113,15 @@ class HostedStreamTrigger(FollowingTrigger):
         write_claim(self.stream, Claim(instance.run_id, instance.try_number))
         if not self.resume:
             return
-        given_up, announced = self._look().given_up, announced_given_up(self.stream, run_id=instance.run_id)
+        given_up, announced = self._observe().given_up, announced_given_up(self.stream, run_id=instance.run_id)
         failed_for_it = given_up is not None and announced is not None and announced.subject == given_up.subject
         desired = self._desired()
         now = desired.read()
-        if now.mode == "paused":
-            if now.by == BY and now.reason == self._marked():
-                desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared")
-        elif failed_for_it:
-            desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared")
+        if (now.by == BY and now.reason == self._marked()) if now.mode == "paused" else failed_for_it:
+            with suppress(DesiredMoved):  # what a person did meanwhile counts
+                desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared", after=now.generation)
 
-    def _look(self) -> Seen:
+    def _observe(self) -> Seen:
         from frazil.home import run_folder  # noqa: PLC0415
         from frazil.host.given_up import standing_given_up  # noqa: PLC0415 - needed by a running trigger only
         from frazil.host.launchers import open_launcher  # noqa: PLC0415
@@ -145,7 +143,7 @@ class HostedStreamTrigger(FollowingTrigger):
         last = seen.exits[-1] if seen.exits and not seen.process.is_alive else None
         ended = _ending(last) if last else ""
         given_up = standing_given_up(self.stream, seen)
-        held = "; given up: when that is mended, clear this task" if given_up else ""
+        held = "; given up: when that is fixed, clear this task" if given_up else ""
         said = f"{seen.process}{ended}{held}"
         declared = next(spec.fingerprint() for spec in application.streams if spec.name == self.stream)
         # Whether it is paused is read only where no writer runs.

@@ -31,7 +31,7 @@ class Alike:
 
     level: int
     since_s: float
-    told: int = 0
+    logged: int = 0
     left_out: int = 0
     newest: str = ""
     """The newest omitted line."""
@@ -41,7 +41,7 @@ class Alike:
 class WriterLines:
     """Counts the copied lines by shape, across pieces of the log."""
 
-    _told_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
+    _logged_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
     """Times of copied warnings, and of other copied lines."""
     _alike: dict[str, Alike] = field(default_factory=dict)
     """Shapes of the last hour; bounded by the hour's limit."""
@@ -58,21 +58,21 @@ class WriterLines:
         for level, line in lines:
             warns, kind = level >= logging.WARNING, shape(line)
             alike = self._alike.get(kind)
-            if alike is not None and alike.told >= (ALIKE_WARNINGS if warns else ALIKE_OTHERS):
+            if alike is not None and alike.logged >= (ALIKE_WARNINGS if warns else ALIKE_OTHERS):
                 alike.left_out, alike.newest = alike.left_out + 1, line
                 continue
-            told_s = [at_s for at_s in self._told_s[warns] if now_s - at_s < HOUR_S]
-            self._told_s[warns] = told_s
-            if len(told_s) >= (WARNINGS_AN_HOUR if warns else OTHERS_AN_HOUR):
+            logged_s = [at_s for at_s in self._logged_s[warns] if now_s - at_s < HOUR_S]
+            self._logged_s[warns] = logged_s
+            if len(logged_s) >= (WARNINGS_AN_HOUR if warns else OTHERS_AN_HOUR):
                 self._left_out += warns
                 continue
             if warns and self._left_out:
                 said = f"{self._left_out} warnings of the writer are not shown here; writer.log has them"
                 yield logging.WARNING, said
                 self._left_out = 0
-            told_s.append(now_s)
+            logged_s.append(now_s)
             alike = self._alike.setdefault(kind, Alike(level, now_s))
-            alike.told += 1
+            alike.logged += 1
             yield level, line
 
     def _after_an_hour(self, now_s: float) -> Iterator[tuple[int, str]]:

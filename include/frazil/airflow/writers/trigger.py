@@ -19,7 +19,7 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from frazil import clock
 from frazil.airflow.deferral import SETTLED_SECONDS
 from frazil.airflow.shown_state import ShownState
-from frazil.airflow.writers.acts import Act, DeferredTask, act_of, follow, look_up
+from frazil.airflow.writers.acts import Act, DeferredTask, act_of, fetch_task, follow
 from frazil.airflow.writers.log_lines import WriterLines, shape
 from frazil.errors import SpecError
 from frazil.supervise.decision import WriterAction
@@ -39,7 +39,7 @@ REMOVED_SECONDS = 60.0
 CONNECTION_SECONDS = 30.0
 CLAIM_SECONDS = 3.0
 """The time in which the trigger of a cleared task's next try, if on this host, writes its claim."""
-LOOK_UP_SECONDS = 20.0
+FETCH_SECONDS = 20.0
 KILL_SECONDS = 28.0
 """Below the 30 s that Airflow allows for a kill."""
 
@@ -79,21 +79,21 @@ class FollowingTrigger(BaseTrigger):
     async def _act(self) -> Act:
         """Return the action on the task; UNKNOWN if Airflow does not respond in time."""
         try:
-            act = act_of(await asyncio.wait_for(self._look_up(), LOOK_UP_SECONDS))
+            act = act_of(await asyncio.wait_for(self._fetch_task(), FETCH_SECONDS))
         except Exception:
             self.log.warning("The state of the task cannot be looked up.", exc_info=True)
             return Act.UNKNOWN
         if act is Act.TAKEN_OVER:
             await asyncio.sleep(CLAIM_SECONDS)
             with suppress(Exception):  # then the first answer holds, after which the writer goes on
-                act = act_of(await asyncio.wait_for(self._look_up(), CLAIM_SECONDS))
+                act = act_of(await asyncio.wait_for(self._fetch_task(), CLAIM_SECONDS))
         return act
 
-    async def _look_up(self) -> DeferredTask:
+    async def _fetch_task(self) -> DeferredTask:
         instance = self.task_instance
         if instance is None:
             raise LookupError("a trigger without a task")
-        return await look_up(
+        return await fetch_task(
             self.stream,
             dag_id=instance.dag_id,
             run_id=instance.run_id,
@@ -104,7 +104,7 @@ class FollowingTrigger(BaseTrigger):
     async def _ask_ahead(self) -> None:
         """Read the task's state once, so that Airflow's imports are loaded before a kill, which leaves no time."""
         with suppress(Exception):
-            await self._look_up()
+            await self._fetch_task()
 
 
 class WriterTrigger(FollowingTrigger):
@@ -304,7 +304,9 @@ async def _connections(ids: frozenset[str]) -> dict[str, str]:
         try:
             found[name] = _as_json(await Connection.async_get(name))
         except AirflowNotFoundException:
-            raise SpecError(f"the spec refers to the Airflow connection {name!r}, which is not there; add it") from None
+            raise SpecError(
+                f"the spec refers to the Airflow connection {name!r}, which does not exist; add it"
+            ) from None
     return found
 
 

@@ -42,12 +42,12 @@ MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
 
 BEFORE_IDS, PAYLOAD_IDS, OWN_IDS = 1_000_000_000, 500_000_000, 1_900_000_000
 """First field ids of `before`, of everything within `payload`, and of fields that are not columns."""
-NOT_AN_ENVELOPE, TRUNCATED, UNTOLD = "NotAnEnvelope", "Truncated", "UntoldValue"
-UNTOLD_NULL = (
+NOT_AN_ENVELOPE, TRUNCATED, UNAVAILABLE = "NotAnEnvelope", "Truncated", "UnavailableValue"
+UNAVAILABLE_NULL = (
     "null, which the connector also writes for a large value of this type that the update left unchanged: set replica "
     "identity full on the source's table"
 )
-UNTOLD_TEXT = (
+UNAVAILABLE_TEXT = (
     "the placeholder for a value that the event omits, although the event makes the row: its primary key changed, and "
     "the log does not have this value. Set replica identity full on the source's table"
 )
@@ -157,25 +157,25 @@ class EnvelopeDecoder:
         for row, why in self._untold(parts, op, columns, self._named(chunk, decoded, parts)):
             wrong.setdefault(row, why)
         snapshot = true_where(pc.equal(op, "r"))
-        untold, columns = self._kept(columns, snapshot=snapshot)
+        unavailable, columns = self._kept(columns, snapshot=snapshot)
         made = true_where(pc.equal(op, "c"))
-        for name, mask in untold.items():
+        for name, mask in unavailable.items():
             for row in np.flatnonzero(mask & made).tolist():
-                wrong.setdefault(row, (UNTOLD, f"after.{name}: {UNTOLD_TEXT}"))
+                wrong.setdefault(row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_TEXT}"))
         for name in self._positions:  # the table's row keeps the position of its last change in the log
             if (mask := true_where(columns[name].is_null()) & states).any():
-                untold[name] = mask
+                unavailable[name] = mask
             columns[name] = pc.if_else(pa.array(snapshot), None, columns[name])
-        kept = self._lists(untold, len(op))
+        kept = self._lists(unavailable, len(op))
         good = ~skipped
         good[list(wrong)] = False
         arrays = [columns[field.name].cast(field.type) for field in self._schema]
         change = pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32))
         rows = pa.Table.from_arrays(arrays, schema=_nullable(self._schema)).append_column(CHANGE, change)
         rows = rows.append_column(KEPT, kept).filter(pa.array(good))
-        told = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
+        added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
         return Decoded(
-            rows, decoded.kept[good], [*rejections, *told], self._unavailable.without_placeholder(decoded.drift)
+            rows, decoded.kept[good], [*rejections, *added], self._unavailable.without_placeholder(decoded.drift)
         )
 
     def _other_events(self, chunk: Chunk, decoded: Decoded, op: pa.Array) -> list[int]:
@@ -257,7 +257,7 @@ class EnvelopeDecoder:
             nulls = np.all([true_where(columns[name].is_null()) for name in names], axis=0)
             for row in np.flatnonzero(bare & nulls).tolist():
                 for name in [name for name in names if name in named(row)][:1]:
-                    yield row, (UNTOLD, f"after.{name}: {UNTOLD_NULL}")
+                    yield row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_NULL}")
 
     def _named(self, chunk: Chunk, decoded: Decoded, parts: _Parts) -> Callable[[int], Collection[str]]:
         """Return a function that lists the fields of `after` in a row's event."""

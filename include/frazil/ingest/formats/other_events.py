@@ -46,8 +46,8 @@ def _has_form(value: Mapping[str, Any]) -> bool:
         return _is_boundary(value)
     if fields - _MAYBE == _OF_SCHEMA_CHANGE:
         source, changes = value["source"], value["tableChanges"]
-        told = isinstance(source, dict) and {"version", "connector", "name"} <= source.keys()
-        return told and isinstance(changes, list)
+        is_event = isinstance(source, dict) and {"version", "connector", "name"} <= source.keys()
+        return is_event and isinstance(changes, list)
     return False
 
 

@@ -34,14 +34,14 @@ from pyiceberg.types import (
 
 from frazil.ingest.schema_drift import SchemaDrift, Seen, StructOf
 
-_TOLD_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType, DateType)
+_RECOGNISED_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType, DateType)
 
 
 def hides_null(kind: IcebergType) -> bool:
     """Whether a null may stand for an omitted value, as far as the column's type shows."""
     match kind:
         case ListType():
-            return not isinstance(kind.element_type, _TOLD_IN_LISTS)
+            return not isinstance(kind.element_type, _RECOGNISED_IN_LISTS)
         case MapType():
             return not isinstance(kind.value_type, StringType)
         case StructType():

@@ -193,6 +193,7 @@ function did({ action, numbers, sentence }) {
     const files = n("data-files-removed") + n("delete-files-removed");
     return [`${counted(n("snapshots-expired"), "snapshot")} expired`, files ? `${counted(files, "file")} of about ${bytes(n("bytes-about"))} went with them` : "no file went with them"];
   }
+  if (action === "orphans" && !n("files-removed")) return ["no orphan file deleted", sentence];
   if (action === "orphans") return [`${counted(n("files-removed"), "orphan file")} deleted`, `${bytes(n("bytes"))} freed`];
   return [action, sentence];
 }

@@ -37,7 +37,7 @@ FRAME_BYTES = 5
 DECLARED = 0
 """The id of the declared schema."""
 _SLOTS = 1024
-_ASKED = 1000
+IDS_A_REQUEST = 1000
 """Schemas requested together: fewer than a registry's client keeps."""
 
 
@@ -115,7 +115,7 @@ class AvroDecoder:
         data, starts, lengths = fixed(values)
         roots, read = read_only(roots), 0
         while True:
-            read, lacking = self._read_records(
+            read, missing = self._read_records(
                 data,
                 starts,
                 lengths,
@@ -135,10 +135,10 @@ class AvroDecoder:
             )
             if read == len(values):
                 return columns.table(data)
-            if lacking == len(columns.domains):
+            if missing == len(columns.domains):
                 self._slots = np.zeros(2 * len(self._slots), np.int64)
             else:
-                columns.grow(lacking)
+                columns.grow(missing)
 
     def _begun(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
         """The operation that each record begins with (-1 if rejected), and the records without their frames."""
@@ -168,10 +168,10 @@ class AvroDecoder:
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(places[order], first[1:])
-        for at in range(0, len(distinct), _ASKED):
-            some = distinct[at : at + _ASKED].tolist()
+        for at in range(0, len(distinct), IDS_A_REQUEST):
+            some = distinct[at : at + IDS_A_REQUEST].tolist()
             self._ask([schema_id for schema_id in some if schema_id not in self._roots])
-            for schema_id, group in zip(some, groups[at : at + _ASKED], strict=True):
+            for schema_id, group in zip(some, groups[at : at + IDS_A_REQUEST], strict=True):
                 self._enter(roots, group, schema_id, rejections)
 
     def _ask(self, schema_ids: list[int]) -> None:

@@ -29,6 +29,7 @@ from frazil.ingest.formats.avro.operations import (
     ENUM,
     FACTOR,
     FIRST,
+    FIRST_UNFILLED,
     FIXED,
     FIXED_AS_DECIMAL,
     FIXED_AS_UUID,
@@ -38,8 +39,6 @@ from frazil.ingest.formats.avro.operations import (
     INTEGER_AS_DECIMAL,
     INTEGER_AS_FLOAT,
     INVALID_UTF8,
-    LACKED,
-    LACKING,
     LIMIT_HIGH,
     LIMIT_LOW,
     LONG_VARINT,
@@ -70,6 +69,7 @@ from frazil.ingest.formats.avro.operations import (
     TEXT_AS_MOMENT,
     TEXT_AS_UUID,
     TOO_DEEP,
+    UNFILLED,
     UNFIT,
     UNION,
     VARINT,
@@ -416,7 +416,7 @@ def read_record(
                 valid[nodes[node, FLAG] + e] = 1
             frames[depth, 1] = -1 if kind == RECORD else 0
             if kind == RECORD:
-                for k in range(ops[op, LACKING], ops[op, LACKING] + ops[op, LACKED]):
+                for k in range(ops[op, FIRST_UNFILLED], ops[op, FIRST_UNFILLED] + ops[op, UNFILLED]):
                     set_null(places[k], e, nodes, words, valid, domains)
         # Advance to the next value.
         while True:

@@ -16,7 +16,7 @@ REFUSED = 21
 (UNION, RECORD, ARRAY, MAP) = range(22, 26)
 
 # Columns of the table of operations.
-(OPERATION, NODE, SIZE, FIRST, COUNT, LACKING, LACKED) = range(7)
+(OPERATION, NODE, SIZE, FIRST, COUNT, FIRST_UNFILLED, UNFILLED) = range(7)
 """NODE is -1 if the value is not wanted. `places[FIRST:][:COUNT]` are operations: of a record's fields, a union's
 branches, an array's element or a map's value; an enum has the start and length of its symbols' texts there. LACKING is
 the first of the LACKED nodes of a record that it does not fill.

@@ -58,7 +58,7 @@ class Program:
         self._units = units
         self._record = Target(schema, 0, -1, "")
         self._rows: list[list[int]] = []
-        self._most = 0
+        self._max_rows = 0
         self._places: list[int] = []
         self._paths: list[str] = []
         self._skips: dict[int, int] = {}
@@ -73,7 +73,7 @@ class Program:
     def add(self, written: AvroType) -> int:
         """The operation that a record of this type begins with. Raises TooLarge, and then adds nothing."""
         rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
-        self._most = rows + MAX_OPERATIONS
+        self._max_rows = rows + MAX_OPERATIONS
         self._kept.append(written)  # `_skips` knows types by their ids
         try:
             root = self._for(written, self._record)
@@ -141,8 +141,8 @@ class Program:
             for i, field in enumerate(kind.fields)
         }
         filled = filled_columns(written, wanted)
-        lacked = [inside for name, inside in wanted.items() if name not in filled.values()]
-        for inside in lacked:
+        unfilled = [inside for name, inside in wanted.items() if name not in filled.values()]
+        for inside in unfilled:
             if self._columns.nodes[inside.node, REQUIRED]:
                 name = written.name.rpartition(".")[2]
                 return self._refused(inside, MISSING, f"required, and the written schema's {name} has no such field")
@@ -152,9 +152,9 @@ class Program:
             for i, (part, names) in enumerate(zip(written.parts, written.fields, strict=True))
         ]
         self._with_places(row, places)
-        self._set(row, op.LACKING, len(self._places))
-        self._set(row, op.LACKED, len(lacked))
-        self._places += [inside.node for inside in lacked]
+        self._set(row, op.FIRST_UNFILLED, len(self._places))
+        self._set(row, op.UNFILLED, len(unfilled))
+        self._places += [inside.node for inside in unfilled]
         return row
 
     def _passed_over(self, written: AvroType, path: str) -> int:
@@ -178,7 +178,7 @@ class Program:
         return row
 
     def _row(self, kind: int, target: Target) -> int:
-        if len(self._rows) >= self._most:
+        if len(self._rows) >= self._max_rows:
             raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
         self._rows.append([0] * op.WIDTH)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
@@ -267,8 +267,8 @@ def _timestamp(written: AvroType, kind: iceberg.IcebergType, unit: str | None, b
     if unit is None or (local and isinstance(kind, iceberg.TimestamptzType)):
         return None
     factor = _MICROSECONDS[unit]
-    most = _LONG[1] // max(factor, 1)
-    return _integer(bits, _LONG if factor <= 1 else (-most, most), factor)
+    highest = _LONG[1] // max(factor, 1)
+    return _integer(bits, _LONG if factor <= 1 else (-highest, highest), factor)
 
 
 def _integer(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, int]:

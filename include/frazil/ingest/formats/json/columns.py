@@ -36,7 +36,7 @@ class ChunkReader:
         """After a call: the number of sure records with keys outside the schema, and the positions of samples of them.
         """
 
-    def look_for_new_keys(self, within: Sequence[Path] | None = None) -> None:
+    def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
         """Search for new keys from now on, starting afresh; only inside the structs at these paths, if given."""
         self._new_keys = new_keys.memory(on=True)
         if within is not None:
@@ -58,7 +58,7 @@ class ChunkReader:
         data, starts, lengths = fixed(values)
         read = 0
         while True:
-            read, lacking = read_records(
+            read, missing = read_records(
                 data,
                 starts,
                 lengths,
@@ -78,4 +78,4 @@ class ChunkReader:
             )
             if read == len(values):
                 return columns.table(data)
-            columns.grow(lacking)
+            columns.grow(missing)

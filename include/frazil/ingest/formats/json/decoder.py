@@ -39,7 +39,7 @@ class JsonDecoder:
 
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         self._beyond = BeyondSchema(self._struct, self._units, widening=widening, within=within)
-        self._columns.look_for_new_keys([part.path for part in within])
+        self._columns.find_new_keys([part.path for part in within])
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         return names(record, path)
@@ -62,7 +62,7 @@ class JsonDecoder:
             return SchemaDrift()
         new = self._beyond.new(chunk.values.take(self._columns.samples))
         if any(map(is_open, new.values())):
-            self._columns.look_for_new_keys()
+            self._columns.find_new_keys()
         return SchemaDrift(new, records=self._columns.new)
 
     def _singly(self, values: Sequence[bytes | None], places: Iterable[int]) -> Decoded:

@@ -45,8 +45,8 @@ class KeysGivenTwice:
         if self._flat:
             # The text has at most as many keys as colons after a quotation mark. If as many fields have a value, or as
             # many keys are distinct, no key is duplicated.
-            at_most = text.translate(None, WHITE_SPACE).count(b'":')
-            if at_most == len(parsed) - parsed.count(None) or at_most == len(_distinct(text)):
+            max_keys = text.translate(None, WHITE_SPACE).count(b'":')
+            if max_keys == len(parsed) - parsed.count(None) or max_keys == len(_distinct(text)):
                 return None
         if self._quoted is not None and (plain := _without_escapes(text)) is not None:
             if self._flat and plain.count(b"{") == 1 and (found := self._first_twice(plain)) is not None:

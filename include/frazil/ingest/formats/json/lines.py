@@ -107,12 +107,12 @@ def _lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]:
     by_begin = np.lexsort((begins, record))
     begins, ends, record = begins[by_begin], ends[np.lexsort((ends, record))], there[order][record[by_begin]]
     some = np.flatnonzero(ends > begins)
-    told = ~_IS_WHITE[values.data[begins[some]]]
-    if not told.all():
-        odd = some[~told]
+    inked = ~_IS_WHITE[values.data[begins[some]]]
+    if not inked.all():
+        odd = some[~inked]
         is_ink = ~_IS_WHITE[values.data[slice(*window)]]
-        told[~told] = _summed(is_ink, begins[odd] - window[0], (ends - begins)[odd]) > 0
-    some = some[told]
+        inked[~inked] = _summed(is_ink, begins[odd] - window[0], (ends - begins)[odd]) > 0
+    some = some[inked]
     some = some[np.argsort(record[some], kind="stable")]
     return BinaryColumn(values.data, begins[some], (ends - begins)[some]), record[some]
 

@@ -29,8 +29,10 @@ def days(b: Octets, p: int) -> int:
         return NEVER
     year += 100 * century
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    most = (29 if leap else 28) if month == 2 else 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
-    if year == 0 or day > most:
+    last_day = (
+        (29 if leap else 28) if month == 2 else 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
+    )
+    if year == 0 or day > last_day:
         return NEVER
     # Years that begin in March end with the leap day: 1970-01-01 is day 719468 since 0000-03-01.
     year -= month <= 2

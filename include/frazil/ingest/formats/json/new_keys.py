@@ -32,7 +32,7 @@ def memory(*, on: bool) -> Numbers:
 
 
 @loop
-def look(b: Octets, key: int, end: int, k: int, value: int, behind: int, seen: Numbers) -> None:
+def check_key(b: Octets, key: int, end: int, k: int, value: int, behind: int, seen: Numbers) -> None:
     """Note a key at `[key, end)` of container k, whose value begins at `value` in a record that ends at `behind`."""
     first = b[value]
     if first == 110:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from frazil.ingest.compiled import load64
-from frazil.ingest.formats.json.new_keys import FLAGGED, ON, SAMPLED, look
+from frazil.ingest.formats.json.new_keys import FLAGGED, ON, SAMPLED, check_key
 from frazil.ingest.formats.json.nodes import (
     AFTER,
     BASE,
@@ -177,7 +177,7 @@ def _record(
                 p = white(b, p + 1, end)
             if node < 0:
                 if new_keys[ON] and nodes[k, WATCHED]:
-                    look(b, key, key_end, k, p, end, new_keys)
+                    check_key(b, key, key_end, k, p, end, new_keys)
                 p = value_end(b, p, end, depth + 1, scratch)
                 if p < 0:
                     return UNSURE

@@ -130,13 +130,13 @@ def utf8_length(b: Octets, p: int) -> int:
     if 0xC2 <= first <= 0xDF:
         return 2 if 0x80 <= second <= 0xBF else 0
     if 0xE0 <= first <= 0xEF:
-        least = 0xA0 if first == 0xE0 else 0x80
-        most = 0x9F if first == 0xED else 0xBF
-        return 3 if least <= second <= most and 0x80 <= b[p + 2] <= 0xBF else 0
+        lowest = 0xA0 if first == 0xE0 else 0x80
+        highest = 0x9F if first == 0xED else 0xBF
+        return 3 if lowest <= second <= highest and 0x80 <= b[p + 2] <= 0xBF else 0
     if 0xF0 <= first <= 0xF4:
-        least = 0x90 if first == 0xF0 else 0x80
-        most = 0x8F if first == 0xF4 else 0xBF
-        sound = least <= second <= most and 0x80 <= b[p + 2] <= 0xBF and 0x80 <= b[p + 3] <= 0xBF
+        lowest = 0x90 if first == 0xF0 else 0x80
+        highest = 0x8F if first == 0xF4 else 0xBF
+        sound = lowest <= second <= highest and 0x80 <= b[p + 2] <= 0xBF and 0x80 <= b[p + 3] <= 0xBF
         return 4 if sound else 0
     return 0
 

@@ -39,7 +39,7 @@ number. A CLOSED enum treats other numbers as absent.
 NO_MOMENT = 17
 
 MALFORMED, UTF8, RANGE, MISMATCH = "InvalidProtobuf", "InvalidUtf8", "OutOfRange", "TypeMismatch"
-LACKING = "MissingRequired"
+MISSING_REQUIRED = "MissingRequired"
 
 SAID: dict[int, tuple[str, str]] = {
     ENDS_EARLY: (MALFORMED, "the message ends within this value"),
@@ -57,6 +57,6 @@ SAID: dict[int, tuple[str, str]] = {
     NO_SYMBOL: (MISMATCH, "the enum has no symbol of this number; a column of type int keeps any"),
     REPEATED_KEY: (MISMATCH, "the map has a key twice"),
     NO_TIMESTAMP: (RANGE, "the timestamp's nanoseconds or seconds are out of range"),
-    MISSING: (LACKING, "required, and the message has no such field"),
+    MISSING: (MISSING_REQUIRED, "required, and the message has no such field"),
 }
 """Error class and text, by error code."""

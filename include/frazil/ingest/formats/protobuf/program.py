@@ -71,7 +71,7 @@ class Program:
         self._units = units
         self._record = Target(schema, 0, -1, "")
         self._rows: list[list[int]] = []
-        self._most = 0
+        self._max_rows = 0
         self._places: list[int] = []
         self._paths: list[str] = []
         self._absent: dict[int, _Absent] = {}
@@ -86,7 +86,7 @@ class Program:
     def add(self, written: Descriptor) -> int | Fault:
         """The operation of records of this message, or why they can make no row. Raises TooLarge."""
         rows, places = len(self._rows), len(self._places)
-        self._most = rows + MAX_OPERATIONS
+        self._max_rows = rows + MAX_OPERATIONS
         try:
             root = self._message(written, self._record)
         except (TooLarge, _Refused) as error:
@@ -131,7 +131,7 @@ class Program:
         fields = {one.name: one for one in written.fields}
         for name, inside in wanted.items():
             if name not in fields:
-                self._lack(written, inside, absent)
+                self._add_absent(written, inside, absent)
         operations: dict[int, int] = {}
         maps: list[int] = []
         for name, inside in wanted.items():
@@ -144,7 +144,7 @@ class Program:
         self._set(row, op.CELLS, int(self._columns.nodes[target.node, AFTER]) - target.node)
         return row
 
-    def _lack(self, written: Descriptor, inside: Target, absent: _Absent) -> None:
+    def _add_absent(self, written: Descriptor, inside: Target, absent: _Absent) -> None:
         if self._columns.nodes[inside.node, REQUIRED]:
             raise _Refused(MISSING, f"required, and the written schema's {written.name} has no such field", inside.path)
         absent.begin += [inside.node, 0, 0, 0]
@@ -287,7 +287,7 @@ class Program:
         return row, None if first is None else [-1 - first[0], first[1]]
 
     def _row(self, kind: int, target: Target) -> int:
-        if len(self._rows) >= self._most:
+        if len(self._rows) >= self._max_rows:
             raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
         self._rows.append([0] * op.WIDTH)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
@@ -358,8 +358,8 @@ def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
                 return {op.OPERATION: op.INTEGER_AS_DECIMAL, **columns, **tens}
             case iceberg.TimestampType() | iceberg.TimestamptzType() if unit is not None:
                 factor = _FACTORS[unit]
-                most = _LONG[1] // max(factor, 1)
-                return _integer(columns, _LONG if factor <= 1 else (-most, most), factor)
+                highest = _LONG[1] // max(factor, 1)
+                return _integer(columns, _LONG if factor <= 1 else (-highest, highest), factor)
         return None
     match written, kind:
         case _F.TYPE_BOOL, iceberg.BooleanType():

@@ -19,11 +19,11 @@ class WholeDecoder:
     def __init__(self, schema: Schema, column: str) -> None:
         self._field = schema.find_field(column)
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
-        self._lacking = [f.name for f in schema.fields if f.required and f.name != column]
+        self._missing = [f.name for f in schema.fields if f.required and f.name != column]
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        if self._lacking:
-            text = f"{self._lacking[0]}: required, and nothing fills it"
+        if self._missing:
+            text = f"{self._missing[0]}: required, and nothing fills it"
             rejections = [Rejection(i, "MissingRequired", text) for i in range(len(chunk))]
             return Decoded(no_rows(self._arrow_schema), np.zeros(0, np.int64), rejections)
         wrong = failures(chunk.values, self._field, what="value")

@@ -1,4 +1,4 @@
-"""What a lineage backend is told of a day's run: the snapshot that was read, and what was written of the day."""
+"""What a lineage backend receives of a day's run: the snapshot that was read, and what was written of the day."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from frazil.aggregate.day_input import DayInput, lineage
-from frazil.aggregate.told import DayRun
+from frazil.aggregate.day_run import DayRun
 from frazil.lineage.facts import RunFacts, State
 from frazil.lineage.jobs import telling
 from frazil.table.catalogs import load_catalog
@@ -31,8 +31,8 @@ class Backend:
         self.job = job
         return self
 
-    def send(self, state: State, at_ms: int, told: RunFacts) -> None:  # noqa: ARG002
-        self.events.append((state, told))
+    def send(self, state: State, at_ms: int, reported: RunFacts) -> None:  # noqa: ARG002
+        self.events.append((state, reported))
 
     def close(self, timeout_s: float) -> None: ...
 
@@ -57,12 +57,12 @@ def given(source: Table) -> DayInput:
     return DayInput(snapshot.snapshot_id, 1, "1")
 
 
-def test_a_day_that_was_written_is_told_with_the_snapshot_that_it_was_read_from(
+def test_a_day_that_was_written_is_reported_with_the_snapshot_that_it_was_read_from(
     catalog: Catalog, source: Table
 ) -> None:
     backend, read = Backend(), given(source)
     source.append(ROWS)
-    with telling(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).told(jobs):
+    with telling(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).reported(jobs):
         target = catalog.create_table(SPEC.target, ROWS.schema)
         target.append(ROWS, snapshot_properties=lineage(SPEC, DAY, read))
         written = target.current_snapshot()
@@ -84,7 +84,7 @@ def test_a_run_that_found_a_newer_input_wrote_nothing(catalog: Catalog, source: 
     backend, read = Backend(), given(source)
     target = catalog.create_table(SPEC.target, ROWS.schema)
     target.append(ROWS, snapshot_properties=lineage(SPEC, DAY, replace(read, snapshot_id=77)))
-    with telling(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).told(jobs):
+    with telling(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).reported(jobs):
         pass
     state, after = backend.events[-1]
     assert (state, after.totals) == (State.COMPLETE, None)
@@ -95,26 +95,26 @@ def test_a_run_that_fails_says_why_and_fails_as_before(catalog: Catalog, source:
     with (
         pytest.raises(ValueError, match="no such column"),
         telling(ON, connect=backend.connect) as jobs,
-        run.told(jobs),
+        run.reported(jobs),
     ):
         raise ValueError("no such column")
-    assert [(state, told.error) for state, told in backend.events] == [
+    assert [(state, reported.error) for state, reported in backend.events] == [
         (State.START, None),
         (State.FAIL, "ValueError: no such column"),
     ]
 
 
-def test_a_catalog_that_does_not_answer_takes_only_the_tables_from_what_is_told() -> None:
+def test_a_catalog_that_does_not_answer_takes_only_the_tables_from_what_is_reported() -> None:
     backend = Backend()
     run = DayRun(object(), SPEC, DAY, DayInput(1, 1, "1"))  # type: ignore[arg-type]
-    with telling(ON, connect=backend.connect) as jobs, run.told(jobs):
+    with telling(ON, connect=backend.connect) as jobs, run.reported(jobs):
         pass
-    assert [(state, told.inputs, told.output) for state, told in backend.events] == [
+    assert [(state, reported.inputs, reported.output) for state, reported in backend.events] == [
         (State.START, (), None),
         (State.COMPLETE, (), None),
     ]
 
 
 def test_without_a_backend_the_catalog_is_not_asked() -> None:
-    with DayRun(object(), SPEC, DAY, DayInput(1, 1, "1")).told(None):  # type: ignore[arg-type]
+    with DayRun(object(), SPEC, DAY, DayInput(1, 1, "1")).reported(None):  # type: ignore[arg-type]
         pass

@@ -23,7 +23,7 @@ RUNS_KEPT = 20
 """The last runs that a backfill records. An earlier run that is cleared starts its request again."""
 
 
-class LaneState(StrEnum):
+class BackfillState(StrEnum):
     STAGING = "staging"
     STAGED = "staged"
     """Everything that was missing is on the branch."""
@@ -32,7 +32,7 @@ class LaneState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class BackfillMarker:
     """One backfill. Its chunks are keyed by the backfill's own epochs, one for each run."""
 
     stream: str
@@ -41,7 +41,7 @@ class Lane:
     """The `BackfillRequest` as JSON, in kebab-case."""
     digest: str
     epoch: int
-    state: LaneState = LaneState.STAGING
+    state: BackfillState = BackfillState.STAGING
     batches: Mapping[int, int] = field(default_factory=dict)
     """The last chunk that each epoch committed; 0 if none."""
     planned: int = 0
@@ -63,7 +63,7 @@ class Lane:
 
     @property
     def is_open(self) -> bool:
-        return self.state in {LaneState.STAGING, LaneState.STAGED}
+        return self.state in {BackfillState.STAGING, BackfillState.STAGED}
 
     @property
     def chunks(self) -> int:
@@ -78,22 +78,22 @@ class Lane:
         """Whether a chunk is committed: an epoch commits its chunks in order."""
         return key.batch <= self.batches.get(key.epoch, 0)
 
-    def owned_by(self, epoch: int, run: str | None = None) -> Lane:
+    def owned_by(self, epoch: int, run: str | None = None) -> BackfillMarker:
         """Return the backfill at the beginning of a new epoch of `run`."""
         runs = _latest(self.runs, (run,) if run else ())
         return dataclasses.replace(self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs)
 
-    def abandoned(self, by: str | None) -> Lane:
+    def abandoned(self, by: str | None) -> BackfillMarker:
         """Return the backfill ended without publication, by an operator, or by its own run for None."""
-        ended = dataclasses.replace(self, state=LaneState.ABANDONED)
+        ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
             return ended
         return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=_latest(self.abandoned_runs, self.runs))
 
-    def with_chunk(self, journal: Journal, *, planned: int) -> Lane:
+    def with_chunk(self, journal: Journal, *, planned: int) -> BackfillMarker:
         return dataclasses.replace(
             self,
-            state=LaneState.STAGING,
+            state=BackfillState.STAGING,
             batches={**self.batches, journal.key.epoch: journal.key.batch},
             planned=max(planned, self.chunks + 1),
             records=self.records + journal.records,
@@ -109,14 +109,14 @@ class Lane:
         return json.dumps(self.to_json(), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Lane:
+    def from_json(cls, raw: Mapping[str, Any]) -> BackfillMarker:
         if raw["format"] != FORMAT_VERSION:
             raise ValueError(f"it has format {raw['format']}, this frazil reads {FORMAT_VERSION}")
         names = {f.name for f in dataclasses.fields(cls)}
         batches = {int(epoch): last for epoch, last in raw["batches"].items()}
         known = {k: v for k, v in raw.items() if k in names}
         runs = {name: tuple(known.get(name, ())) for name in ("runs", "abandoned_runs")}
-        return cls(**{**known, **runs, "state": LaneState(raw["state"]), "batches": batches})
+        return cls(**{**known, **runs, "state": BackfillState(raw["state"]), "batches": batches})
 
 
 def _latest(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
@@ -133,18 +133,18 @@ def branch_name(stream: str) -> str:
     return f"frazil-backfill-{stream}"
 
 
-def lane_stream(stream: str, lane_id: str) -> str:
+def staging_stream(stream: str, backfill_id: str) -> str:
     """Return the name under which a backfill stages its files, apart from the live stream's."""
-    return f"{stream}/backfill-{lane_id}"
+    return f"{stream}/backfill-{backfill_id}"
 
 
-def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
+def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker | None:
     """Return the stream's last backfill; None if it never had one. Raises `MarkerUnreadable`."""
     text = properties.get(property_name(stream))
     if text is None:
         return None
     try:
-        return Lane.from_json(json.loads(text))
+        return BackfillMarker.from_json(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MarkerUnreadable(
             f"the table property {property_name(stream)!r} is not a backfill's ({error!r}): another frazil wrote it, "
@@ -153,26 +153,26 @@ def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
 
 
 def unsettled(
-    home: Mapping[str, str], letters: Mapping[str, str], stream: str, *, abandoned: bool = False
-) -> Lane | None:
+    default_marker: Mapping[str, str], letters: Mapping[str, str], stream: str, *, abandoned: bool = False
+) -> BackfillMarker | None:
     """Return the backfill that only the default table has ended: routed tables may not have its rows.
 
     With `abandoned`, also one that was abandoned in the default table: no table gets its rows, and the dead letters of
     a replay stay. Takes the properties of both tables.
     """
-    lane, own = read_lane(home, stream), read_lane(letters, stream)
-    if lane is None or own is None or own.id != lane.id or not own.is_open:
+    backfill, own = read_backfill(default_marker, stream), read_backfill(letters, stream)
+    if backfill is None or own is None or own.id != backfill.id or not own.is_open:
         return None
-    return lane if lane.state is LaneState.PUBLISHED or (abandoned and not lane.is_open) else None
+    return backfill if backfill.state is BackfillState.PUBLISHED or (abandoned and not backfill.is_open) else None
 
 
-def has_lane(properties: Mapping[str, str], lane: Lane) -> bool:
+def has_rows_of(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
     """Whether a routed table has the rows of a backfill: its properties name the last one that had any for it."""
-    found = read_lane(properties, lane.stream)
-    return found is not None and found.id == lane.id
+    found = read_backfill(properties, backfill.stream)
+    return found is not None and found.id == backfill.id
 
 
-def open_lanes(properties: Mapping[str, str]) -> list[Lane]:
+def open_backfills(properties: Mapping[str, str]) -> list[BackfillMarker]:
     """Return the backfills that are under way. Raises `MarkerUnreadable`."""
     streams = [name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX)]
-    return [lane for stream in streams if (lane := read_lane(properties, stream)) and lane.is_open]
+    return [backfill for stream in streams if (backfill := read_backfill(properties, stream)) and backfill.is_open]

@@ -1,4 +1,4 @@
-"""Which decisions a stream's history tells, and in what words."""
+"""The decisions that a stream's history records, and their words."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import pytest
 
 from frazil.history.points import Happened, Kind
 from frazil.supervise.decision import Cause, Decision, WriterAction
+from frazil.supervise.history_entry import history_entry
 from frazil.supervise.observed import Desired, DesiredMode, Unreadable
-from frazil.supervise.told import told
 
 NOW = 1_800_000_000_000
 
 
 def sentence(decision: Decision, problem: str | None = None) -> str | None:
-    found = told(decision, Desired(), problem, now_ms=NOW)
+    found = history_entry(decision, Desired(), problem, now_ms=NOW)
     return found and found.sentence
 
 
 @pytest.mark.parametrize("action", WriterAction)
-def test_what_acts_on_a_writer_is_told_with_its_reason(action: WriterAction) -> None:
+def test_what_acts_on_a_writer_is_reported_with_its_reason(action: WriterAction) -> None:
     acts = action not in {WriterAction.KEEP, WriterAction.HOLD, WriterAction.END}
     said = sentence(Decision(action, Cause.CRASHED, "it ended with signal 9"))
     assert (said is not None) is acts
@@ -26,18 +26,18 @@ def test_what_acts_on_a_writer_is_told_with_its_reason(action: WriterAction) -> 
         assert said.endswith(" (crashed): it ended with signal 9")
 
 
-def test_what_failed_is_told_as_such() -> None:
+def test_what_failed_is_reported_as_such() -> None:
     said = sentence(Decision(WriterAction.START, Cause.FIRST_START, "never launched"), "WriterBusy: it runs")
     assert said == "the writer is started (first start): never launched; that failed: WriterBusy: it runs"
 
 
 @pytest.mark.parametrize("action", [WriterAction.STOP, WriterAction.HOLD])
-def test_a_pause_is_told_as_of_the_act_whenever_it_is_seen(action: WriterAction) -> None:
+def test_a_pause_is_reported_as_of_the_act_whenever_it_is_seen(action: WriterAction) -> None:
     desired = Desired(DesiredMode.PAUSED, 3, reason="Kafka upgrade", by="ana", at_ms=NOW - 5)
-    found = told(Decision(action, Cause.PAUSED, "paused by ana 3 min ago"), desired, None, now_ms=NOW)
+    found = history_entry(Decision(action, Cause.PAUSED, "paused by ana 3 min ago"), desired, None, now_ms=NOW)
     assert found == Happened(NOW - 5, Kind.SUPERVISION, "the stream is paused by ana: Kafka upgrade")
 
 
-def test_a_desired_state_that_cannot_be_read_holds_and_is_not_told() -> None:
+def test_a_desired_state_that_cannot_be_read_holds_and_is_not_reported() -> None:
     decision = Decision(WriterAction.HOLD, Cause.STATE_UNREADABLE, "unreadable")
-    assert told(decision, Unreadable("no route"), None, now_ms=NOW) is None
+    assert history_entry(decision, Unreadable("no route"), None, now_ms=NOW) is None

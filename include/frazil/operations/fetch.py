@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil import clock
-from frazil.commit.lane import Lane, branch_name, open_lanes, read_lane
+from frazil.commit.backfill_marker import BackfillMarker, branch_name, open_backfills, read_backfill
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import read_stream
 from frazil.errors import MarkerUnreadable
@@ -55,12 +55,12 @@ MAX_FILES = 20_000
 """A table with more files shows no histogram, which needs every manifest entry."""
 
 
-def look_at_stream(spec: StreamSpec) -> StreamState:
-    """Where a stream stands now."""
+def fetch_stream(spec: StreamSpec) -> StreamState:
+    """Return the present state of a stream."""
     return stream_state(spec, now_ms=clock.now_ms())
 
 
-def look_at_windows(specs: Sequence[StreamSpec]) -> Windows | None:
+def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
     """Read a table's completeness; None if the table does not exist. `specs` are all streams that feed it."""
     seen = assess(existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
@@ -73,7 +73,7 @@ def look_at_windows(specs: Sequence[StreamSpec]) -> Windows | None:
     return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders(seen.feeds, following, held))
 
 
-def look_at_history(spec: StreamSpec, *, past_ms: int) -> History | None:
+def fetch_history(spec: StreamSpec, *, past_ms: int) -> History | None:
     """Read a stream's commits and its recorded history of `past_ms`; None if its table does not exist."""
     table = load_stream_table(spec)
     if table is None:
@@ -96,14 +96,14 @@ def _letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
         return None
 
 
-def look_at_standing(spec: StreamSpec) -> Standing:
+def fetch_standing(spec: StreamSpec) -> Standing:
     """Read from a stream's table which actions are possible. Raises the errors of `read_stream` and of markers."""
     table = read_stream(spec).tables.main.current()
-    marker, lane = read_marker(table.properties, spec.name), read_lane(table.properties, spec.name)
-    return Standing(looked=True, marker=marker, lane=lane, coordinates=has_coordinates(table.schema()))
+    marker, backfill = read_marker(table.properties, spec.name), read_backfill(table.properties, spec.name)
+    return Standing(is_read=True, marker=marker, backfill=backfill, coordinates=has_coordinates(table.schema()))
 
 
-def look_at_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
+def fetch_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
     """Return the names of the tables of a stream's route by identifier, from its declaration and its name template.
 
     `specs` are all declared streams.
@@ -115,7 +115,7 @@ def look_at_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, s
     }
 
 
-def look_at_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
+def fetch_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
     """Read a table's files and snapshots, and the windows of its partitions; None if the table does not exist."""
     catalog, now_ms = existing_catalog(table.catalog), clock.now_ms()
     health = measure(catalog, table, now_ms=now_ms)
@@ -125,8 +125,8 @@ def look_at_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | Non
     partitions, staged = tuple[PartitionFiles, ...](), list[PartitionFiles]()
     if health.data_files <= MAX_FILES:
         partitions = read_partitions(now, _manifests(now), table, target_bytes=target, sizes=sizes)
-        for lane in _lanes(now):
-            manifests = _manifests(now, branch_name(lane.stream))
+        for backfill in _open_backfills(now):
+            manifests = _manifests(now, branch_name(backfill.stream))
             staged += read_partitions(now, manifests, table, target_bytes=target)
     answers, past = due(health, table.settings), read_past(now)
     shape = shape_of(now.metadata, health, answers, sizes=sizes, past=past, settings=table.settings)
@@ -138,15 +138,15 @@ def _manifests(table: Table, branch: str = MAIN) -> list[ManifestFile]:
     return head.manifests(table.io) if head else []
 
 
-def _lanes(table: Table) -> list[Lane]:
+def _open_backfills(table: Table) -> list[BackfillMarker]:
     """Open backfills of at most `MAX_FILES` files."""
     try:
-        return [lane for lane in open_lanes(table.properties) if lane.files <= MAX_FILES]
+        return [backfill for backfill in open_backfills(table.properties) if backfill.files <= MAX_FILES]
     except MarkerUnreadable:  # the view of its stream says so
         return []
 
 
-def look_at_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
+def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
     """Read a table's newest windows; None before the first signal. `specs` are all streams that feed the table."""
     seen = assess(existing_catalog(specs[0].table.catalog), specs)
     cursor = seen.signals.cursor if seen else None
@@ -158,17 +158,17 @@ def look_at_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
     return calendar_of(seen.grain, signals, through_us=cursor.through_us, now_us=now_us, waits_for=seen.decision.reason)
 
 
-def look_at_signals(spec: StreamSpec) -> Cursor | None:
+def fetch_signals(spec: StreamSpec) -> Cursor | None:
     """Read up to where a table's windows are signalled, and which its gates hold; None before the first signal."""
     return TableSignals.load(existing_catalog(spec.table.catalog), spec.table.identifier).cursor
 
 
-def look_at_writers(spec: StreamSpec) -> Observation:
+def fetch_writers(spec: StreamSpec) -> Observation:
     """Read the stream's run folder on this host."""
     return open_launcher(spec.name).observe()
 
 
-def look_at_topics(spec: StreamSpec) -> Mapping[TopicPartition, int]:
+def fetch_topics(spec: StreamSpec) -> Mapping[TopicPartition, int]:
     """Read the end offset of each topic-partition. Raises Kafka's errors."""
     from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few looks need
 

@@ -51,7 +51,7 @@ class Run:
     """A person wants it now, whenever the tables were looked at last."""
 
 
-def look_at_all(names: Sequence[str], streams: Path, run: Run, store: Store, states_of: StatesOf) -> list[str]:
+def due_tables(names: Sequence[str], streams: Path, run: Run, store: Store, states_of: StatesOf) -> list[str]:
     """The tables that need a task: something is due, or they could not be measured. In a dry run all that are chosen.
 
     Each name stands for its dead-letter tables too, and a route's for all of its tables. Left out are those whose turn
@@ -65,13 +65,13 @@ def look_at_all(names: Sequence[str], streams: Path, run: Run, store: Store, sta
     turns = {name: turn for name, value in kept if name in names and (turn := Turn.from_json(value))}
     working = _working(turns, run, states_of)
     every = {name: ALWAYS if run.by_hand else _every(name, together, routed) for name in wanted if name not in working}
-    asked = whose_turn(every, turns, moment_ms=run.moment_ms)
+    chosen = whose_turn(every, turns, moment_ms=run.moment_ms)
     if run.dry_run:
-        return asked[:MAX_TABLES]
-    needy = _needy(asked, together, [RouteTables(name, spec, declared) for name, spec in routed.items()], run, store)
+        return chosen[:MAX_TABLES]
+    needy = _needy(chosen, together, [RouteTables(name, spec, declared) for name, spec in routed.items()], run, store)
     needy, left = needy[:MAX_TABLES], needy[MAX_TABLES:]
     turns = {name: turn if name in working else Turn(turn.at_ms) for name, turn in turns.items()}
-    turns |= {name: Turn(run.moment_ms) for name in asked if name not in left}
+    turns |= {name: Turn(run.moment_ms) for name in chosen if name not in left}
     turns |= {name: Turn(run.moment_ms, run.run_id, index) for index, name in enumerate(needy)}
     store.set(TURNS, {name: turn.to_json() for name, turn in turns.items()})
     return needy
@@ -96,7 +96,7 @@ def _every(name: str, together: Mapping[str, Sequence[MaintainedTable]], routed:
 
 
 def _needy(
-    asked: Sequence[str],
+    chosen: Sequence[str],
     together: Mapping[str, Sequence[MaintainedTable]],
     routed: Sequence[RouteTables],
     run: Run,
@@ -105,7 +105,7 @@ def _needy(
     # A task may talk to Airflow from one thread only.
     dirty = {
         table.name
-        for name in asked
+        for name in chosen
         for table in together.get(name, ())
         if "orphans" in run.actions and orphans_due(table, store)
     }
@@ -113,7 +113,7 @@ def _needy(
     by_name = {route.name: route for route in routed}
     dirty |= {route.name for route in routed if "orphans" in run.actions and route.orphans_due(store)}
 
-    def look(name: str) -> bool:
+    def check(name: str) -> bool:
         if name in by_name:
             return bool(by_name[name].due(run.actions)) or name in dirty
         needs = False
@@ -125,11 +125,11 @@ def _needy(
             needs = needs or (table.name in dirty and catalog.table_exists(table.identifier))
         return needs
 
-    found = side_by_side(asked, look, within_s=WITHIN.total_seconds())
+    found = side_by_side(chosen, check, within_s=WITHIN.total_seconds())
     failed = {name: error for name, error in found.items() if isinstance(error, Exception)}
     for name, error in failed.items():
         log.error("%s was not measured: %r", name, error)
     if len(failed) == len(found) > 1:
         name, error = next(iter(failed.items()))
         raise FrazilError(f"none of {len(failed)} tables could be measured; {name}: {error!r}") from error
-    return [name for name in asked if found[name]]
+    return [name for name in chosen if found[name]]

@@ -16,7 +16,9 @@ _WORDS = {
 """Holds are not recorded: the start after them, or the decision before them, says why."""
 
 
-def told(decision: Decision, desired: Desired | Unreadable, problem: str | None, *, now_ms: int) -> Happened | None:
+def history_entry(
+    decision: Decision, desired: Desired | Unreadable, problem: str | None, *, now_ms: int
+) -> Happened | None:
     """Return the event for a decision that was carried out, or failed with `problem`; None if it needs no event."""
     if decision.cause is Cause.PAUSED and isinstance(desired, Desired):
         # As of the act, in words that stay the same: each supervisor that comes after tells it again.

@@ -15,9 +15,9 @@ from typing import Any
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
 from frazil.commit.history import ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
-from frazil.commit.lane import Lane, LaneState, read_lane
 from frazil.commit.period import Period
 from frazil.commit.target_objects import object_of, targets_in
 from frazil.errors import FrazilError
@@ -29,7 +29,7 @@ from frazil.offsets.spans import TopicPartition
 class Record:
     """`_frazil/<stream>/backfills/<id>.json`, written before the publishing commit: what that commit brings."""
 
-    lane: Lane
+    backfill: BackfillMarker
     late: Mapping[int, int]
     """Rows by window start, in microseconds since 1970."""
     replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
@@ -40,10 +40,10 @@ class Record:
     @property
     def selects(self) -> bool:
         """Whether it took only some records of its ranges: those with given event times, or those in files."""
-        return any(self.lane.request.get(name) for name in ("from-event-time", "to-event-time", "files"))
+        return any(self.backfill.request.get(name) for name in ("from-event-time", "to-event-time", "files"))
 
     def to_bytes(self) -> bytes:
-        raw: dict[str, Any] = {"lane": self.lane.to_json(), "late": self.late}
+        raw: dict[str, Any] = {"backfill": self.backfill.to_json(), "late": self.late}
         if self.replayed:
             raw["replayed"] = _packed(self.replayed)
         if self.routed:
@@ -55,7 +55,7 @@ class Record:
         raw: dict[str, Any] = json.loads(data)
         late = {int(begin): rows for begin, rows in raw["late"].items()}
         routed = {target: _unpacked(of) for target, of in raw.get("routed", {}).items()}
-        return cls(Lane.from_json(raw["lane"]), late, _unpacked(raw.get("replayed", ())), routed)
+        return cls(BackfillMarker.from_json(raw["backfill"]), late, _unpacked(raw.get("replayed", ())), routed)
 
 
 def _packed(offsets: Mapping[TopicPartition, BitMap64]) -> list[tuple[str, int, str]]:
@@ -73,49 +73,50 @@ def folder(journals: JournalStore) -> str:
     return f"{journals.state}/backfills"
 
 
-def record_path(journals: JournalStore, lane_id: str) -> str:
-    return f"{folder(journals)}/{lane_id}.json"
+def record_path(journals: JournalStore, backfill_id: str) -> str:
+    return f"{folder(journals)}/{backfill_id}.json"
 
 
-def record_of(journals: JournalStore, lane: Lane) -> Record:
+def record_of(journals: JournalStore, backfill: BackfillMarker) -> Record:
     """Return the record of a published replay. Raises FrazilError if it is missing."""
-    path = record_path(journals, lane.id)
+    path = record_path(journals, backfill.id)
     data = journals.store.get(path)
     if data is None:
         raise FrazilError(
-            f"the record of replay {lane.id} of stream {lane.stream!r} is missing: nothing tells which dead letters it "
+            f"the record of replay {backfill.id} of stream {backfill.stream!r} is missing: nothing tells which dead "
+            "letters it "
             f"made rows. Put {path} back"
         )
     return Record.from_bytes(data)
 
 
-def lane_folder(journals: JournalStore, lane_id: str) -> str:
-    return f"{folder(journals)}/{lane_id}"
+def backfill_folder(journals: JournalStore, backfill_id: str) -> str:
+    return f"{folder(journals)}/{backfill_id}"
 
 
-def lane_journals(journals: JournalStore, lane_id: str) -> JournalStore:
+def backfill_journals(journals: JournalStore, backfill_id: str) -> JournalStore:
     """Return the journals of one backfill's chunks."""
-    return JournalStore(journals.store, lane_folder(journals, lane_id))
+    return JournalStore(journals.store, backfill_folder(journals, backfill_id))
 
 
-def give_up_rows(journals: JournalStore, lane_id: str, target: Target) -> None:
+def give_up_rows(journals: JournalStore, backfill_id: str, target: Target) -> None:
     """Discard the rows of a published replay that wait for a table which the route no longer has."""
-    journals.store.put(object_of(_given_up_folder(journals, lane_id), target), b"{}")
+    journals.store.put(object_of(_given_up_folder(journals, backfill_id), target), b"{}")
 
 
-def given_up(journals: JournalStore, lane_id: str) -> set[Target]:
+def given_up(journals: JournalStore, backfill_id: str) -> set[Target]:
     """Return the tables whose rows of a replay an operator gave up."""
-    return targets_in(journals.store, _given_up_folder(journals, lane_id))
+    return targets_in(journals.store, _given_up_folder(journals, backfill_id))
 
 
-def _given_up_folder(journals: JournalStore, lane_id: str) -> str:
-    return f"{lane_folder(journals, lane_id)}/given-up"
+def _given_up_folder(journals: JournalStore, backfill_id: str) -> str:
+    return f"{backfill_folder(journals, backfill_id)}/given-up"
 
 
-def chunks(journals: JournalStore, lane: Lane) -> list[Journal]:
+def chunks(journals: JournalStore, backfill: BackfillMarker) -> list[Journal]:
     """Return the journals of the committed chunks, in order."""
-    own = lane_journals(journals, lane.id)
-    return [journal for key in own.keys() if lane.has(key) and (journal := own.get(key))]  # noqa: SIM118 - no mapping
+    own = backfill_journals(journals, backfill.id)
+    return [journal for key in own.keys() if backfill.has(key) and (journal := own.get(key))]  # noqa: SIM118 - no mapping
 
 
 def topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
@@ -130,13 +131,13 @@ def published(
 
     A record of the current backfill is only an intention until the backfill is marked as published.
     """
-    lane = read_lane(metadata.properties, stream)
-    intended = lane.id if lane and lane.state is not LaneState.PUBLISHED else None
+    backfill = read_backfill(metadata.properties, stream)
+    intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None
     paths = _paths(journals) if window is None else _paths_in(metadata, stream, window)
     for path in paths:
         data = journals.store.get(path)
         record = Record.from_bytes(data) if data else None
-        if record and record.lane.id != intended:
+        if record and record.backfill.id != intended:
             yield record
 
 

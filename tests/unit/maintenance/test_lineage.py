@@ -1,4 +1,4 @@
-"""What a lineage backend is told of maintenance: one run for each table that changed, and none for the others."""
+"""What a lineage backend receives of maintenance: one run for each table that changed, and none for the others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from frazil.lineage.facts import State
 from frazil.lineage.jobs import telling
 from frazil.maintenance.due import Action
+from frazil.maintenance.lineage import tell
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.tables import MaintainedTable, TableKind
-from frazil.maintenance.told import tell
 from frazil.spec.maintenance import Maintenance
 from frazil.table.catalogs import load_catalog
-from tests.unit.aggregate.test_told import ON, ROWS, Backend
+from tests.unit.aggregate.test_day_run import ON, ROWS, Backend
 
 TABLE = MaintainedTable("shop.sales", "shop.sales", None, TableKind.MAIN, Maintenance(), ())
 
@@ -31,7 +31,7 @@ def backend(frazil_home: Path) -> Backend:  # noqa: ARG001
     return Backend()
 
 
-def told(backend: Backend, *outcomes: Outcome, table: MaintainedTable = TABLE) -> Backend:
+def reported(backend: Backend, *outcomes: Outcome, table: MaintainedTable = TABLE) -> Backend:
     with telling(ON, connect=backend.connect) as jobs:
         tell(jobs, table, outcomes, began_ms=1_000)
     return backend
@@ -39,7 +39,7 @@ def told(backend: Backend, *outcomes: Outcome, table: MaintainedTable = TABLE) -
 
 def test_a_table_that_changed_is_input_and_output_of_a_run_that_says_what_was_done(backend: Backend) -> None:
     done = outcome(Action.COMPACTION, Ending.DONE, **{"files-removed": 9})
-    told(backend, done, outcome(Action.EXPIRY, Ending.SKIPPED))
+    reported(backend, done, outcome(Action.EXPIRY, Ending.SKIPPED))
     (started, _), (state, after) = backend.events
     assert (backend.job, started, state) == ("maintenance.shop.sales", State.START, State.COMPLETE)
     snapshot = load_catalog(None).load_table("shop.sales").current_snapshot()
@@ -59,15 +59,15 @@ def test_a_table_that_changed_is_input_and_output_of_a_run_that_says_what_was_do
 
 
 def test_an_action_that_failed_fails_the_run(backend: Backend) -> None:
-    told(backend, outcome(Action.COMPACTION, Ending.DONE), outcome(Action.EXPIRY, Ending.FAILED))
+    reported(backend, outcome(Action.COMPACTION, Ending.DONE), outcome(Action.EXPIRY, Ending.FAILED))
     state, after = backend.events[-1]
     assert (state, after.error) == (State.FAIL, "expiry: expiry failed")
     assert [one["action"] for one in after.actions] == ["compaction", "expiry"]
 
 
-def test_nothing_is_told_where_nothing_changed_or_the_table_cannot_be_read(backend: Backend) -> None:
+def test_nothing_is_reported_where_nothing_changed_or_the_table_cannot_be_read(backend: Backend) -> None:
     idle = [outcome(Action.EXPIRY, ending) for ending in (Ending.SKIPPED, Ending.GAVE_UP, Ending.REFUSED)]
     gone = MaintainedTable("shop.gone", "shop.gone", None, TableKind.MAIN, Maintenance(), ())
-    told(told(backend, *idle), outcome(Action.EXPIRY, Ending.DONE), table=gone)
+    reported(reported(backend, *idle), outcome(Action.EXPIRY, Ending.DONE), table=gone)
     assert backend.events == []
     tell(None, TABLE, [outcome(Action.EXPIRY, Ending.DONE)], began_ms=0)

@@ -28,18 +28,18 @@ def tell(jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome],
         log.info("could not report the maintenance of %s to OpenLineage's backend: %r", table.name, error)
         return
     failed = [f"{one.action}: {one.sentence}" for one in worth if one.ending is Ending.FAILED]
-    told = RunFacts(
+    facts = RunFacts(
         inputs=(found,),
         output=replace(found, snapshot_id=snapshot.snapshot_id if snapshot else None),
         error="; ".join(failed) or None,
-        actions=tuple(_told(one) for one in worth),
+        actions=tuple(_facts_of(one) for one in worth),
     )
     run = jobs.run(f"maintenance.{table.name}")
     run.started(began_ms, RunFacts(inputs=(found,)))
-    run.ended(clock.now_ms(), told)
+    run.ended(clock.now_ms(), facts)
 
 
-def _told(one: Outcome) -> dict[str, object]:
+def _facts_of(one: Outcome) -> dict[str, object]:
     return {
         "action": str(one.action),
         "ending": str(one.ending),

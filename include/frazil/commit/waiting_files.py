@@ -60,7 +60,7 @@ class Note:
 
 
 def is_beside(tables: StreamTables, file: StagedFile) -> bool:
-    return bare_path(file.path).startswith(f"{bare_path(tables.beside_home())}/")
+    return bare_path(file.path).startswith(f"{bare_path(tables.waiting_folder())}/")
 
 
 def some_beside(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
@@ -114,13 +114,14 @@ def written_anew(
     else:
         layout = target_table(table, folder=folder)
     writer = TableWriter(layout, target, io=table.io, file_name=file_namer(0, 0))
-    home = tables.main.current()
-    homes = f"{bare_path(data_location(home))}/"
-    names = other_names(layout.schema_json, layout.properties, home.schema().model_dump_json(), home.properties)
+    default_table = tables.main.current()
+    own_folder = f"{bare_path(data_location(default_table))}/"
+    schema = default_table.schema().model_dump_json()
+    names = other_names(layout.schema_json, layout.properties, schema, default_table.properties)
     try:
         for file in files:
-            is_homes = is_beside(tables, file) or bare_path(file.path).startswith(homes)
-            source = (home if is_homes else table).io
+            is_waiting = is_beside(tables, file) or bare_path(file.path).startswith(own_folder)
+            source = (default_table if is_waiting else table).io
             with source.new_input(file.path).open() as stream:
                 for batch in pq.ParquetFile(stream).iter_batches():
                     writer.add(fitted(pa.Table.from_batches([batch]), writer.layout.arrow_schema, names))
@@ -156,7 +157,7 @@ def sweep_beside(
     """
     store = tables.store
     kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
-    for folder in store.list_folders(tables.beside_home()):
+    for folder in store.list_folders(tables.waiting_folder()):
         name = folder.rstrip("/").rsplit("/", 1)[-1]
         if name.isdigit() and int(name) < below_epoch:
             store.delete([f.path for f in store.list_files(folder) if bare_path(f.path) not in kept])
@@ -173,7 +174,7 @@ def note_of(tables: StreamTables, target: Target) -> Note | None:
 
 def notes(tables: StreamTables) -> list[Note]:
     """Return all notes of the stream, ordered by file name."""
-    found = (tables.store.get(file.path) for file in tables.store.list_files(f"{tables.beside_home()}/tables"))
+    found = (tables.store.get(file.path) for file in tables.store.list_files(f"{tables.waiting_folder()}/tables"))
     return [note for data in found if data is not None and (note := _parsed(data))]
 
 
@@ -215,4 +216,4 @@ def _record_path(tables: StreamTables, table: Table, key: BatchKey) -> str:
 
 
 def _note_path(tables: StreamTables, target: Target) -> str:
-    return object_of(f"{tables.beside_home()}/tables", target)
+    return object_of(f"{tables.waiting_folder()}/tables", target)

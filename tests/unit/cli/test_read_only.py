@@ -15,7 +15,7 @@ from frazil.commit.opened import open_stream, read_stream
 from frazil.commit.sweep import bare_path
 from frazil.errors import TableLost
 from frazil.operations.abandoning import plan_abandon
-from frazil.operations.look import look_at_history, look_at_standing
+from frazil.operations.fetch import fetch_history, fetch_standing
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.status.missing import missing_tables
@@ -26,7 +26,7 @@ from tests.made_routes import MadeRoute, shop
 
 @pytest.fixture
 def spec(tmp_path: Path, frazil_home: Path) -> StreamSpec:  # noqa: ARG001
-    """Of a stream whose dead-letter table was dropped with its files."""
+    """A stream whose dead-letter table was dropped with its files."""
     text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
     made = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)
@@ -57,7 +57,7 @@ SAYING = (
 OTHERS = ("status", "status shop", "route shop", "backfill shop --status")
 
 
-def test_no_command_that_looks_makes_a_table_and_who_needs_the_letters_is_told(
+def test_no_command_that_reads_makes_a_table_and_who_needs_the_letters_is_reported(
     spec: StreamSpec, tmp_path: Path
 ) -> None:
     before, missing = there(), f"its dead-letter table {spec.dead_letter_table} is not in the catalog"
@@ -68,12 +68,12 @@ def test_no_command_that_looks_makes_a_table_and_who_needs_the_letters_is_told(
     assert CliRunner().invoke(frazil, ["health", "--streams", str(tmp_path)]).exit_code == TableLost.exit_code
 
 
-def test_no_look_of_the_page_makes_a_table_and_who_changes_something_has_it(spec: StreamSpec) -> None:
+def test_no_check_of_the_page_makes_a_table_and_who_changes_something_has_it(spec: StreamSpec) -> None:
     before = there()
     stream_state(spec, now_ms=0)
     missing_tables(spec)
-    look_at_history(spec, past_ms=60_000)
-    look_at_standing(spec)
+    fetch_history(spec, past_ms=60_000)
+    fetch_standing(spec)
     plan_abandon(spec)
     with pytest.raises(TableLost, match="The writer's next start creates an empty one: `frazil restart shop`"):
         read_stream(spec).tables.dead_letters.current()

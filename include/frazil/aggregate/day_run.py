@@ -32,7 +32,7 @@ class DayRun:
     given: DayInput
 
     @contextmanager
-    def told(self, jobs: Jobs | None) -> Iterator[None]:
+    def reported(self, jobs: Jobs | None) -> Iterator[None]:
         """Report START before the run, COMPLETE or FAIL after it; nothing if no backend is declared."""
         if jobs is None:
             yield
@@ -67,10 +67,10 @@ class DayRun:
 
     def _written(self, target: Table) -> Snapshot | None:
         """What this run wrote; None where a newer input was there already."""
-        asked = {"frazil.aggregation": self.spec.name, "frazil.day": str(self.day)}
+        expected = {"frazil.aggregation": self.spec.name, "frazil.day": str(self.day)}
         for snapshot in ancestors(target.metadata):
             summary = snapshot.summary
-            if summary is not None and all(summary.get(key) == value for key, value in asked.items()):
+            if summary is not None and all(summary.get(key) == value for key, value in expected.items()):
                 mine = summary.get("frazil.input-snapshot-id") == str(self.given.snapshot_id)
                 return snapshot if mine and summary.get("frazil.input-revisions") == self.given.revisions else None
         return None
