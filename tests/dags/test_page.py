@@ -121,6 +121,7 @@ def declared(ask: Ask, streams: Path) -> None:
     ghosts = YAML.format(name="ghosts", table="{identifier: far.ghosts, catalog: silent}")
     (streams / "ghosts.yaml").write_text(ghosts)
     route = "route: {by: field, name: id, tables: {'1': demo.orders_one}, template: 'demo.orders_of_{value}'}\n"
+    route += "coordinates: false\n"
     (streams / "orders.yaml").write_text(YAML.format(name="orders", table="demo.orders") + route)
     (streams / "wrong.yaml").write_text("name: wrong\nschema: {id: lung}\n")
     eventually(lambda: ask("VIEWER", "api/overview")["body"]["lines"], within_s=60)

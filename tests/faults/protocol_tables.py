@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -25,8 +24,8 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.merging import Merging, in_process
-from frazil.commit.mode import UPSERTS, merge_rules
+from frazil.commit.merging import in_process, merging_of
+from frazil.commit.mode import DEDUPLICATES, MergingMode, merging_mode
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.commit.sweep import bare_path, batch_folder
@@ -44,7 +43,16 @@ from frazil.table.tables import ensure_dead_letters, ensure_table, state_locatio
 
 from .protocol_faults import Clock, Faults, ProcessIO, ProcessStore
 
-Kind = Literal["upserts", "upserts at once", "routes", "routes at once", "routed upserts", "routed upserts at once"]
+Kind = Literal[
+    "upserts",
+    "upserts at once",
+    "routes",
+    "routes at once",
+    "routed upserts",
+    "routed upserts at once",
+    "routed repeats",
+    "routed repeats at once",
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 STREAM, HOME, DEAD, ORDERS, PAYMENTS = "shop", "demo.home", "demo.home_dead_letters", "demo.orders", "demo.payments"
 ROUTED = (ORDERS, PAYMENTS)
@@ -81,6 +89,7 @@ def spec_of(kind: Kind) -> StreamSpec:
             "event-time": "at",
             "commit": {"atomic": kind.endswith("at once")},
             **(upserts if "upserts" in kind else {}),
+            **({"dedupe": {"key": "id", "within": "1h"}} if "repeats" in kind else {}),
             **(routes if "route" in kind else {}),
         }
     )
@@ -163,7 +172,11 @@ class World:
 
     @property
     def merges(self) -> bool:
-        return self.spec.mode == "upsert"
+        return self.mode is not None
+
+    @property
+    def mode(self) -> MergingMode | None:
+        return merging_mode(self.spec)
 
     @property
     def routed(self) -> tuple[str, ...]:
@@ -233,7 +246,7 @@ class World:
             clock_ms=lambda: NOW_MS,
             retry_policy=RetryPolicy(total_s=4, clock=now, wait=now.wait),
             at_once=catalog.commit_at_once if self.spec.commit.atomic else None,
-            merging=Merging(partial(merge_rules, self.spec), run, lambda: 2) if self.merges else None,
+            merging=merging_of(self.spec, run, lambda: 2),
         )
         return tables, catalog
 
@@ -266,15 +279,18 @@ class World:
         return {offset for offset, record in enumerate(self.log[: self.offset()]) if record == target}
 
     def newest(self, name: str, end: int) -> dict[int, int | None]:
-        """What the changes below an offset come to in a table."""
-        found: dict[int, int] = {}
+        """The rows that a table has of the records below an offset: of each key the last change, or the first row."""
+        found: dict[int, int | None] = {}
         for record in self.log[:end]:
             if isinstance(record, tuple) and self.table_of(record[0]) == name:
                 key, amount = record
+                if self.mode is DEDUPLICATES:
+                    found.setdefault(key, amount)
+                    continue
                 found.pop(key, None)
                 if amount is not None:
                     found[key] = amount
-        return dict(found)
+        return found
 
     def references(self, name: str) -> set[str]:
         """Every file that any snapshot of a table needs."""
@@ -315,9 +331,9 @@ class World:
 
     def _write(self, table: Table, key: BatchKey, target: Target, offsets: Sequence[int]) -> list[StagedFile]:
         layout = target_table(table, folder=batch_folder(table, STREAM, key))
-        changes = self.merges and target != "dead-letters"
+        mode = self.mode if target != "dead-letters" else None
         writer = TableWriter(
-            UPSERTS.staged(layout, self.spec.key) if changes else layout,
+            mode.staged(layout, self.spec.key) if mode else layout,
             target,
             io=PyArrowFileIO(),
             file_name=file_namer(0, 0),

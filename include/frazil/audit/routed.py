@@ -20,7 +20,7 @@ from frazil.audit.compare import counted_once
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import merged_ranges
-from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled_replay
+from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled
 from frazil.commit.backfill_records import chunks, given_up, published
 from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.journal import Journal
@@ -78,7 +78,7 @@ class Replays:
             for found, of in ((rows, record.replayed), *((routed[t], of) for t, of in record.routed.items())):
                 for tp, offsets in of.items():
                     found[tp] |= offsets
-        last = unsettled_replay(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
+        last = unsettled(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
         if last is None:
             return cls(rows, routed)
         return cls(rows, routed, last, chunks(tables.journals, last), given_up(tables.journals, last.id))

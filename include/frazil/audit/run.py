@@ -14,7 +14,7 @@ from frazil.audit.evidence import Evidence, InKafka, explained, gather
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import merged_ranges
 from frazil.audit.routed import Replays, compare_tables, routed_rows
-from frazil.commit.backfill_marker import BackfillState, read_backfill, unsettled_replay
+from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled
 from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
 from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
@@ -126,13 +126,19 @@ class _Run:
         return found, (*notes, *of_tables)
 
     def letters(self, claimed: Claims) -> Tallies:
-        """Tally the dead letters, without those that a published replay has yet to remove."""
+        """Tally the dead letters, without those that a published replay has yet to remove, and with those that a
+        published backfill has yet to add.
+        """
         ids = self.marker.source.topic_ids
         wanted = Wanted(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         letters = tally(self.tables.dead_letters.refresh(), wanted)
         own = self.tables.dead_letters.current().properties
-        if unsettled_replay(self.table.properties, own, self.marker.stream) is None:
+        lane = unsettled(self.table.properties, own, self.marker.stream)
+        if lane is None:
             return letters
+        if not lane.replays:
+            staged = replace(wanted, branch=branch_name(lane.stream))
+            return together([letters, tally(self.tables.dead_letters.current(), staged)])
         settled = {tp: claimed.replayed[tp] for tp in letters.keys() & claimed.replayed.keys()}
         return {**letters, **{tp: OffsetTally([*(letters[tp].seen - offsets)]) for tp, offsets in settled.items()}}
 
@@ -184,20 +190,28 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
 
 
-def audit_letters(
-    tables: StreamTables, table: Table, marker: Marker, claimed: Claims, window: Period | None
-) -> tuple[Finding, ...] | None:
-    """Compare the dead letters alone with the commit records.
+def audit_changes(
+    tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
+) -> tuple[tuple[Finding, ...], int] | None:
+    """Compare an upserted stream with its commit records alone, as far as that is possible.
 
-    Returns None if a replay was published after `table` was loaded: then load it again.
+    Returns the findings, and the number of changes without a row: later ones replaced or deleted it, or it is missing.
+    For a period, and without coordinates, only dead letters are compared. Returns None if a replay was published after
+    `table` was loaded: then load it again.
     """
-    run = _Run(tables, table, marker, window, None, drops_repeats=False, named=())
-    letters = run.letters(claimed)
+    marker = marker_of(tables, table)
+    run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)
+    if window is None and has_coordinates(table.schema()):
+        compared: Callable[[Evidence], tuple[Finding, ...]] = compare
+        evidence, notes = run.evidence(claimed)
+    else:
+        compared, notes = compare_letters, ()
+        evidence = gather(marker, claimed, rows={}, dead_letters=run.letters(claimed), kafka={}, whole=window is None)
     if _replayed_meanwhile(run):
         return None
-    evidence = gather(marker, claimed, rows={}, dead_letters=letters, kafka={}, whole=window is None)
-    evidence = _checked_twice(run, claimed, evidence, compare_letters)
-    return tuple(finding for each in evidence for finding in compare_letters(each))
+    evidence = _checked_twice(run, claimed, evidence, compared)
+    rows = sum(len(e.rows.seen) for e in evidence)
+    return (*notes, *(finding for each in evidence for finding in compared(each))), max(0, claimed.records - rows)
 
 
 def marker_of(tables: StreamTables, table: Table) -> Marker:

@@ -23,7 +23,7 @@ from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import by_topic_id, merged_ranges, read_again
-from frazil.audit.run import Audit, PartitionAudit, audit_letters, marker_of, standing_findings
+from frazil.audit.run import Audit, PartitionAudit, audit_changes, marker_of, standing_findings
 from frazil.audit.sinks import Sinks
 from frazil.audit.source import cut_logs
 from frazil.commit.marker import BatchKey, Marker
@@ -32,7 +32,6 @@ from frazil.commit.opened import open_kafka
 from frazil.commit.period import Period
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
-from frazil.errors import SpecError
 from frazil.home import make_folder, run_folder
 from frazil.ingest.contract import OffsetRange, StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.stage import stage
@@ -57,38 +56,33 @@ LATE_AFTER_DELETE = (
 def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
-    """Audit the table and its dead letters; rows only `with_source`. Raises as `audit_stream` does."""
-    letters = None
-    while letters is None:
-        table, marker, claimed = _claimed(spec, tables, window)
-        letters = audit_letters(tables, table, marker, claimed, window)
-    findings = (*standing_findings(table, marker, claimed, window), *letters, *_read_again(claimed))
+    """Audit the table and its dead letters; values of rows only `with_source`. Raises as `audit_stream` does."""
+    named, found = {*spec.route.tables.values()} if spec.route else set[Target](), None
+    while found is None:
+        table, marker, claimed = _claimed(tables, window)
+        found = audit_changes(tables, table, claimed, window=window, named=named)
+    of_commits, replaced = found
+    findings = (*standing_findings(table, marker, claimed, window), *of_commits, *_read_again(claimed))
     if with_source:
         findings = (*findings, *_compared(spec, tables, table, marker, claimed))
-    partitions = tuple(_numbers(claimed))
-    if changes := 0 if with_source else sum(partition.rows for partition in partitions):
+    elif replaced:
         sentence = (
-            f"{counted(changes, 'change')} of {counted(claimed.batches, 'batch')} were not compared with the table's "
-            "rows: for an upsert that needs Kafka's records (--source)"
+            f"{counted(replaced, 'committed change')} without a row: later ones replaced them, or their rows are "
+            "missing. `--source` compares with Kafka's records"
         )
-        findings = (*findings, Finding(FindingKind.NOT_COMPARED, changes, sentence, spec.name))
-    return Audit(spec.name, partitions, findings, claimed.batches, window, by_key=True)
+        findings = (*findings, Finding(FindingKind.NOT_COMPARED, replaced, sentence, spec.name))
+    return Audit(spec.name, tuple(_numbers(claimed)), findings, claimed.batches, window, by_key=True)
 
 
 def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
     """Return the records of Kafka that the table of a stream with dedupe is missing. Raises as `audit_stream` does."""
-    table, marker, claimed = _claimed(spec, tables, window)
+    table, marker, claimed = _claimed(tables, window)
     yield from _compared(spec, tables, table, marker, claimed)
 
 
-def _claimed(spec: StreamSpec, tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
+def _claimed(tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
     table = tables.main.refresh()
     marker = marker_of(tables, table)
-    if marker.routed is not None and spec.route is None:
-        raise SpecError(
-            f"stream {tables.stream!r} had a route: its records are in other tables than {tables.main.identifier} too, "
-            "and without the route an audit by key does not know which. Declare it again to audit the stream"
-        )
     if window is None:
         return table, marker, claims(tables.journals, marker, table.metadata)
     return table, marker, window_claims(tables.journals, marker, table.metadata, window)
@@ -119,6 +113,13 @@ def _compared(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, claimed: Claims
 ) -> Iterator[Finding]:
     starts = {tp: min(r.start for r in of) for tp, of in claimed.ranges.items() if of and tp in marker.offsets}
+    if marker.routed is not None and spec.route is None:
+        sentence = (
+            f"{counted(claimed.records, 'record')} of a stream that had a route: which of them belong to other tables "
+            "is not known. Declare the route again to compare them with Kafka's records"
+        )
+        yield Finding(FindingKind.NOT_COMPARED, claimed.records, sentence, spec.name)
+        return
     if again := _to_read_again(claimed, marker):
         sentence = (
             f"the stream was moved back, and {counted(again, 'offset')} of it are yet to be read again: nothing is "

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyroaring import BitMap64
 
 from frazil.audit.ranges import CommittedRange
 from frazil.commit.journal import Journal
+from frazil.ingest.contract import Target
 from frazil.offsets.spans import Spans, TopicPartition, between, merged
 from frazil.offsets.tally import Tallies
+from frazil.spec.units import counted
 
 
-def held(
-    requested: Spans,
-    *,
-    claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]],
-    tallies: Iterable[Tallies],
+def whole_ranges(
+    wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets that need no read: those in the tables, and every offset of a complete committed range.
+    """Return the offsets of the committed ranges whose records are all in the tables.
 
-    Complete ranges count as a whole, because compaction and transactions leave gaps that look like missing records.
+    They count as a whole, because compaction and transactions leave gaps that look like missing records.
     """
-    there = {tp: _seen(tallies, tp) for tp in requested}
-    for tp, ranges in claimed.items():
-        for r in ranges if tp in there else ():
-            if not r.selects and there[tp].range_cardinality(r.start, r.end) >= r.records + r.rejected:
-                there[tp] |= between(r.start, r.end)
-    return there
+    found = defaultdict[TopicPartition, BitMap64](BitMap64)
+    for tp in wanted.keys() & claimed.keys():
+        there = _seen(tallies, tp)
+        for r in claimed[tp]:
+            if not r.selects and there.range_cardinality(r.start, r.end) >= r.records + r.rejected:
+                found[tp] |= between(r.start, r.end)
+    return found
 
 
 def generations(requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str) -> set[str]:
@@ -68,13 +69,13 @@ def landed_elsewhere(staged: Staged) -> int:
 def problems(staged: Staged) -> list[str]:
     """Return the reasons why the staged records must not be published, one sentence each."""
     said = []
-    for name, tallies, counted in (
+    for name, tallies, count in (
         ("rows", staged.rows, sum(j.records for j in staged.journals)),
         ("dead letters", staged.dead_letters, sum(j.rejected for j in staged.journals)),
     ):
         there, copies = sum(t.rows for t in tallies.values()), sum(t.copies for t in tallies.values())
-        if there != counted:
-            said.append(f"the branch has {there:,} {name}, and its journals count {counted:,}")
+        if there != count:
+            said.append(f"the branch has {there:,} {name}, and its journals count {count:,}")
         if copies:
             said.append(f"{copies:,} {name} are on the branch more than once")
     for tp, offsets in (staged.source or {}).items():
@@ -84,6 +85,15 @@ def problems(staged: Staged) -> list[str]:
                 f"{tp[0]}-{tp[1]}: {len(lost):,} records that its source has are not on it, the first at {lost.min():,}"
             )
     return said
+
+
+def in_other_tables(staged: Mapping[Target, Tallies], there: Mapping[Target, Tallies]) -> Iterator[str]:
+    """Report staged changes whose rows are in other tables, from when the route was declared otherwise."""
+    for target, own in staged.items():
+        for other in there.keys() - {target}:
+            if found := sum(len(tally.seen & _seen((there[other],), tp)) for tp, tally in own.items()):
+                of = counted(found, "record")
+                yield f"{of} for table {target} landed in {other}, when the route was declared otherwise"
 
 
 def _seen(tallies: Iterable[Tallies], tp: TopicPartition) -> BitMap64:

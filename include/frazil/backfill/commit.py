@@ -16,7 +16,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
-from frazil.backfill.changes import replaying
+from frazil.backfill.changes import merging_older
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.routes import bring
 from frazil.backfill.rules import (
@@ -28,6 +28,7 @@ from frazil.backfill.rules import (
     ended_before,
     ended_meanwhile,
     overtaken,
+    read_on,
     replaced,
     taken,
 )
@@ -61,10 +62,10 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
 from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
-from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch
+from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.supervision import tell_act
 from frazil.ingest.contract import StagedFile, is_routed
-from frazil.offsets.spans import merged, overlap
+from frazil.offsets.spans import TopicPartition, merged, overlap
 from frazil.spec.units import counted
 from frazil.table.tables import may_delete_files
 
@@ -130,31 +131,32 @@ class BackfillCommitter:
         self.backfill = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.backfill
 
-    def publish(self, record: Record, *, audited_at: int) -> BackfillMarker:
-        """Publish on main in one commit, which ends the backfill: append the staged files, or merge the
-        changes.
+    def publish(
+        self, record: Record, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
+    ) -> BackfillMarker:
+        """Publish on main in one commit, which ends the backfill: append the staged files, or merge them.
 
         The audit found none of them in snapshot `audited_at` of main. Every attempt checks that this still holds, and
-        raises `StaleBatch` otherwise.
+        raises `StaleBatch` otherwise. With `read_to`, it also checks that the stream's position is still that one, and
+        raises `WriterBusy` otherwise.
         """
         path = record_path(self.tables.journals, self.backfill.id)
         self.tables.store.put(path, record.to_bytes())
         journals = self.journals()
         files = tuple(f for j in journals for f in j.staged_for("main"))
-        check = self._check_publishable(journals, audited_at)
+        check = self._check_publishable(journals, audited_at, read_to)
         summary = _summary(record, path)
-        writer: SnapshotWriter | MergeWriter = SnapshotWriter(files)
-        if files and files[0].content in MERGED and self.tables.merging:
-            del summary[WINDOWS]  # the merge tells them
-            # A task for each group: one whose files no one touched is not done again where a round is lost.
-            each = dataclasses.replace(replaying(self.tables.merging), parallelism=lambda: len(files))
-            writer = MergeWriter(self.tables.stream, files, each)
+        writer = merging_older(self.tables, files)
+        if isinstance(writer, MergeWriter):
+            del summary[WINDOWS]  # the merge reports them
         try:
             self.backfill = _publish(
                 self.tables, self.tables.main, self.backfill, written=writer, summary=summary, check=check
             )
         except CommitUnavailable as error:
-            if self.backfill.replays and isinstance(error.__cause__, CommitFailedException):
+            if (self.backfill.replays or isinstance(writer, MergeWriter)) and isinstance(
+                error.__cause__, CommitFailedException
+            ):
                 raise CommitUnavailable(overtaken(self.backfill, str(error))) from error
             raise
         failed = f", and {counted(self.backfill.rejected, 'dead letter')}" if self.backfill.rejected else ""
@@ -218,7 +220,9 @@ class BackfillCommitter:
         uuid = str(self.tables.main.current().metadata.table_uuid)
         return self.own.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
-    def _check_publishable(self, journals: list[Journal], audited_at: int) -> Callable[[Table], None]:
+    def _check_publishable(
+        self, journals: list[Journal], audited_at: int, read_to: Mapping[TopicPartition, int] | None
+    ) -> Callable[[Table], None]:
         files = [f for j in journals for f in j.staged_for("main")]
 
         def check(table: Table) -> None:
@@ -232,6 +236,8 @@ class BackfillCommitter:
                 raise StaleBatch(f"the live stream went back behind what backfill {self.backfill.id} staged")
             for journal in journals:
                 check_same_source(marker.source, journal.source, stream=self.tables.stream)
+            if read_to is not None and marker.offsets != read_to:
+                raise WriterBusy(read_on(self.backfill))
 
         return check
 
@@ -323,10 +329,7 @@ def clear_ended(tables: StreamTables) -> str | None:
 def _clear(tables: StreamTables, backfill: BackfillMarker) -> None:
     own = _own(tables, backfill.id)
     if backfill.state is BackfillState.PUBLISHED:
-        if backfill.replays:
-            settle_replay(tables, backfill)
-        else:
-            _publish_letters(tables, backfill)
+        settle_published(tables, backfill)
         _sweep(own, backfill)
         return
     _drop(tables, tables.dead_letters, backfill, by=backfill.abandoned_by)
@@ -336,43 +339,37 @@ def _clear(tables: StreamTables, backfill: BackfillMarker) -> None:
     tables.store.delete([record_path(tables.journals, backfill.id), *(f.path for f in tables.store.list_files(folder))])
 
 
-def settle_replay(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Finish a replay after its publication on the default table.
+def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
+    """Finish a backfill or a replay after its publication on the default table.
 
-    The routed tables get their rows first. Then one commit removes the dead letters that became rows, notes the failed
-    attempt on the others, removes the branch, and ends the replay in the dead-letter table. Because it is one commit,
-    it happens once. Finally the copies that the replay read, and the failed records it staged, are deleted.
+    The routed tables get their rows first. Then one commit of the dead-letter table ends it there, and removes the
+    branch. Of a backfill, this commit adds the rejected records. Of a replay, it removes the dead letters that became
+    rows, and notes the failed attempt on the others. Because it is one commit, it happens once. Finally the files that
+    no table needs are deleted.
     """
     own_chunks = chunks(tables.journals, backfill)
-    failed = [f for journal in own_chunks for f in journal.staged_for("dead-letters")]
+    rejected = tuple(f for journal in own_chunks for f in journal.staged_for("dead-letters"))
     found = _backfill_of(tables.dead_letters, tables.stream)
     if found is not None and found.id == backfill.id and found.is_open:
-        record, ids = record_of(tables.journals, backfill), topic_ids(own_chunks)
         bring(tables, backfill, own_chunks)
-        again = failed_again(tables.dead_letters.current(), failed)
-        change = settled_letters(backfill.stream, record.replayed, ids, again)
+        operation = "backfill"
+        written: SnapshotWriter | RowChangeWriter = SnapshotWriter(rejected)
+        if backfill.replays:
+            record, ids = record_of(tables.journals, backfill), topic_ids(own_chunks)
+            again = failed_again(tables.dead_letters.current(), rejected)
+            operation = "replay"
+            written = RowChangeWriter(settled_letters(backfill.stream, record.replayed, ids, again))
         summary = {
-            "frazil.operation": "replay",
+            "frazil.operation": operation,
             "frazil.backfill": backfill.id,
             "frazil.backfill-stream": backfill.stream,
         }
-        _publish(tables, tables.dead_letters, found, written=RowChangeWriter(change), summary=summary)
-    tables.store_of("dead-letters").delete([f.path for f in failed])
+        _publish(tables, tables.dead_letters, found, written=written, summary=summary)
     waited = [f.path for journal in own_chunks for f in journal.files if is_routed(f.target)]
-    tables.store.delete([*waited, *(f.path for f in tables.store.list_files(backfill.request["files"]))])
-
-
-def _publish_letters(tables: StreamTables, backfill: BackfillMarker) -> None:
-    found = _backfill_of(tables.dead_letters, tables.stream)
-    if found is None or found.id != backfill.id or not found.is_open:
-        return
-    files = tuple(f for journal in chunks(tables.journals, backfill) for f in journal.staged_for("dead-letters"))
-    summary = {
-        "frazil.operation": "backfill",
-        "frazil.backfill": backfill.id,
-        "frazil.backfill-stream": backfill.stream,
-    }
-    _publish(tables, tables.dead_letters, found, written=SnapshotWriter(files), summary=summary)
+    copies = tables.store.list_files(backfill.request["files"]) if backfill.replays else []
+    tables.store.delete([*waited, *(f.path for f in copies)])
+    if backfill.replays:
+        tables.store_of("dead-letters").delete([f.path for f in rejected])
 
 
 def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:

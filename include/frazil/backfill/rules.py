@@ -119,8 +119,7 @@ def replaced(backfill: BackfillMarker, seen: str) -> str:
     """Return the message for a run that another run replaced; `seen` is the evidence."""
     if backfill.replays:
         return (
-            f"another `frazil dlq replay {backfill.stream}` took this replay over, or an operator abandoned it: this "
-            "command "
+            f"another `{command_of(backfill)}` took this replay over, or a person abandoned it: this command "
             f"changes nothing more. If no other command runs, run it again ({seen})"
         )
     return (
@@ -130,12 +129,25 @@ def replaced(backfill: BackfillMarker, seen: str) -> str:
     )
 
 
+def command_of(backfill: BackfillMarker) -> str:
+    """Return the command that continues a backfill or a replay."""
+    return f"frazil {'dlq replay' if backfill.replays else 'backfill'} {backfill.stream}"
+
+
 def overtaken(backfill: BackfillMarker, lost: str) -> str:
-    """Return the message for a replay that lost every commit attempt."""
+    """Return the message for a merge that lost every commit attempt."""
     return (
-        f"{lost}. If it is the stream's writer: `frazil pause {backfill.stream}`, then `frazil dlq replay "
-        f"{backfill.stream}` "
+        f"{lost}. If it is the stream's writer: `frazil pause {backfill.stream}`, then `{command_of(backfill)}` "
         f"finishes this one, and `frazil resume {backfill.stream}` lets the writer go on"
+    )
+
+
+def read_on(backfill: BackfillMarker) -> str:
+    """Return the message for a backfill of a stream with deletes whose writer read on before the publication."""
+    return (
+        f"the writer of stream {backfill.stream!r} read on since backfill {backfill.id} was staged, and what it read "
+        "may delete rows that the backfill would bring back. Nothing was published. `frazil pause "
+        f"{backfill.stream}`, run the backfill again to stage the rest, then `frazil resume {backfill.stream}`"
     )
 
 

@@ -13,7 +13,7 @@ from frazil.commit.backfill_records import backfill_folder
 from frazil.commit.journal import Journal
 from frazil.commit.rules import check_same_source
 from frazil.commit.sweep import discard_batch
-from frazil.errors import StaleBatch
+from frazil.errors import StaleBatch, WriterBusy
 from frazil.ingest.contract import StageResult
 from frazil.offsets.spans import Spans
 from frazil.stream.engine import Engine
@@ -26,14 +26,15 @@ log = logging.getLogger(__name__)
 def run(
     backfill: Backfill, engine: Engine, tell: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage, audit and publish, starting over if the stream was moved. None if nothing is missing.
+    """Stage, audit and publish, starting over if the stream was moved, or going on if it read on. None if nothing is
+    missing.
 
     `tell` is called after each chunk.
     """
     for attempt in range(ATTEMPTS):
         try:
             return backfill.publish() if stage(backfill, engine, tell) else None
-        except StaleBatch:
+        except (StaleBatch, WriterBusy):
             if attempt == ATTEMPTS - 1:
                 raise
     raise AssertionError

@@ -17,7 +17,7 @@ from frazil.cli.positions import MomentText
 from frazil.commit.backfill_marker import BackfillState, read_backfill
 from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_tag, set_tag
 from frazil.commit.marker import read_marker
-from frazil.commit.missing_rows import missing_replayed, missing_since
+from frazil.commit.missing_rows import missing_backfilled, missing_since
 from frazil.commit.opened import RETRY_TIMEOUT_S, read_stream
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy
@@ -159,19 +159,19 @@ def _checked(
 
 
 def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Table]) -> None:
-    """Check that the catalog has each table that the route lists or had, with all replayed rows.
+    """Check that the catalog has each table that the route lists or had, with all rows of backfills.
 
-    Raises TableLost, or RouteBehind if rows wait that a replay brings.
+    Raises TableLost, or RouteBehind if rows wait that a backfill brings.
     """
     dropped = dropped_tables(spec, tables, there)
     named = set(spec.route.tables.values()) if spec.route else set()
     unknown = sorted(named - {*there, *(found.target for found in dropped)})
     with catalog_errors(tables.main.catalog_name):
         said = [*dropped_sentences(dropped), *(unknown_sentence(spec, tables, target) for target in unknown)]
-    replayed = [*map(str, missing_replayed(tables, there))]
-    if said or replayed:
+    backfilled = [*map(str, missing_backfilled(tables, there))]
+    if said or backfilled:
         error = TableLost if said else RouteBehind
-        missing = [*said, *replayed]
+        missing = [*said, *backfilled]
         between = "\n- " if len(missing) > 1 else " "  # each has its remedy, and is long
         raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(missing)}")
 

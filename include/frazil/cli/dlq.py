@@ -13,7 +13,7 @@ import click
 
 from frazil import clock
 from frazil.backfill.commit import unfinished
-from frazil.backfill.eligible import check_replayed
+from frazil.backfill.eligible import check_coordinates
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import checked_reason, json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, working
@@ -184,7 +184,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
       frazil dlq replay flights --from 2013-12-30T00:00:00Z
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
-    check_replayed(opened.spec)
+    check_coordinates(opened.spec)
     letters = opened.tables.dead_letters.current()
     left = left_out(opened, selection)
     for sentence in sentences(left, stream):

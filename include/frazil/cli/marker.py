@@ -19,21 +19,21 @@ from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued, forgotten_reader, readers_of
 from frazil.commit.catalog_probe import check_can_hold
-from frazil.commit.marker import nested, of_same_topics, property_name
+from frazil.commit.marker import nested, property_name
 from frazil.commit.missing_rows import missing_rows
 from frazil.commit.opened import open_kafka, open_stream, read_stream
-from frazil.commit.reset import Available, BeforeReset, Move, before_reset, moves
+from frazil.commit.reset import Available, BeforeReset, Move, before_reset
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
 from frazil.home import run_folder
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
-from frazil.operations.resetting import carry_out_reset
+from frazil.operations.resetting import carry_out_reset, consequences_for, moves_of
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
-from frazil.status.reset_target import Merged, NotInKafka, ResetTarget, available_now, consequences, target_of
+from frazil.status.reset_target import NotInKafka, ResetTarget, available_now, target_of
 from frazil.table.branches import live_rows
 from frazil.table.lost import lost_table
 from frazil.table.tables import ensure_table, load_stream_table
@@ -88,7 +88,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
             target = target_of(choice, seen=seen, now=now, kafka=kafka)
         except NotInKafka as error:
             raise click.BadParameter(str(error), param_hint="--offsets") from error
-    plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
+    plan = moves_of(spec, target, seen=seen, now=now)
     _tell_moves(plan, spec, seen, now, teller)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
     marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=person())
@@ -112,13 +112,8 @@ def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
 def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now: Available, teller: Teller) -> None:
     """Show what a reset skips and reads again, and the consequences."""
     _show(plan, teller)
-    merged: Merged = "dropped" if spec.dedupe else "no"
-    if spec.mode == "upsert":
-        merged = "by order" if spec.order_by else "by arrival"
-    for sentence in consequences(plan, seen=seen, now=now, merged=merged):
+    for sentence in consequences_for(spec, plan, seen=seen, now=now):
         teller.say(sentence)
-    if spec.route is not None and any(move.repeated for move in plan):
-        teller.say("What is read again comes a second time to the tables of the route too.")
     if open_launcher(spec.name).observe().process.is_alive:
         teller.say(
             f"A writer of {spec.name} runs on this host, and a reset fences it. It is gentler to answer no, and to run "

@@ -48,7 +48,7 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     With --give-up, a table continues as it is: waiting rows never reach it, and batches that the default table does
     not have are kept. A dropped table is made again, empty; if files of the old one remain, in a folder of its own. If
     another table has its name by now, that one continues. A table that the route no longer has is not made again: all
-    rows that wait for it are discarded, also those of a replay.
+    rows that wait for it are discarded, also those of a backfill.
 
     Exits with 0 if all tables are at the default table's batch, or continue by --give-up, also if there is nothing to
     give up; otherwise with 1. Rows of the default table's last batch may be on their way for a minute: they are shown,
@@ -118,13 +118,13 @@ class _Found:
         """Those that go on only when a person lets them, whether rows wait for them or not."""
         return {*(found.target for found in self.dropped), *self.ahead}
 
-    def rows_for(self, table: str, *, replayed: bool) -> int:
-        """How many rows of batches wait for a table, or also those of a replay."""
-        return sum(b.rows for b in self._missing() if b.target == table and (replayed or b.replay is None))
+    def rows_for(self, table: str, *, backfilled: bool) -> int:
+        """Count the rows of batches that wait for a table, or also those of a backfill."""
+        return sum(b.rows for b in self._missing() if b.target == table and (backfilled or b.backfill is None))
 
-    def replay_for(self, table: str) -> str | None:
-        """The replay of dead letters whose rows wait for a table."""
-        return next((b.replay for b in self.behind if b.target == table and b.replay), None)
+    def backfill_for(self, table: str) -> Behind | None:
+        """The backfill or replay whose rows wait for a table."""
+        return next((b for b in self.behind if b.target == table and b.backfill), None)
 
     def named(self) -> set[str]:
         return {*(found.target for found in self._missing()), *(found.target for found in self.dropped)}
@@ -168,12 +168,11 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: s
     has, there = route_has(opened.spec, opened.tables, table), _is_there(opened, table)
     if has and not there:
         value_of_dropped(opened.spec, opened.tables, table)  # raises before anything is said
-    rows = found.rows_for(table, replayed=not has)  # the route's own tables get those of a replay all the same
+    rows = found.rows_for(table, backfilled=not has)  # the route's own tables get those of a backfill all the same
     if not rows and _is_well(opened, default_marker, found, table, there=there):
-        asking.teller.say(
-            f"No row of a batch waits for {table}: nothing is given "
-            f"up.{_to_be_replayed(found, table, default_marker.stream)}"
-        )
+        waiting = found.backfill_for(table)
+        more = f" {waiting}." if waiting else ""
+        asking.teller.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
         return False
     asking.teller.say(
         f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits of the time of these rows, and "
@@ -223,23 +222,17 @@ def _is_well(opened: OpenStream, default_marker: Marker, found: _Found, table: s
     return marker is not None
 
 
-def _to_be_replayed(found: _Found, table: str, stream: str) -> str:
-    rows = found.rows_for(table, replayed=True)
-    waits = counted(rows, "row", "of a replay waits|of a replay wait")
-    return f" {waits}, and `frazil dlq replay {stream}` brings {'it' if rows == 1 else 'them'}." if rows else ""
-
-
 def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Found, table: str, *, there: bool) -> bool:
     """Let rows go that wait for a table that the route no longer has, which is not made again.
 
     Returns whether that is all, and the table itself, if it is `there`, stays as it is.
     """
-    replay, of_batches = found.replay_for(table), found.rows_for(table, replayed=False)
-    if replay:
-        give_up_rows(opened.tables.journals, replay, table)
+    waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
+    if waiting and waiting.backfill:
+        give_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not there:
         following.give_up_beside(opened.tables, table, default_marker)
-    return not there or (replay is not None and not of_batches)
+    return not there or (waiting is not None and not of_batches)
 
 
 def _take(opened: OpenStream, table: str) -> None:

@@ -152,22 +152,22 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
         ) from error
 
 
-def unsettled_replay(
-    default: Mapping[str, str], letters: Mapping[str, str], stream: str, *, abandoned: bool = False
+def unsettled(
+    default_marker: Mapping[str, str], letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
-    """Return the replay that the default table has but whose dead letters remain: routed tables may not have its rows.
+    """Return the backfill that only the default table has ended: routed tables may not have its rows.
 
-    With `abandoned`, also one that was abandoned in the default table: no table gets its rows, and its dead letters
-    stay. Takes the properties of both tables.
+    With `abandoned`, also one that was abandoned in the default table: no table gets its rows, and the dead letters of
+    a replay stay. Takes the properties of both tables.
     """
-    backfill, own = read_backfill(default, stream), read_backfill(letters, stream)
-    if backfill is None or own is None or own.id != backfill.id or not (own.is_open and own.replays):
+    backfill, own = read_backfill(default_marker, stream), read_backfill(letters, stream)
+    if backfill is None or own is None or own.id != backfill.id or not own.is_open:
         return None
     return backfill if backfill.state is BackfillState.PUBLISHED or (abandoned and not backfill.is_open) else None
 
 
 def has_rows_of(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
-    """Whether a routed table has the rows of a replay: its properties name the last one that had any for it."""
+    """Whether a routed table has the rows of a backfill: its properties name the last one that had any for it."""
     found = read_backfill(properties, backfill.stream)
     return found is not None and found.id == backfill.id
 

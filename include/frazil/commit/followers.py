@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
+from uuid import UUID
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
@@ -24,6 +25,7 @@ from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marked_update import commit_of, merge_of
 from frazil.commit.marker import BatchKey, Fate, Marker, merged_identity, read_marker
 from frazil.commit.members import never_had
+from frazil.commit.merging import MergeWriter
 from frazil.commit.mode import MERGED
 from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.stream_tables import StreamTables
@@ -85,8 +87,8 @@ class Behind:
     batches: int
     rows: int
     reason: str
-    replay: str | None = None
-    """The replay of dead letters whose rows these are, in `batches` chunks; None for rows of batches."""
+    backfill: str | None = None
+    """The backfill or replay whose rows these are, in `batches` chunks; None for rows of batches."""
     only_last: bool = False
     """Whether only the default table's last batch is missing and no error is known: its writer commits it next."""
     gone: Gone | None = None
@@ -102,7 +104,7 @@ class Behind:
         return self.only_last and now_ms - self.since_ms < COMING_MS
 
     def __str__(self) -> str:
-        of = counted(self.batches, "batch") if self.replay is None else f"replay {self.replay}"
+        of = counted(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
         return f"{self.target} is missing {counted(self.rows, 'row')} of {of}: {self.reason}"
 
 
@@ -126,6 +128,8 @@ class Followers:
     """The tables that are behind since their last commit failed."""
     refused: dict[Target, str] = field(default_factory=dict)
     """Why the last commit to each table failed, including tables that were dropped when they had all rows."""
+    merges: dict[Target, dict[UUID, MergeWriter]] = field(default_factory=dict)
+    """Merges that a table refused, by its UUID: the next attempt commits the files that they have written."""
     make: Make | None = None
     """Creates missing tables; None for readers, which create none."""
     epoch: int = 0
@@ -207,7 +211,7 @@ class Followers:
             )
         tables = self.tables
         return tuple(
-            _commit(tables, tables.handle(t), [journal], self._files(t, [journal], made=True), target=t)
+            _commit(tables, tables.handle(t), [journal], self._files(t, [journal], made=True), target=t, merges={})
             for t in targets
         )
 
@@ -228,7 +232,9 @@ class Followers:
             if late:
                 _check_there(self.tables, handle, journals, target=target)
                 waited = _rows(missing_journals(self.tables, handle.current(), journals), target)
-            follow(self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy)
+            merges = self.merges.setdefault(target, {})
+            follow(self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy, merges=merges)
+            del self.merges[target]
             delete_moved(self.tables, journals, target)
             if late:
                 sweep_merged(self.tables, journals, target)
@@ -297,6 +303,7 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
     *,
     target: Target,
     retry_policy: RetryPolicy,
+    merges: dict[UUID, MergeWriter],
 ) -> Marker:
     """Commit the files of these journals that a table does not have yet, in order.
 
@@ -312,20 +319,21 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
             return marker
         if any(file.content in MERGED for journal in later for file in journal.staged_for(target)):
             later = later[:1]
-        commit = _commit(tables, handle, later, files_of(target, later), target=target)
+        commit = _commit(tables, handle, later, files_of(target, later), target=target, merges=merges)
         with suppress(_MadeAgain):
             commit_snapshots((commit,), retry_policy=retry_policy)
 
 
-def _commit(
+def _commit(  # noqa: PLR0913 - the place and the contents of a commit
     tables: StreamTables,
     handle: TableHandle,
     journals: Sequence[Journal],
     files: tuple[StagedFile, ...],
     *,
     target: Target,
+    merges: dict[UUID, MergeWriter],
 ) -> TableCommit[Marker]:
-    """Return the commit of these journals' `files` to a table."""
+    """Return the commit of these journals' `files` to a table. `merges` has the last one, if the table refused it."""
     prepared_for = handle.current().metadata.table_uuid
 
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -349,7 +357,9 @@ def _commit(
     }
     if len(journals) > 1:
         summary[FIRST_RECORD] = tables.journals.path(journals[0].key)
-    merge = merge_of(tables, journals[0], files)
+    merge, refused = merge_of(tables, journals[0], files), merges.get(prepared_for)
+    if merge is not None:
+        merge = merges[prepared_for] = refused if refused and refused.changes == merge.changes else merge
     return commit_of(tables, handle, decide, files=files, merge=merge, summary=summary)
 
 

@@ -74,6 +74,8 @@ class _Attempt:
     head: Snapshot | None
     """Main's head at the attempt."""
     folder: str
+    told: Mapping[str, str]
+    """What its summary reports."""
 
 
 @dataclass(slots=True)
@@ -104,12 +106,9 @@ class MergeWriter:
         """
         head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
         context = self._context(table)
-        if last and last.writer.files and last.head == head and last.folder == context.target.folder:
-            writer = last.writer  # its answer is unknown: try the same again
-        else:
-            writer = self._merged(table, context, head)
-        counted = self._counted(self._results_of(self._plan, context), context.rules)
-        return writer.prepare(table, summary={**summary, **counted}, now_ms=now_ms)
+        if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
+            last = self._merged(table, context, head)  # else its answer is unknown: try the same again
+        return last.writer.prepare(table, summary={**summary, **last.told}, now_ms=now_ms)
 
     def _context(self, table: Table) -> MergeContext:
         """Return the tasks' context, with the newest credentials.
@@ -125,7 +124,7 @@ class MergeWriter:
         target = dataclasses.replace(target, folder=self._folders[key])
         return MergeContext(self.stream, rules, self.merging.mode.staged(target, rules.key), target)
 
-    def _merged(self, table: Table, context: MergeContext, head: Snapshot | None) -> SnapshotWriter:
+    def _merged(self, table: Table, context: MergeContext, head: Snapshot | None) -> _Attempt:
         self._plan = plan = self._planned(table, context.rules)
         self._run(context, plan.tasks)
         self._run(context, self._inserting(context, plan))
@@ -140,8 +139,10 @@ class MergeWriter:
         snapshot_id = table.metadata.new_snapshot_id()
         base = _without(gone, plan, table, head, snapshot_id) if gone else None
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
-        self.attempts.append(_Attempt(writer, {file.path for file in files}, head, context.target.folder))
-        return writer
+        told = self._counted(results, context.rules)
+        attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, told)
+        self.attempts.append(attempt)
+        return attempt
 
     def _planned(self, table: Table, rules: MergeRules) -> MergePlan:
         parallelism = self.merging.parallelism()
@@ -163,9 +164,7 @@ class MergeWriter:
             found.append(last.task(matched.serialize() if matched else b""))
         return found
 
-    def _results_of(self, plan: MergePlan | None, context: MergeContext) -> list[MergeResult]:
-        if plan is None:
-            return []
+    def _results_of(self, plan: MergePlan, context: MergeContext) -> list[MergeResult]:
         tasks = [*plan.tasks, *self._inserting(context, plan)]
         return [self._results[context.target.folder, task] for task in tasks]
 

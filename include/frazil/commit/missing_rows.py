@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled_replay
+from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled
 from frazil.commit.backfill_records import chunks, given_up
 from frazil.commit.followers import (
     Behind,
@@ -75,13 +75,13 @@ def _missing_rows(
     return dataclasses.replace(behind_of(target, journals, reason), only_last=only_last, gone=gone)
 
 
-def missing_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> list[Behind]:
-    """Return the tables without the rows of the last published replay of dead letters. Commits nothing.
+def missing_backfilled(tables: StreamTables, there: Mapping[Target, Table]) -> list[Behind]:
+    """Return the tables without the rows of the last published backfill or replay. Commits nothing.
 
-    `there` has tables that are loaded already. Costs nothing once the replay's dead letters have left their table: all
-    tables have its rows then.
+    `there` has tables that are loaded already. Costs nothing once the dead-letter table has ended it too: all tables
+    have its rows then.
     """
-    backfill = unsettled_replay(tables.main.current().properties, _letters_properties(tables), tables.stream)
+    backfill = unsettled(tables.main.current().properties, _letters_properties(tables), tables.stream)
     if backfill is None:
         return []
     gone = given_up(tables.journals, backfill.id)
@@ -89,9 +89,10 @@ def missing_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> lis
     for journal in chunks(tables.journals, backfill):
         for target in journal.routed - gone:
             staged[target].append(journal)
-    reason = f"the default table has them; `frazil dlq replay {tables.stream}` brings them, or says why it cannot"
+    command = f"frazil {'dlq replay' if backfill.replays else 'backfill'} {tables.stream}"
+    reason = f"the default table has them; `{command}` brings them, or shows why it cannot"
     return [
-        dataclasses.replace(behind_of(target, journals, reason), replay=backfill.id)
+        dataclasses.replace(behind_of(target, journals, reason), backfill=backfill.id)
         for target, journals in sorted(staged.items())
         if not _has_rows_of(tables, there.get(target), target, backfill)
     ]

@@ -107,7 +107,7 @@ def written_anew(
 
     Never overwrites a file.
     """
-    from frazil.ingest.routed_writers import fitted  # noqa: PLC0415 - loads Numba, which commands that look do not need
+    from frazil.ingest.routed_writers import fitted, other_names  # noqa: PLC0415 - loads Numba, for writers only
 
     if tables.merging and files[0].content in MERGED:
         layout = tables.merging.staged(table, folder=folder)
@@ -116,13 +116,15 @@ def written_anew(
     writer = TableWriter(layout, target, io=table.io, file_name=file_namer(0, 0))
     default_table = tables.main.current()
     own_folder = f"{bare_path(data_location(default_table))}/"
+    schema = default_table.schema().model_dump_json()
+    names = other_names(layout.schema_json, layout.properties, schema, default_table.properties)
     try:
         for file in files:
             is_waiting = is_beside(tables, file) or bare_path(file.path).startswith(own_folder)
             source = (default_table if is_waiting else table).io
             with source.new_input(file.path).open() as stream:
                 for batch in pq.ParquetFile(stream).iter_batches():
-                    writer.add(fitted(pa.Table.from_batches([batch]), writer.layout.arrow_schema))
+                    writer.add(fitted(pa.Table.from_batches([batch]), writer.layout.arrow_schema, names))
         written = tuple(writer.finish())
     except BaseException:
         writer.abort()

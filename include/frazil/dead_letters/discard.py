@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled_replay
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled
 from frazil.commit.backfill_records import chunks, record_of, topic_ids
 from frazil.commit.branch_end import stands
 from frazil.commit.opened import OpenStream
@@ -48,8 +48,8 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     """
     handle = opened.tables.dead_letters
     letters = identities(opened, selection)
-    own, default = handle.current().properties, opened.tables.main.refresh().properties
-    decided = unsettled_replay(default, own, opened.spec.name, abandoned=True)
+    own, default_marker = handle.current().properties, opened.tables.main.refresh().properties
+    decided = unsettled(default_marker, own, opened.spec.name, abandoned=True)
     if decided is not None and letters:
         letters = _without_rows(opened, letters, decided)
     if not letters:

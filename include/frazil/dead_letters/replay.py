@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frazil.backfill.commit import clear_ended, unfinished
-from frazil.backfill.eligible import check_replayed
+from frazil.backfill.eligible import check_coordinates
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import BackfillRequest, parse_request
-from frazil.backfill.routes import LettersRoute
+from frazil.backfill.routes import BackfillRoute
 from frazil.backfill.rules import check_no_backfill, check_wanted
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
@@ -65,13 +65,13 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
     """Finish an interrupted replay, then replay the selected dead letters. Returns a result for each replay.
 
     `run` identifies the caller. Raises what a backfill raises, and:
-    - SpecError: the stream has dedupe, or no coordinates.
+    - SpecError: the stream has no coordinates.
     - RouteBehind: a routed table is missing or behind.
     - CommitUnavailable: a routed table failed after the default table was committed.
     - WriterBusy: a backfill of the stream is under way.
     - BackfillAbandoned: an operator abandoned the replay of `run`.
     """
-    check_replayed(opened.spec)
+    check_coordinates(opened.spec)
     check_wanted(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
     done = []
     last = unfinished(opened.tables)
@@ -94,7 +94,7 @@ def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
     own_epoch, backfill = _epoch(opened) + 1, None
     try:
         files = FileSource.open(request.files or "", opened.tables.main.refresh())
-        route = LettersRoute.open(opened.spec, opened.tables)
+        route = BackfillRoute.open(opened.spec, opened.tables)
         backfill = Backfill(files.pinned(request), opened, files, route)
         last = run(backfill, ThisProcess())
     except Exception as error:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.schema import Schema
 
 from frazil.ingest.changes import KEPT
 from frazil.ingest.contract import StageContext, StagedFile, Target, TargetTable
 from frazil.ingest.destinations import MAIN, Divided
 from frazil.ingest.parquet import FileLayout
 from frazil.ingest.write import BUFFER_BYTES, UNSPLIT_BYTES, TableWriter, held_bytes
+from frazil.table.renamed import former_columns, names_in_rows
 
+NO_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
 FIELD_ID = b"PARQUET:field_id"
 """The metadata key of an Arrow field's column id."""
 
@@ -43,6 +47,7 @@ class RoutedWriters:
         self._layouts: dict[tuple[Any, ...], FileLayout] = {}
         self._ios: dict[tuple[Any, ...], FileIO] = {}
         self._codes: dict[Target, int] = {}
+        self._other_names: dict[Target, Mapping[str, Collection[str]]] = {}
         self._waiting: list[tuple[pa.Table, NDArray[np.int64]]] = []
         self._waiting_bytes = 0
         self._held = 0
@@ -71,7 +76,7 @@ class RoutedWriters:
         for code, part in _parts(rows, codes):
             writer = self._writer(targets[code])
             self._held -= writer.held
-            writer.add(fitted(part, writer.layout.arrow_schema))
+            writer.add(fitted(part, writer.layout.arrow_schema, self._names(targets[code])))
             self._held += writer.held
         while self._held > self._buffer_bytes:
             largest = max(self._writers.values(), key=lambda writer: writer.held)
@@ -84,7 +89,7 @@ class RoutedWriters:
         for code, rows in _parts(divided.decoded.rows, divided.codes):
             if (target := divided.targets[code]) != MAIN:
                 writer = self._writer(target)
-                writer.rehearse(fitted(rows, writer.layout.arrow_schema))
+                writer.rehearse(fitted(rows, writer.layout.arrow_schema, self._names(target)))
 
     def _writer(self, target: Target) -> TableWriter:
         if target not in self._writers:
@@ -93,6 +98,12 @@ class RoutedWriters:
             io = self._io(table)
             self._writers[target] = TableWriter(table, target, io=io, file_name=self._file_name, layout=layout)
         return self._writers[target]
+
+    def _names(self, target: Target) -> Mapping[str, Collection[str]]:
+        if target not in self._other_names:
+            own, main = self._context.targets[target], self._context.main
+            self._other_names[target] = other_names(own.schema_json, own.properties, main.schema_json, main.properties)
+        return self._other_names[target]
 
     def _layout(self, table: TargetTable, target: Target) -> FileLayout:
         """The layout of a table, parsed once for all similar tables: parsing costs more than writing a few rows."""
@@ -134,8 +145,28 @@ def _parts(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table
     ]
 
 
-def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Fit rows of the main table to another table: columns by name, null where the main table has no such column."""
+def other_names(
+    own: str, own_properties: Mapping[str, str], main: str, main_properties: Mapping[str, str]
+) -> dict[str, set[str]]:
+    """Return the names of `names_in_rows` for tables with these schemas, as JSON, and properties."""
+    own_former, main_former = former_columns(own_properties), former_columns(main_properties)
+    if not (own_former or main_former):
+        return {}
+    schemas = (Schema.model_validate_json(text) for text in (own, main))
+    return names_in_rows(next(schemas), own_former, next(schemas), main_former)
+
+
+def fitted(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collection[str]] = NO_NAMES) -> pa.Table:
+    """Fit rows of the main table to another table, null where the main table has no such column.
+
+    Columns go by name, or by one of the `other_names` that a column of the other table has in the rows.
+    """
+    there = set(rows.column_names)
+    called = {
+        name: column for column, names in other_names.items() if column not in there for name in names if name in there
+    }
+    if called:
+        rows = rows.rename_columns([called.get(name, name) for name in rows.column_names])
     if rows.schema.equals(schema, check_metadata=True):
         return rows
     there = set(rows.column_names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from operator import or_
@@ -46,7 +47,7 @@ def runs(found: BitMap64, within: Span) -> Iterator[Span]:
 
 def within(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> dict[TopicPartition, BitMap64]:
     """The records that lie in the spans, of the topic-partitions that have any."""
-    found = {tp: records[tp] & reduce(or_, (between(*span) for span in of)) for tp, of in spans.items()}
+    found = {tp: records[tp] & of for tp, of in bitmaps(spans).items()}
     return {tp: offsets_of for tp, offsets_of in found.items() if offsets_of}
 
 
@@ -71,6 +72,20 @@ def merged(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
         elif start < end:
             of.append((start, end))
     return {tp: tuple(of) for tp, of in whole.items() if of}
+
+
+def bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
+    """Return the offsets of the spans."""
+    return {tp: reduce(or_, (between(*span) for span in of), BitMap64()) for tp, of in spans.items()}
+
+
+def union(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicPartition, BitMap64]:
+    """Return all offsets that any of them has."""
+    whole: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
+    for each in found:
+        for tp, offsets_of in each.items():
+            whole[tp] |= offsets_of
+    return dict(whole)
 
 
 def overlap(some: Spans, others: Spans) -> bool:

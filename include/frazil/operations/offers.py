@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from frazil.backfill.eligible import check_backfilled, check_replayed
+from frazil.backfill.eligible import check_coordinates
 from frazil.backfill.rules import (
     check_begun,
     check_has_own,
@@ -80,13 +80,12 @@ def refusal(act: Act, spec: StreamSpec, now: Standing) -> str | None:
     """
     try:
         if act is Act.BACKFILL:
-            routed = now.marker is not None and now.marker.routed is not None
-            check_backfilled(spec, routed=routed, table_has=now.coordinates)
+            check_coordinates(spec, table_has=now.coordinates)
             check_no_replay(now.backfill)
             if now.is_read:
                 check_begun(spec, now.marker)
         elif act is Act.REPLAY:
-            check_replayed(spec, table_has=now.coordinates)
+            check_coordinates(spec, table_has=now.coordinates)
             check_no_backfill(now.backfill)
             if now.is_read:
                 check_has_own(spec, now.marker)

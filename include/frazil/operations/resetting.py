@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from frazil.commit import marker_change
 from frazil.commit.marker import Marker, of_same_topics
+from frazil.commit.mode import merging_mode
 from frazil.commit.opened import open_kafka, open_stream, read_stream
 from frazil.commit.reset import Available, BeforeReset, Move, Offsets, before_reset, moves
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import AdoptionRequired
+from frazil.errors import AdoptionRequired, SpecError
 from frazil.history.supervision import tell_act
 from frazil.operations.acts import Prepared
 from frazil.spec.model import StreamSpec
@@ -31,13 +32,8 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -
             raise AdoptionRequired(f"stream {spec.name!r} has not begun: there is no position to reset")
         now = available_now(kafka, seen.marker)
         target = target_of(wanted, seen=seen, now=now, kafka=kafka)
-    plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
-    merged: Merged = "dropped" if spec.dedupe else "no"
-    if spec.mode == "upsert":
-        merged = "by order" if spec.order_by else "by arrival"
-    says = consequences(plan, seen=seen, now=now, merged=merged)
-    if spec.route is not None and any(move.repeated for move in plan):
-        says.append("What is read again comes a second time to the tables of the route too.")
+    plan = moves_of(spec, target, seen=seen, now=now)
+    says = consequences_for(spec, plan, seen=seen, now=now)
     # Not the target itself: the end of a topic moves while a person reads.
     seal = hashlib.sha256(f"{seen.marker_text}|{wanted.to}|{wanted.at}".encode()).hexdigest()
 
@@ -45,6 +41,32 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -
         return carry_out_reset(open_stream(spec).tables, wanted, target, plan=plan, seen=seen, now=now, by=by)
 
     return Prepared(tuple(says), seal, carry_out)
+
+
+def moves_of(spec: StreamSpec, target: Offsets, *, seen: BeforeReset, now: Available) -> tuple[Move, ...]:
+    """Return what a new position means for each topic-partition.
+
+    Raises SpecError if rows of a route would land a second time.
+    """
+    marker = seen.marker
+    if marker and marker.routed is not None and not (spec.route and merging_mode(spec)):
+        held = of_same_topics(marker.offsets, marker.source, now.source)
+        if again := sum(move.repeated for move in moves(target, held=held, available=now)):
+            raise SpecError(
+                f"stream {spec.name!r} has, or had, a route, and would read {counted(again, 'offset')} again, whose "
+                "rows are in its tables: they would land a second time. Nothing was changed. To land what a table is "
+                f"missing, continue at the marker, `frazil reset {spec.name} --to marker`, and run `frazil backfill "
+                f"{spec.name}`"
+            )
+    return moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
+
+
+def consequences_for(spec: StreamSpec, plan: Sequence[Move], *, seen: BeforeReset, now: Available) -> list[str]:
+    """Return the consequences of a reset for a stream of this mode, as sentences."""
+    merged: Merged = "dropped" if spec.dedupe else "no"
+    if spec.mode == "upsert":
+        merged = "by order" if spec.order_by else "by arrival"
+    return consequences(plan, seen=seen, now=now, merged=merged)
 
 
 def carry_out_reset(  # noqa: PLR0913 - all that a reset is about

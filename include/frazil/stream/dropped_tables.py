@@ -18,7 +18,7 @@ from pyiceberg.table import Table
 from frazil.commit.followers import Behind, Followers, Gone
 from frazil.commit.marker import Marker
 from frazil.commit.members import Member, member_names, member_of, write_member
-from frazil.commit.missing_rows import missing_replayed, missing_rows_of
+from frazil.commit.missing_rows import missing_backfilled, missing_rows_of
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import note_of
 from frazil.errors import FrazilError, SpecError
@@ -134,13 +134,13 @@ def behind_default_table(
         dataclasses.replace(b, reason=found.reason, gone=found.amiss) if (found := dropped.pop(b.target, None)) else b
         for b in behind
     ]
-    replayed = [
+    backfilled = [
         b
         if route_has(spec, tables, b.target) or catalog.table_exists(b.target)
         else dataclasses.replace(b, reason=mending(b.target), gone=Gone.MISSING)
-        for b in missing_replayed(tables, there or {})
+        for b in missing_backfilled(tables, there or {})
     ]
-    return [*sentences, *replayed], list(dropped.values())
+    return [*sentences, *backfilled], list(dropped.values())
 
 
 def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:

@@ -21,7 +21,7 @@ from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.waiting_files import Note, all_beside, note_of, notes, write_note
-from frazil.errors import AdoptionRequired, Fenced, RouteBehind, SchemaIncompatible, TableLost, words_of
+from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, words_of
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
@@ -32,7 +32,7 @@ from frazil.table.catalogs import catalog_errors, load_catalog, words_of_table
 from frazil.table.declared import name_of
 from frazil.table.made_tables import made_for, named_like, routed_table
 from frazil.table.parallel import in_parallel
-from frazil.table.renamed import former_columns
+from frazil.table.renamed import renamed_like
 from frazil.table.tables import as_declared, ensure_declared
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
                 "route.tables"
             )
         _check_same(spec, tables, member_of(tables, target), table)
-        table = as_declared(table, declared, spec.name)
+        table = as_declared(renamed_like(table, tables.main.current()), declared, spec.name)
     write_member(tables, target, value, table)
     handle = tables.handle(target)
     handle.know(table)
@@ -168,12 +168,6 @@ class RoutedTables:
         atomically with the default table, also raises RouteBehind if another table has its name while rows wait, and
         what `ensure_declared` raises.
         """
-        if former := former_columns(self.tables.main.current().properties):
-            raise SchemaIncompatible(
-                f"columns of {self.spec.table.identifier} were renamed or dropped ({', '.join(sorted(former))}), and "
-                f"stream {self.spec.name!r} has a route: its tables would not get their values. Let the stream have "
-                "another table"
-            )
         self._members |= member_names(self.tables)
         with catalog_errors(self.catalog.name):
             declared = sorted(set(self.route.tables.values()))
@@ -331,6 +325,7 @@ class RoutedTables:
         identifier = name_of(table)
         member = member_of(self.tables, identifier) if identifier in self._members else None
         _check_same(self.spec, self.tables, member, table)
+        table = renamed_like(table, self.tables.main.current())
         table = as_declared(table, routed_table(self.spec, identifier, value), self.spec.name)
         if member is None or member.uuid is None:
             write_member(self.tables, identifier, value, table)

@@ -71,6 +71,18 @@ def _has(schema: Schema, name: str) -> bool:
     return any(field.name == name for field in schema.fields)
 
 
+def names_in_rows(own: Schema, own_former: Former, main: Schema, main_former: Former) -> dict[str, set[str]]:
+    """Return the other names that each column of a routed table may have in rows of the main table."""
+    ids = {**main_former, **{field.name: field.field_id for field in main.fields}}
+    columns = {field.name for field in own.fields}
+    found = {}
+    for field in own.fields:
+        names = {field.name, *(name for name, field_id in own_former.items() if field_id == field.field_id)}
+        of_main = {ids.get(name) for name in names} - {None}
+        found[field.name] = (names | {name for name, field_id in ids.items() if field_id in of_main}) - columns
+    return {name: names for name, names in found.items() if names}
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnChanges:
     """Requested changes: new names by the old ones, and names of columns to drop."""
@@ -137,6 +149,22 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
                 continue
             return table.catalog.load_table(table.name())
     raise CommitUnavailable(f"{'.'.join(table.name())} changed at each of {ATTEMPTS} attempts to change its columns")
+
+
+def renamed_like(table: Table, main: Table) -> Table:
+    """Return a routed table with the column changes that `frazil evolve` made to the main table.
+
+    Raises as `change_columns` does.
+    """
+    if not (former := former_columns(main.properties)):
+        return table
+    names = {field.name for field in table.schema().fields}
+    now = {old: current_name(main.schema(), field_id) for old, field_id in former.items()}
+    renames = {old: new for old, new in now.items() if new and old in names and new not in names}
+    drops = [old for old, field_id in former.items() if field_id is None and old in names]
+    if not (renames or drops):
+        return table
+    return change_columns(table, ColumnChanges(renames, drops), fixed={})
 
 
 def laid_out_by(table: Table) -> Collection[int]:

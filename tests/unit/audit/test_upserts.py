@@ -67,7 +67,8 @@ def compared(monkeypatch: pytest.MonkeyPatch, *ranges: CommittedRange) -> list[F
     monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
     monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
     epoch = ranges[-1].leader_epoch
-    marker: Any = SimpleNamespace(source=IDENTITY, offsets={T0: 60}, leader_epochs={T0: epoch}, rewritten={})
+    at = {"offsets": {T0: 60}, "leader_epochs": {T0: epoch}, "rewritten": {}, "routed": None}
+    marker: Any = SimpleNamespace(source=IDENTITY, **at)
     spec: Any = SimpleNamespace(name="orders", route=None)
     tables: Any = None
     return [*upserts._compared(spec, tables, tables, marker, Claims({T0: ranges}))]

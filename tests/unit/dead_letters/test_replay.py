@@ -314,7 +314,7 @@ def test_a_replay_that_begins_while_another_ends_begins_no_backfill_before_the_l
         found = cleared(*args)
         monkeypatch.setattr(committing, "clear_ended", cleared)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(committing, "settle_replay", _killed)
+            patch.setattr(committing, "settle_published", _killed)
             with pytest.raises(Killed):
                 replay(open_stream(live.spec), Selection())
         return found

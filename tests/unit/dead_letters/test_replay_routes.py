@@ -197,10 +197,7 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
     (behind,) = json.loads(call("route", "shop", "--json").stdout)["behind"]
     assert (behind["target"], behind["rows"]) == (ORDERS, 1)
     (status,) = json.loads(call("status", "shop", "--json").stdout)["streams"]
-    said = (
-        f"{ORDERS} is missing 1 row of replay {behind['replay']}: the default table has them; `frazil dlq replay shop` "
-        "brings them"
-    )
+    said = f"{ORDERS} is missing 1 row of backfill {behind['backfill']}: the default table has them"
     assert any(problem.startswith(said) for problem in status["problems"])
     for words in ((), ("--tag", "x")):
         refused = call("cut", "shop", *words)
@@ -209,12 +206,12 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
     discarded = call("dlq", "discard", "shop", "--because", "a test", "--yes")
     assert "2 dead letters of stream shop discarded." in discarded.stdout, "those that failed again"
     assert (
-        f"by replay {behind['replay']} are not discarded: they leave once each table has its rows" in discarded.stderr
+        f"by replay {behind['backfill']} are not discarded: they leave once each table has its rows" in discarded.stderr
     )
     given_up = call("route", "shop", "--give-up", ORDERS, "--yes")
     assert given_up.stdout == (
         f"No row of a batch waits for {ORDERS}: nothing is given up. "
-        "1 row of a replay waits, and `frazil dlq replay shop` brings it.\n"
+        f"{said}; `frazil dlq replay shop` brings them, or shows why it cannot.\n"
     )
     finished, nothing = call("dlq", "replay", "shop").stdout.splitlines()
     assert finished.endswith("Stream shop: 4 dead letters are rows now; 2 failed again.")
