@@ -97,7 +97,7 @@ class Behind:
     @property
     def amiss(self) -> str:
         """Return a short description of what is wrong."""
-        return str(self.gone) if self.gone else f"is missing {counted(self.rows, 'row')}"
+        return str(self.gone) if self.gone else f"{counted(self.rows, 'row')} behind"
 
     def is_coming(self, now_ms: int) -> bool:
         """Whether a healthy writer is about to commit what is missing."""

@@ -174,7 +174,7 @@ def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
     if needing:
         return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} a person"
     if loading := levels[Level.UNKNOWN]:
-        return f"Looking at {counted(loading, 'stream')}"
+        return f"Loading {counted(loading, 'stream')}"
     return "No stream needs a person, but Airflow does" if airflow else _calm(lines)
 
 

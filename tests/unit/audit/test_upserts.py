@@ -1,4 +1,4 @@
-"""What the audit of an upsert says of keys that a merge of all records would change."""
+"""What the audit of an upsert says about keys that a merge of all records would change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters of an upsert stream are merged in their place, once, wherever a replay is killed and whoever commits."""
+"""Dead letters of an upsert stream are merged in their place, once, wherever a replay is killed."""
 
 from __future__ import annotations
 
