@@ -1,7 +1,8 @@
-"""Compares one topic-partition's table, commit records and Kafka records: did it land exactly once? Pure.
+"""Compares the table, commit records and Kafka records of one topic-partition: did each record land exactly once? Pure.
 
 An offset that Kafka does not have is not missing: compaction and transactions leave gaps, and retention deletes the
-beginning. An offset outside all commit records was never claimed: a reset skipped it, or it is older than the records.
+beginning. An offset outside all commit records was never claimed: a reset skipped it, or it is older than the commit
+records.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SPANS_NAMED = 5
 
 
 def compare(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return everything that is wrong, and what could not be checked. Pure."""
+    """Return findings about everything that is wrong or could not be checked. Pure."""
     found = [
         *_duplicates(evidence),
         *_both(evidence),
@@ -39,13 +40,13 @@ def compare(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def compare_letters(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return what is wrong with the dead letters. Pure."""
+    """Return findings about the dead letters. Pure."""
     found = [*_duplicated_letters(evidence), *_miscounted(evidence, _letters(evidence))]
     return tuple(f for f in found if f.count)
 
 
 def missing(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, but neither table has."""
+    """Return the offsets that Kafka has and a commit claims, but that are in neither table."""
     if evidence.kafka is None:
         return BitMap64()
     claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
@@ -54,7 +55,7 @@ def missing(evidence: Evidence) -> BitMap64:
 
 
 def duplicates(evidence: Evidence) -> int:
-    """Count surplus rows. Each topic that had the name may have a row at an offset."""
+    """Count surplus rows. Each topic that had the topic's name may have one row at an offset."""
     allowed_twice, once = covered(evidence.rewritten), BitMap64()
     for ranges in evidence.generations.values():
         claimed = claimed_offsets(ranges)
@@ -109,7 +110,10 @@ def _log_cut(e: Evidence) -> Iterable[Finding]:
 
 
 def _unclaimed(e: Evidence) -> Iterable[Finding]:
-    """Rows at or past the marker, or between commits, are unclaimed. Rows older than the records are only a note."""
+    """Report rows at or after the marker, or between commits, as unclaimed.
+
+    Rows before the first commit record are only reported as not compared.
+    """
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & between(0, begin)
@@ -128,20 +132,20 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _Witness:
-    """One table's rows, and what commit records claim for it."""
+    """One table's rows, and the number of rows that commit records claim for the table."""
 
     name: str
     tally: OffsetTally
     claimed: Callable[[CommittedRange], int]
     groups: list[Group]
     lost: BitMap64
-    """Missing offsets that already have a finding from the comparison with Kafka."""
+    """Missing offsets that the comparison with Kafka already reports."""
     given_twice: BitMap64
     accepted: BitMap64
-    """Offsets in neither table whose loss a user accepted."""
+    """Offsets in neither table whose loss an operator accepted."""
 
     def compare(self, group: Group) -> tuple[int, int]:
-        """Return the minimum number of missing records, and the number beyond the claims."""
+        """Return the minimum number of missing records, and the number of records beyond the claims."""
         given_twice, accepted = self.given_twice, self.accepted
 
         def there(r: CommittedRange) -> int:
@@ -234,10 +238,10 @@ def _hidden(e: Evidence, group: Group) -> int:
 def compare_repeats(
     evidence: Sequence[Evidence], records: int, repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
-    """Compare the rows of a stream with dedupe with the committed records, without the dropped ones. Pure.
+    """Compare the rows of a stream with dedupe with its committed records, minus the dropped repeats. Pure.
 
-    `repeats` is None if the number of dropped records is unknown. With `by_source`, the comparison is then left to
-    Kafka's records.
+    `repeats` is None if the number of dropped records is unknown. In that case, with `by_source`, the comparison is
+    left to the one with Kafka's records.
     """
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
     if repeats is None or not all(map(counted_once, evidence)):
@@ -258,7 +262,7 @@ def compare_repeats(
 
 
 def _not_compared(e: Evidence) -> Iterable[Finding]:
-    """Report overlapping ranges, whose number of records is only known within bounds."""
+    """Report overlapping ranges, for which only a minimum and a maximum number of records is known."""
     if e.drops_repeats:
         return
     open_, first, given_twice = 0, None, covered(e.rewritten)
@@ -282,7 +286,7 @@ def _not_compared(e: Evidence) -> Iterable[Finding]:
 
 
 def _limits(e: Evidence) -> Iterable[Finding]:
-    """Report what could not be checked, and what was skipped on purpose."""
+    """Report offsets that could not be checked, and offsets that were skipped on purpose."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     if e.whole:
         there = e.rows.seen | e.dead_letters.seen
@@ -321,7 +325,10 @@ def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Findi
 
 
 def counted_once(e: Evidence) -> bool:
-    """Whether each audited offset was read and assigned once. Only then can rows be counted without offsets."""
+    """Whether each audited offset was read once and assigned to one record.
+
+    Only then can rows be counted without comparing offsets.
+    """
     once = all(group.is_single for group in e.groups)
     return once and not covered((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 
@@ -341,7 +348,7 @@ def compare_counts(  # noqa: PLR0913 - all that is counted, and why nothing else
 ) -> tuple[Finding, ...]:
     """Compare the number of rows with the commit records, for a stream without Kafka coordinates. Pure.
 
-    `adopted` is the number of rows that the table had before the stream. `declared`: whether the declaration has
+    `adopted` is the number of rows that the table had before the stream. `declared` is whether the declaration has
     coordinates although the table does not.
     """
     where = "its table does not have the columns" if declared else "coordinates: false"

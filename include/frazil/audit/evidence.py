@@ -1,4 +1,4 @@
-"""The evidence that the audit compares, by topic-partition: claims, rows, dead letters and Kafka's offsets."""
+"""Gathers the evidence for an audit, by topic-partition: claims, rows, dead letters and Kafka's offsets."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
     drops_repeats: bool = False,
     tables: str = "the table",
 ) -> tuple[Evidence, ...]:
-    """Return the evidence for each topic-partition that is known, or that a period claims."""
+    """Return the evidence for each topic-partition that is known, or that has claims in the period."""
     known = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
     return tuple(
         Evidence(
@@ -109,7 +109,10 @@ def gather(  # noqa: PLR0913 - what is known, and of what
 
 
 def explained(evidence: tuple[Evidence, ...], every: Claims, mine: Claims) -> tuple[Evidence, ...]:
-    """Return a period's evidence with all other claims and replays; `mine` are the claims of the period."""
+    """Return a period's evidence together with all claims and replays of other times.
+
+    `mine` are the claims of the period, `every` the claims of all time.
+    """
     elsewhere, replayed = every.without(mine), every.replayed
     return tuple(
         replace(e, elsewhere=elsewhere.get(tp, ()), replayed=replayed.get(tp) or BitMap64())
