@@ -1,4 +1,4 @@
-"""Operators, triggers and DAG factories: the only room that imports Airflow.
+"""Operators, triggers and DAG factories: the only package of frazil that imports Airflow.
 
 Users import from here. A name is loaded on first use, so a DAG file loads only what it names.
 """

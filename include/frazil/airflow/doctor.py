@@ -42,7 +42,7 @@ DAGS_OF_ALL = {
 }
 """DAGs of all streams, and what is not done without them."""
 QUEUE_VARIABLE = "FRAZIL_WRITER_QUEUE"
-"""Environment variable whose value dags/writers.py passes to `writer_dags`."""
+"""The environment variable whose value dags/writers.py passes as the queue to `writer_dags`."""
 
 
 def findings(streams: Path) -> Iterator[Finding]:

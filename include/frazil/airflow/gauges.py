@@ -1,4 +1,7 @@
-"""Exports DAGs' knowledge of tables as gauges in Airflow's metrics (StatsD with tags, or OpenTelemetry): `GAUGES`."""
+"""Exports the state of tables, streams and windows as gauges in Airflow's metrics.
+
+Airflow sends them to StatsD (with tags) or OpenTelemetry.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ GAUGES = {
     "frazil.windows.complete_through_timestamp_seconds": "up to when windows are decided, in seconds since 1970",
     "frazil.windows.held": "windows that a quality gate holds",
 }
-"""Every gauge with its meaning. All have the tag `table`, and those of a stream `stream`."""
+"""Every gauge with its meaning. All have the tag `table`; gauges of a stream have the tag `stream` too."""
 _OF_HEALTH = (
     "data_files",
     "data_bytes",
@@ -52,7 +55,7 @@ def tell_health(found: Mapping[str, TableHealth | str | None], active: Iterable[
 
 
 def tell_windows(table: str, cursor: Cursor | None) -> None:
-    """Export how far a table's windows are decided, and how many are held."""
+    """Export the time up to which a table's windows are decided, and the number of held windows."""
     if cursor is not None:
         _tell("frazil.windows.complete_through_timestamp_seconds", cursor.through_us / 1_000_000, table=table)
         _tell("frazil.windows.held", len(cursor.held), table=table)

@@ -1,4 +1,4 @@
-"""A batch Spark application as a task of frazil's."""
+"""The operator that submits a batch Spark application."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 
 class SubmitOperator(SparkSubmitOperator):
-    """Airflow's own, of a class that Airflow tells from other teams' (see `frazil.airflow.task`)."""
+    """Airflow's SparkSubmitOperator as a class of our own, so that Airflow can tell our tasks from other teams' tasks.
+
+    See `frazil.airflow.task`.
+    """
 
     def execute(self, context: Any) -> None:
-        """Submit it, as a child of this task in OpenLineage."""
+        """Submit the application, as a child of this task in OpenLineage."""
         from frazil.airflow.lineage_parent import as_parent  # noqa: PLC0415 - a DAG file that is parsed needs none
 
         with as_parent(context, dict(self.conf or {})) as properties:

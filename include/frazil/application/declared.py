@@ -1,4 +1,4 @@
-"""The declarations of an application's streams, read once for all of them."""
+"""The declarations of an application's streams, read once for all streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DeclaredStreams:
     folder: Path
     clock: Callable[[], int]
     found: dict[str, Found[StreamSpec]] = field(default_factory=dict)
-    """Files that declare the application's streams, or did when they were valid, by the stream's name."""
+    """Files that declare the application's streams, or declared them when last valid, by the stream's name."""
 
     def refresh(self) -> None:
         files: dict[str, list[Found[StreamSpec]]] = defaultdict(list)
@@ -35,14 +35,17 @@ class DeclaredStreams:
         }
 
     def _doubled(self, name: str, files: Sequence[Found[StreamSpec]]) -> Found[StreamSpec]:
-        """A stream that several files declare: a running writer continues unchanged, and none starts."""
+        """Return a stream that several files declare, as a problem.
+
+        A running writer continues, and no writer starts.
+        """
         before = self.found.get(name)
         paths = " and ".join(str(one.path) for one in files)
         problem = f"the stream {name!r} is declared twice: {paths}; rename or remove one"
         return replace(files[0], spec=None if before is None else before.spec, problem=problem)
 
     def shared(self) -> Application | None:
-        """The application as declared; None if no stream names it."""
+        """Return the application as declared; None if no stream names it."""
         specs = [one.spec for one in self.found.values() if one.spec is not None]
         return shared_applications(specs).get(self.application)
 
@@ -51,7 +54,7 @@ class DeclaredStreams:
 
 
 class HostedDeclaration:
-    """One stream's declaration. A stream that left the application counts as removed."""
+    """Reads one stream's declaration. A stream that left the application counts as removed."""
 
     def __init__(self, stream: str, streams: DeclaredStreams) -> None:
         self.spec: StreamSpec | None = None

@@ -1,4 +1,4 @@
-"""Asks catalogs for many tables: a catalog that does not answer costs its timeout once, not once per table."""
+"""Requests to catalogs for many tables. A catalog that does not respond costs its timeout once, not once per table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from frazil.errors import CommitUnavailable
 A = TypeVar("A")
 
 SILENT_S = 10.0
-"""Seconds from which a catalog counts as silent; faster failures cost little the next time too."""
+"""Seconds after which a failed request counts its catalog as silent. Faster failures cost little the next time too."""
 
 
 class Asking:
-    """The requests of one command to catalogs, in several threads."""
+    """The requests of one command to catalogs, from several threads."""
 
     def __init__(self) -> None:
         self._silent: dict[str | None, CommitUnavailable] = {}
@@ -24,7 +24,10 @@ class Asking:
         return catalog in self._silent
 
     def ask(self, catalog: str | None, step: Callable[[], A]) -> A:
-        """Return what the step returns. Raises what it raises, and at once if the catalog has not answered before."""
+        """Return the result of the step.
+
+        Raises the step's errors; raises at once if the catalog did not respond before.
+        """
         if (silent := self._silent.get(catalog)) is not None:
             raise silent
         began_s = time.monotonic()

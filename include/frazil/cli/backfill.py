@@ -1,4 +1,4 @@
-"""`frazil backfill`: runs the DAG `frazil_backfill`'s work from a terminal, shows a backfill, or ends it."""
+"""`frazil backfill`: does the work of the DAG `frazil_backfill` from a terminal, shows a backfill, or ends it."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def backfill(  # noqa: PLR0913 - a command's options
 ) -> None:
     """Land older records that are missing from the table of STREAM.
 
-    Each record lands once. Reads what Kafka, or files, have before the stream's position; without bounds, all of it.
-    Stages on a branch of the table, compares that with its source, and publishes it in one commit; a writer may run
-    meanwhile. If interrupted, run it again with the same bounds: it continues.
+    Each record lands once. Reads the records before the stream's position from Kafka or from files; without bounds, all
+    of them. Stages the records on a branch of the table, compares the branch with its source, and publishes it in one
+    commit. A writer may run meanwhile. If interrupted, run the command again with the same bounds: it continues.
 
     \b
     Example:
@@ -155,7 +155,7 @@ def _tell(last: BackfillMarker | None, spec: StreamSpec, *, as_json: bool) -> No
 
 
 def _staged(spec: StreamSpec) -> str:
-    """What a backfill of the stream stages: a change is on no branch until it is merged."""
+    """Return the noun for what the stream's backfill stages: a row, or a change to be merged."""
     return "change" if spec.mode == "upsert" else "row"
 
 

@@ -1,4 +1,4 @@
-"""`frazil catalog`: prints the configuration of an engine that reads the tables."""
+"""`frazil catalog`: prints the configuration with which a query engine reads the tables."""
 
 from __future__ import annotations
 

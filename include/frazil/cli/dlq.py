@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 SHOWN = 200
-"""Characters of a value that `show` prints."""
+"""Maximum of characters of a value that `show` prints."""
 
 
 def _is_a_word(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def discard_(  # noqa: PLR0913 - a command's options
 ) -> None:
     """Mark dead letters of STREAM as settled, with the user and the reason.
 
-    They stay in their table, and `frazil dlq list` and `replay` omit them.
+    The dead letters stay in their table, but `frazil dlq list` and `replay` omit them.
 
     \b
     Example:
@@ -175,8 +175,9 @@ def discard_(  # noqa: PLR0913 - a command's options
 def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, run: str | None, **which: Any) -> None:
     """Decode dead letters of STREAM with today's declaration.
 
-    Accepted ones become rows, or are merged, in one commit, and leave the dead letters. The rest stays, with today's
-    reason before the earlier one. If interrupted, run it again: it continues. A writer may run meanwhile.
+    Dead letters that decode now become rows, or are merged, in one commit, and are no longer dead letters. The others
+    stay, with today's error before the earlier one. If interrupted, run the command again: it continues. A writer may
+    run meanwhile.
 
     \b
     Example:
@@ -258,7 +259,7 @@ def _tell(as_json: bool, sentence: str, **document: Any) -> None:
 
 
 def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
-    """Open the stream. Warns on stderr of reasons that none of its dead letters has, including discarded ones."""
+    """Open the stream. Warn on stderr of reasons that no dead letter of the stream has, discarded ones included."""
     opened = read_stream(find_stream(streams_folder, stream))
     if reasons:
         every = Selection(discarded=True)

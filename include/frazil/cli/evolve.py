@@ -51,11 +51,11 @@ def evolve(  # noqa: PLR0913 - one for each option
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Rename or drop columns of STREAM's table, by field id, while its writer runs. With a route, of all its tables.
+    """Rename or drop columns of STREAM's table, by field id, while its writer runs.
 
-    A renamed column keeps its values. From then on records may use either name, and the declaration may keep the old
-    one until it is edited. A dropped column's values are no longer read, and record fields with its name are
-    ignored. Changes no data file: a running writer uses the change from its next batch, without a restart.
+    A renamed column keeps its values. From then on, records may use either name, and the declaration may keep the old
+    name until someone edits it. A dropped column's values are no longer read, and record fields with its name are
+    ignored. No data file changes: a running writer applies the change from its next batch, without a restart.
 
     \b
     Example:
@@ -99,7 +99,7 @@ def _edits(wanted: ColumnChanges, declared: set[str]) -> str:
 
 
 def _fixed(spec: StreamSpec, table: Table) -> dict[str, str]:
-    """Columns whose names other parts of the declaration, or frazil, rely on, with the reasons."""
+    """Return columns that must keep their names, with the reasons: the table, declaration or frazil relies on them."""
     layout = laid_out_by(table)
     fixed = {
         field.name: "the table is partitioned or sorted by it"

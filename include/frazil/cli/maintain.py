@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WHOLE_TABLE = "(all)"
-"""The partition of an unpartitioned table."""
+"""The shown partition of an unpartitioned table."""
 SHOWN = 20
-"""Partitions that a dry run prints; --json has all of them."""
+"""Maximum of partitions that a dry run prints; --json prints all of them."""
 
 
 class Actions(click.ParamType[tuple[Action, ...]]):
@@ -59,12 +59,12 @@ class Actions(click.ParamType[tuple[Action, ...]]):
 @click.option("--actions", type=Actions(), default=",".join(Action), show_default=True, help="Only these.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done and why, and change nothing; no JVM starts.")
 def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[Action, ...], dry_run: bool) -> None:
-    """Compact TABLE, rewrite manifests, and expire snapshots, as far as it is worth it.
+    """Compact TABLE, rewrite its manifests, and expire its snapshots, each where it is worth the effort.
 
-    A writer may run meanwhile: its commits win. TABLE is one that declared streams write, as in their files, one
-    that a route has created, one of their dead-letter tables, or frazil.signals.
+    A writer may run meanwhile: on a conflict, the writer's commit wins. TABLE is a table of a declared stream, as in
+    its file, a table that a route has created, one of their dead-letter tables, or frazil.signals.
 
-    Exits with 0 even if there was nothing to do or another commit won.
+    Exits with 0 even if nothing was to be done or another commit won.
 
     \b
     Example:
@@ -83,7 +83,10 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
 
 
 def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, MaintenancePlan]:
-    """The plans, in the order of a run. Raises SpecError or TableLost if the table does not exist."""
+    """Return the plans, in the order in which a run carries them out.
+
+    Raises SpecError or TableLost if the table does not exist.
+    """
     planner = MaintenancePlanner(existing_catalog(found.catalog), found, clock.now_ms())
     try:
         return {action: planner.plan(action) for action in Action if action in actions}
@@ -119,9 +122,9 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
 
 
 def local_spark(catalog: str | None) -> dict[str, str]:
-    """Spark settings: all cores of this machine, the jars of one catalog, and nothing beyond localhost.
+    """Return Spark settings: all cores of this machine, the jars of one catalog, and no connections beyond localhost.
 
-    The serial collector took less CPU than the others in `bench/compaction.py`.
+    The serial garbage collector used less CPU than the other collectors in `bench/compaction.py`.
     """
     return {
         "spark.master": "local[*,4]",

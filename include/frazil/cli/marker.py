@@ -64,9 +64,9 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     """Choose where STREAM continues to read.
 
     Resolves OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. Shows for each topic-partition what it skips
-    (records that never reach the table) and what it reads again (duplicates, if the table has them), and asks. Then
-    one snapshot carries the new marker, with the next epoch: a running writer is fenced, and ends within a minute,
-    or after the batch that it stages. Deletes no row.
+    (records that never reach the table) and what it reads again (duplicates, if the table has them), and asks. Then one
+    snapshot carries the new marker, with the next epoch. This fences a running writer: it ends within a minute, or
+    after the batch that it stages. No row is deleted.
 
     \b
     Example:
@@ -98,7 +98,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
 
 
 def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
-    """What to do after a reset, given this host's `writer`. Pure."""
+    """Return the next step after a reset, given the state of this host's `writer`. Pure."""
     if not writer.is_alive:
         return f"Stream {stream} has epoch {epoch}. `frazil resume {stream}`, or `frazil run {stream}`, goes on there."
     command = "run" if writer is ProcessState.FOREGROUND else "resume"
@@ -110,7 +110,7 @@ def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
 
 
 def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now: Available, teller: Teller) -> None:
-    """Show what a reset skips and reads again, and the consequences."""
+    """Show which offsets a reset skips and reads again, and the consequences."""
     _show(plan, teller)
     for sentence in consequences_for(spec, plan, seen=seen, now=now):
         teller.say(sentence)
@@ -129,9 +129,9 @@ def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now
 def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Let STREAM append to a table whose rows it did not write.
 
-    Shows how many rows the table has and since when, checks the schema (and adds missing declared columns), then
-    writes the first marker. It is at the stream's declared source.start or, if another stream of the table has read
-    the same topics (after a rename), at that stream's position. Changes no row.
+    Shows how many rows the table has and since when, checks the schema (and adds missing declared columns), then writes
+    the first marker. The marker starts at the stream's declared source.start. If another stream of the table has read
+    the same topics (after a rename), it starts at that stream's position instead. No row changes.
 
     \b
     Example:
@@ -194,9 +194,9 @@ def _earlier_readers(
 def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Remove everything that frazil keeps of STREAM, except its rows.
 
-    That is markers, journals, desired state and run folder. Refuses while a writer of the stream runs on this host
-    (exit 9); a writer elsewhere is fenced. `frazil adopt` undoes it. Forget a stream before you remove its
-    declaration: the declaration has its table.
+    This removes markers, journals, desired state and run folder. Refuses while a writer of the stream runs on this host
+    (exit 9); a writer on another host is fenced. `frazil adopt` lets the stream continue on its rows. Run this before
+    you remove the stream's declaration, because the declaration names the table.
 
     \b
     Example:
@@ -224,7 +224,7 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
 
 
 def _check_none_wait(tables: StreamTables, stream: str) -> None:
-    """Check that no rows wait for tables of a route: only the journals know their files."""
+    """Check that no rows wait for tables of a route, because only the journals know the files of these rows."""
     try:
         marker = tables.marker()
     except MarkerUnreadable:

@@ -32,7 +32,7 @@ JSON = "--json"
 
 
 def checked_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The callback of an option that explains an action: every host and page shows its text."""
+    """Check the text of an option that explains an action, because every host and page shows it. A click callback."""
     if value is not None and (problem := reason_problem(value)):
         raise click.BadParameter(problem, ctx, param)
     return value
@@ -42,7 +42,7 @@ json_option = click.option(JSON, "as_json", is_flag=True, help="One JSON documen
 
 
 def _completed(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
-    """A shell's completions of an argument: `names` of each valid stream in the folder."""
+    """Return a shell completion that offers `names(stream)` for each valid stream in the folder."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
         from frazil.errors import SpecError  # noqa: PLC0415 - only when a shell asks
@@ -68,15 +68,15 @@ def _table_names(spec: StreamSpec) -> Iterable[str]:
 
 
 def stream_argument(**options: Any) -> Callable[[Any], Any]:
-    """Add STREAM; a shell completes the names of declared streams."""
+    """Add the argument STREAM; a shell completes the names of declared streams."""
     return click.argument("stream", shell_complete=_completed(_stream_names), **options)
 
 
 def streams_argument() -> Callable[..., Any]:
-    """Add one or more STREAMs."""
+    """Add the argument STREAMS, one or more stream names; a shell completes them."""
     return click.argument("streams", nargs=-1, required=True, shell_complete=_completed(_stream_names))
 
 
 def table_argument(**options: Any) -> Callable[..., Any]:
-    """Add TABLE; a shell completes the tables of declared streams."""
+    """Add the argument TABLE; a shell completes the tables of declared streams."""
     return click.argument("table", shell_complete=_completed(_table_names), **options)

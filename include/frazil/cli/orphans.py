@@ -1,4 +1,4 @@
-"""`frazil orphans`: shows or deletes the unreferenced files below a table."""
+"""`frazil orphans`: shows or deletes the unreferenced files in a table's folders."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from frazil.table.catalogs import existing_catalog
 def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) -> None:
     """Show, or delete, files of TABLE that nothing references.
 
-    That is files below its folders that no snapshot, journal or backfill refers to. --delete deletes those that an
-    earlier run with --delete found too, at least an hour before and before the table's last commit. Exits with 1 if
-    the cleanup is refused or stops.
+    These are files in the table's folders that no snapshot, journal or backfill refers to. --delete deletes a file only
+    if an earlier run with --delete found it too. That run must be at least an hour ago, and before the table's last
+    commit. Exits with 1 if the cleanup is refused or stops.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`frazil package`: creates the archive that brings frazil to a cluster's executors."""
+"""`frazil package`: creates the archive with which a cluster's executors get frazil."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from frazil.spark.package import STORAGES, installed_storages, make_package
 )
 @json_option
 def package(target: Path, storage: tuple[str, ...], *, as_json: bool) -> None:
-    """Pack this Python with what executors need to stage records, for `resources.package`.
+    """Pack this Python, with everything that executors need to stage records, for `resources.package`.
 
-    The archive does not contain Airflow and PySpark, which the cluster has. Create it again after each upgrade: a
-    writer refuses executors of another version.
+    The archive does not contain Airflow and PySpark, which the cluster has. Create the archive again after each upgrade
+    of frazil: a writer refuses executors of another version.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""The user who runs a command, for the records that it leaves."""
+"""The name of the user who runs a command, for the records that the command leaves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def person() -> str:
-    """The user's name; `uid 50000` if the system has no name for the user, as in many containers."""
+    """Return the user's name; `uid 50000` if the system has no name for the user, as in many containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

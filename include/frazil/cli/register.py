@@ -21,11 +21,11 @@ from frazil.table.registering import check_newest, check_not_another, metadata_a
 @click.option("--older", is_flag=True, help="Register METADATA although the table has a newer file.")
 @json_option
 def register(table: str, metadata: str, *, name: str | None, older: bool, as_json: bool) -> None:
-    """Restore TABLE to its catalog, as its file METADATA describes it.
+    """Restore TABLE to its catalog, as its metadata file METADATA describes it.
 
-    Use it for a table that was dropped or lost, and whose files remain. Messages about such a table contain the
-    whole command, with its newest metadata file. Changes no file. Refuses an existing table name, a table that the
-    catalog has under another name, and a file that is not the table's newest, unless --older is given.
+    Use this for a table that was dropped or lost, and whose files still exist. Error messages about such a table
+    contain the whole command, with the table's newest metadata file. Changes no file. Refuses a table name that exists,
+    a table that the catalog has under another name, and, without --older, a file that is not the table's newest.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`frazil route`: shows a route's tables that differ from the main table, and lets them continue."""
+"""`frazil route`: shows tables of a route that differ from the stream's default table, and lets them continue."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from frazil.timetext import utc
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 @json_option
 def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Show which tables of STREAM's route are behind the default table, and why.
+    """Show which tables of STREAM's route differ from its default table, and why.
 
-    With --give-up, a table continues as it is: waiting rows never reach it, and batches that the default table does
-    not have are kept. A dropped table is made again, empty; if files of the old one remain, in a folder of its own. If
-    another table has its name by now, that one continues. A table that the route no longer has is not made again: all
-    rows that wait for it are discarded, also those of a backfill.
+    With --give-up, a table continues as it is. Rows that wait for the table never reach it, and batches that the
+    default table does not have stay in it. A dropped table is created again, empty; if files of the old table still
+    exist, in another folder. If another table now has the name, that table is used. A table that the route no longer
+    has is not created again: all rows that wait for it are discarded, including rows of a replay.
 
-    Exits with 0 if all tables are at the default table's batch, or continue by --give-up, also if there is nothing to
-    give up; otherwise with 1. Rows of the default table's last batch may be on their way for a minute: they are shown,
-    and do not count.
+    Exits with 1 if a table differs from the default table. Exits with 0 if no table differs, and always with --give-up.
+    Rows of the default table's last batch may take a minute to arrive: they are reported, and do not count as a
+    difference.
 
     \b
     Example:
@@ -90,11 +90,11 @@ class _Asking:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The tables of a route that are not at the default table's batch."""
+    """The tables of a route that differ from the default table."""
 
     behind: list[Behind]
     coming: list[Behind]
-    """Tables that miss only the default table's last batch, which their writer may be about to bring."""
+    """Tables that miss only the default table's last batch, which the writer may be about to bring."""
     dropped: list[DroppedTable]
     """Dropped tables for which no rows wait."""
     ahead: list[str]
@@ -115,11 +115,11 @@ class _Found:
 
     @property
     def amiss(self) -> set[str]:
-        """Those that go on only when a person lets them, whether rows wait for them or not."""
+        """Tables that continue only after an operator's --give-up, whether rows wait for them or not."""
         return {*(found.target for found in self.dropped), *self.ahead}
 
     def rows_for(self, table: str, *, backfilled: bool) -> int:
-        """Count the rows of batches that wait for a table, or also those of a backfill."""
+        """Return the number of rows that wait for a table, with `replayed` including rows of a replay."""
         return sum(b.rows for b in self._missing() if b.target == table and (backfilled or b.backfill is None))
 
     def backfill_for(self, table: str) -> Behind | None:
@@ -134,7 +134,10 @@ class _Found:
 
 
 def _ahead(opened: OpenStream, default_marker: Marker, there: Mapping[str, Table]) -> list[str]:
-    """Tables ahead of the default table, as after `frazil forget`. They must be given up before a start."""
+    """Return tables with batches that the default table does not have, for example after `frazil forget`.
+
+    These tables must be given up before the writer can start.
+    """
     markers = {name: read_marker(table.properties, opened.spec.name) for name, table in there.items()}
     return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
 
@@ -163,7 +166,7 @@ def _show(found: _Found, stream: str, teller: Teller) -> None:
 
 
 def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: str, asking: _Asking) -> bool:
-    """Let one table go on, if a person says so; whether there was anything to give up."""
+    """Let one table continue if the user confirms. Return False if there was nothing to give up."""
     _check_routed(opened, default_marker, found, table)
     has, there = route_has(opened.spec, opened.tables, table), _is_there(opened, table)
     if has and not there:
@@ -207,7 +210,7 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: s
 
 
 def _is_well(opened: OpenStream, default_marker: Marker, found: _Found, table: str, *, there: bool) -> bool:
-    """Whether a table for which no row waits is at the default table's batch, or a person let it go on before."""
+    """Whether a table for which no row waits agrees with the default table, or was given up before."""
     if table in found.amiss:
         return False
     if not there or is_in_the_place(opened.spec, opened.tables, table):
@@ -223,9 +226,9 @@ def _is_well(opened: OpenStream, default_marker: Marker, found: _Found, table: s
 
 
 def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Found, table: str, *, there: bool) -> bool:
-    """Let rows go that wait for a table that the route no longer has, which is not made again.
+    """Discard rows that wait for a table that the route no longer has; the table is not created again.
 
-    Returns whether that is all, and the table itself, if it is `there`, stays as it is.
+    Returns whether that was all, so that the table itself, if it is `there`, stays as it is.
     """
     waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
@@ -236,7 +239,7 @@ def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Found, tabl
 
 
 def _take(opened: OpenStream, table: str) -> None:
-    """Let the route have the table that has the name now, if it had one."""
+    """Record the current table of this name as a table of the route, if the route had a table of this name before."""
     member = member_of(opened.tables, table)
     if member is not None:
         write_member(opened.tables, table, member.value, opened.tables.handle(table).current())
@@ -265,7 +268,7 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _Found, tab
 
 
 def _was_given_up(opened: OpenStream, table: str) -> bool:
-    """Whether an operator discarded the rows of a table that did not exist, or was another owner's."""
+    """Whether an operator gave up rows of a table that was missing, or that the route had not created."""
     note = note_of(opened.tables, table)
     return note is not None and note.given_up is not None
 

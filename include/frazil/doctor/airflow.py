@@ -1,4 +1,4 @@
-"""Checks this machine's Airflow in a separate process: frazil's commands never import Airflow."""
+"""Checks this machine's Airflow in a separate process, because frazil's commands never import Airflow."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from frazil.doctor.finding import Finding, State
 
 WITHIN_S = 90.0
-"""Timeout: importing Airflow takes seconds, and longer on a busy host."""
+"""Timeout in seconds: importing Airflow takes some seconds, and longer on a busy host."""
 
 
 def airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """The findings of `frazil.airflow.doctor`, with an Airflow that this environment configures."""
+    """Yield the findings of `frazil.airflow.doctor` about the Airflow that this environment configures."""
     if find_spec("airflow") is None:
         yield Finding("airflow", State.SKIPPED, "Airflow is not installed in this Python")
         return
@@ -36,7 +36,7 @@ def airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _is_set_up(environment: Mapping[str, str]) -> bool:
-    """Whether an Airflow is configured: importing Airflow would otherwise create its configuration file."""
+    """Whether an Airflow is configured. Without this check, importing Airflow would create a configuration file."""
     if any(name.startswith("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN") for name in environment):
         return True
     folder = Path(environment.get("AIRFLOW_HOME") or "~/airflow").expanduser()

@@ -1,8 +1,8 @@
-"""Compares this machine's clock with those of the services it uses.
+"""Compares this machine's clock with the clocks of the services that it uses.
 
-Windows become complete by the writer's clock, objects count as abandoned by the storage's, and both refuse signed
-requests with a wrong time. A server sends its time in each HTTP answer (the `Date` header, in whole seconds), a
-database on request.
+The writer's clock decides when windows become complete, the storage's clock decides when objects count as abandoned,
+and servers refuse signed requests with a wrong time. An HTTP server sends its time in each response (the `Date` header,
+in whole seconds), a database sends its time on request.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ WARN_MS = 5_000
 WRONG_MS = 60_000
 TIMEOUT_S = 5.0
 _HEADER_MS = 1_000
-"""Uncertainty of the header's whole seconds."""
+"""Precision of the `Date` header, which has whole seconds."""
 _FIX = "let NTP (chrony, systemd-timesyncd) set the clock of both machines"
 _FIX_SILENCE = "let the server answer, then run `frazil doctor` again"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTime:
-    """A server's time, between two readings of ours; all in milliseconds since the epoch, UTC."""
+    """A server's time, read between two readings of our clock. All times are milliseconds since the epoch, UTC."""
 
     before_ms: int
     theirs_ms: int
     after_ms: int
     precision_ms: int = 0
-    """Its true time is later than `theirs_ms` by up to this."""
+    """The server's true time may be later than `theirs_ms` by up to this many milliseconds."""
 
     @property
     def apart_ms(self) -> int:
-        """The minimum difference of the clocks: positive if theirs is ahead, 0 if they may agree."""
+        """The minimum difference of the clocks: positive if the server's clock is ahead, 0 if they may agree."""
         if self.theirs_ms > self.after_ms:
             return self.theirs_ms - self.after_ms
         return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
 
 
 def evaluate(server: str, answer: ServerTime) -> Finding:
-    """Compare the clocks by a server's time. Pure."""
+    """Return the finding for a server's time. Pure."""
     apart = answer.apart_ms
     if abs(apart) < WARN_MS:
         return Finding("clock", State.OK, f"{server} has the same time")
@@ -56,9 +56,9 @@ def evaluate(server: str, answer: ServerTime) -> Finding:
 
 
 def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
-    """Compare with HTTP servers by their addresses, and with databases by functions that return their time in ms.
+    """Compare our clock with HTTP servers, by URL, and with databases, by functions that return their time in ms.
 
-    A server whose time is unknown has a warning: its clock may be wrong.
+    A server whose time is unknown gets a warning, because its clock may be wrong.
     """
     servers: dict[str, Callable[[], ServerTime]] = {
         urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
@@ -77,7 +77,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
 
 
 class _Untimed(ValueError):
-    """An answer without a time."""
+    """A response without a time."""
 
 
 def _ask_database(ask: Callable[[], int]) -> ServerTime:
@@ -86,7 +86,7 @@ def _ask_database(ask: Callable[[], int]) -> ServerTime:
 
 
 def _ask_http(address: str) -> ServerTime:
-    """The server's time; a refusal has one too."""
+    """Return the server's time. A response that refuses the request has a time too."""
     before = clock.now_ms()
     answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
     try:

@@ -21,7 +21,7 @@ from frazil.spec.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that does not work, and what to do about it, if `said` does not contain it."""
+    """One failed connection or missing right. `fix` is what to do about it, if `said` does not say that."""
 
     said: str
     fix: str = ""
@@ -29,16 +29,16 @@ class Fault:
 
 @dataclass(slots=True)
 class Connections:
-    """Findings for each stream, one sentence each.
+    """Results for each stream, one sentence each.
 
-    Streams of one namespace share one check of their catalog, and brokers that did not answer are not asked again.
+    Streams of one namespace share one check of their catalog. Brokers that did not respond are not contacted again.
     """
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
-    """The stream for which brokers did not answer, by their declaration: each timeout takes seconds."""
+    """The brokers that did not respond, by their declaration, each with the first stream that declares them."""
 
     @classmethod
     def of(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
@@ -94,7 +94,7 @@ def _namespace(spec: StreamSpec) -> str:
 
 
 def _namespaces(spec: StreamSpec) -> list[StreamSpec]:
-    """The stream, and a copy of it for each other namespace of its dead letters and its route's tables."""
+    """Return the stream, and a copy of it for each other namespace of its dead-letter table and its route's tables."""
     route = spec.route
     others = [spec.dead_letter_table]
     if route is not None:
@@ -108,7 +108,10 @@ def _namespaces(spec: StreamSpec) -> list[StreamSpec]:
 
 
 def _kafka(spec: StreamSpec) -> str:
-    """The topics that the brokers show, once readable. Raises SpecError, AccessDenied, KafkaUnavailable."""
+    """Check that the stream's topics exist and can be read, and describe them.
+
+    Raises SpecError, AccessDenied and KafkaUnavailable.
+    """
     from frazil.commit.opened import open_kafka  # noqa: PLC0415 - librdkafka, only where it is asked
     from frazil.kafka.admin import PERSON_WAITS_S  # noqa: PLC0415 - as above
     from frazil.kafka.readable import check_readable  # noqa: PLC0415 - as above
@@ -128,7 +131,10 @@ def _kafka(spec: StreamSpec) -> str:
 
 
 def _of_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition] | None:
-    """Partitions of the topic with the ends of transactions; None if none is declared, empty if it does not exist."""
+    """Return the partitions of the topic with the ends of transactions.
+
+    None if the stream declares no such topic; empty if the topic does not exist.
+    """
     from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets  # noqa: PLC0415 - librdkafka, only where it is asked
 
     envelope = envelope_of(spec.source.format)
@@ -154,7 +160,10 @@ def _ends_in_words(spec: StreamSpec, ends: Sequence[TopicPartition] | None) -> s
 
 
 def _registry(spec: StreamSpec) -> str:
-    """The state of the schema registry for the stream's topic. Raises RegistryUnavailable and SpecError."""
+    """Check that the schema registry answers a request for the stream's topic.
+
+    Raises RegistryUnavailable and SpecError.
+    """
     from frazil.registry.client import UnknownSchema, registry  # noqa: PLC0415 - only where it is asked
 
     declared = registry_of(spec.source.format)

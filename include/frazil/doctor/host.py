@@ -24,7 +24,7 @@ from frazil.spec.units import rounded_bytes
 
 TESTED_PYTHON = (3, 11)
 FREE_BYTES = 2 << 30
-"""Free bytes that logs, and files that tasks write before they upload them, soon use."""
+"""Minimum of free bytes, which logs, and files that tasks write before they upload them, would soon use up."""
 _WORKER = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
 
 
@@ -38,7 +38,7 @@ def python() -> Iterator[Finding]:
 
 
 def java() -> Iterator[Finding]:
-    """Java, and PySpark, which is all that needs it."""
+    """Check Java, and PySpark, because only PySpark needs Java."""
     if find_spec("py4j") is None:
         yield Finding("java", State.SKIPPED, "PySpark is not installed: this machine runs no writer and no Spark job")
         return
@@ -62,7 +62,7 @@ def _pyspark() -> Iterator[Finding]:
 
 
 def jars_of_spark() -> Iterator[Finding]:
-    """Whether Iceberg's runtime has been fetched. Compares sizes, not bytes, which `fetch` checks."""
+    """Check whether Iceberg's runtime has been fetched, by the jars' sizes. `fetch` checks their content."""
     if find_spec("py4j") is None:
         yield Finding("jars", State.SKIPPED, "PySpark is not installed: this machine needs no jar")
         return
@@ -80,7 +80,7 @@ def jars_of_spark() -> Iterator[Finding]:
 
 
 def folders() -> Iterator[Finding]:
-    """FRAZIL_HOME and the cache: whether they can be written and locked, and have room."""
+    """Check whether FRAZIL_HOME and the cache folder can be written and locked, and have free space."""
     yield _folder("home", home(), "FRAZIL_HOME", locked=True)
     yield _folder("cache", cache_folder(), "XDG_CACHE_HOME", locked=False)
 
@@ -103,7 +103,7 @@ def _folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Findi
 
 
 def api_servers() -> Iterator[Finding]:
-    """Whether the processes that serve the operations page here started with the current frazil."""
+    """Check whether the processes that serve the operations page on this host started with the current frazil."""
     found = announced()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
@@ -118,7 +118,7 @@ def api_servers() -> Iterator[Finding]:
 
 
 def tasks_python() -> Iterator[Finding]:
-    """Whether the Python in PYSPARK_PYTHON can run tasks of this frazil."""
+    """Check whether the Python in PYSPARK_PYTHON can run tasks of this frazil."""
     named = os.environ.get("PYSPARK_PYTHON")
     if not named or shutil.which(named) == sys.executable:
         yield Finding("tasks' python", State.OK, "tasks on this machine run on the same Python")
@@ -138,7 +138,7 @@ def tasks_python() -> Iterator[Finding]:
 
 
 def ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
-    """Whether the ports of `frazil dev up` are free, by the server's name; `ours`: where its servers listen."""
+    """Check whether the ports of `frazil dev up` are free. `ours` has the ports on which its servers already listen."""
     taken = {name: port for name, port in wanted.items() if name not in ours and _listens(port)}
     if taken:
         said = ", ".join(f"{port} ({name})" for name, port in taken.items())

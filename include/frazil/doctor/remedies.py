@@ -1,4 +1,4 @@
-"""What an operator does about a failing connection. Pure."""
+"""The fixes that an operator can apply to a failing connection. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ACLS = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --
 
 
 class Place(StrEnum):
-    """The services that a stream connects to, as in its declaration."""
+    """The services that a stream connects to, named as in its declaration."""
 
     SOURCE = "source"
     REGISTRY = "source.format.registry"
@@ -52,11 +52,11 @@ _MENDS: Mapping[Place, Sequence[tuple[type[FrazilError], str]]] = {
         (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),
     ),
 }
-"""Remedies by error; the first matching one counts."""
+"""Fixes by error class; the first class that matches counts."""
 
 
 def fix_of(place: Place, error: FrazilError) -> str:
-    """What to do; empty if the error itself contains it."""
+    """Return the fix for an error; empty if the error's message contains the fix."""
     if isinstance(error, MissingExtra):
         return ""
     return next((fix for kind, fix in _MENDS[place] if isinstance(error, kind)), "")

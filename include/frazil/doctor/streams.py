@@ -1,4 +1,4 @@
-"""Checks of what declared streams name: their files, Kafka, catalogs, storage, and the clocks of those."""
+"""Checks of everything that declared streams refer to: files, Kafka, catalogs, storage, and their clocks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from frazil.spec.references import resolve
 from frazil.spec.units import counted
 
 SHOWN = 5
-"""Streams that have a line each; more are counted."""
+"""Up to twice this number of streams have a line each; beyond that, only their count is shown."""
 
 
 def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
-    """The valid streams of a folder by file, and what is wrong with the others."""
+    """Return the valid streams of a folder by file, and the errors of the other files."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in stream_files(folder) if folder.is_dir() else ():
@@ -43,7 +43,7 @@ def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
 
 
 def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Whether all that streams name answers, and allows what a writer does: `frazil validate --connect`."""
+    """Check whether all services of the streams respond and permit what a writer does: `frazil validate --connect`."""
     if not streams:
         yield Finding("connections", State.SKIPPED, "no stream is declared here")
         return
@@ -58,7 +58,7 @@ def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
 
 
 def clocks_of(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Compare clocks with registries, REST catalogs, object stores, and PostgreSQL."""
+    """Compare this machine's clock with registries, REST catalogs, object stores, and PostgreSQL."""
     from frazil.table.catalogs import catalog_config  # noqa: PLC0415 - PyIceberg is slow to load
 
     addresses: set[str] = set()

@@ -1,4 +1,4 @@
-"""Runs writers as detached processes of this host; each has a run folder with its complete state."""
+"""Runs writers as detached processes of this host. Each writer has a run folder with its complete state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class LocalLauncher(Launcher):
     """The launcher of one writer application on this host.
 
     A small parent process (`frazil.host.parent`) in its own session starts the writer, so the writer outlives its
-    launcher. The pids and start times in the lock file say whether it runs; no list of children does.
+    launcher. Whether the writer runs is decided by the pids and start times in the lock file, not by a list of child
+    processes.
     """
 
     def __init__(self, application: str, *, folder: Path | None = None) -> None:
@@ -59,7 +60,7 @@ class LocalLauncher(Launcher):
         return launch
 
     def observe(self) -> Observation:
-        """The state in the run folder and the process table; see `Launcher.observe`."""
+        """Return the state in the run folder and the process table; see `Launcher.observe`."""
         launch = read_launch(self.folder)
         if launch is None:
             return Observation(ProcessState.NEVER, None, None, ())
@@ -74,7 +75,7 @@ class LocalLauncher(Launcher):
     def stop(self, *, force: bool) -> None:
         """Send SIGTERM to the writer, or SIGKILL to its process group; leave a foreground writer alone.
 
-        The agent of a driver in a cluster is first asked to kill the driver. A hosted writer is left alone too: its
+        The agent of a driver in a cluster is first asked to kill the driver. A hosted writer is left alone, because its
         process writes other streams as well.
         """
         launch = read_launch(self.folder)
@@ -120,5 +121,9 @@ def _state(launch: Launch) -> ProcessState:
 
 
 def _nobody_saw(launch: Launch, state: ProcessState) -> bool:
-    """Whether nothing recorded the end. A lock released by a process that continued has no writer's mark."""
+    """Whether the end of the writer is unrecorded.
+
+    A process that released the lock and continued has removed its process from the launch's record, and is not a
+    writer.
+    """
     return state is ProcessState.ENDED and (launch.kind is LaunchKind.SUPERVISED or launch.writer is not None)

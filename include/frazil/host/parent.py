@@ -1,11 +1,11 @@
-"""The small parent of a supervised writer: `python -m frazil.host.parent --folder F ... -- COMMAND...`
+"""The small parent process of a supervised writer: `python -m frazil.host.parent --folder F ... -- COMMAND...`
 
-A detached child's exit code is lost unless a process waits for it. This one takes the writer's lock, leaves the
-caller's session, starts the command, forwards SIGTERM, waits, and records how the writer ended.
+A detached child's exit code is lost unless a process waits for the child. The parent takes the writer's lock, leaves
+the caller's session, starts the command, forwards SIGTERM, waits, and records how the writer ended.
 
-It answers its caller once the command runs: with exit code 0, with WriterBusy's if another writer holds the lock, or
-with 1 if the command cannot be started. If the parent is killed, the writer runs on and holds the lock through the
-inherited descriptor.
+The parent answers its caller with exit code 0 once the command runs. It answers with the exit code of WriterBusy if
+another writer holds the lock, and with 1 if the command cannot be started. If the parent is killed, the writer
+continues to run, and holds the lock through the inherited file descriptor.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
 
 
 def _start(command: Sequence[str], lock_fd: int) -> subprocess.Popen[bytes]:
-    """Start the writer with the lock, as the leader of its own process group; forward every SIGTERM to it."""
+    """Start the writer with the lock, as the leader of its own process group. Forward every SIGTERM to the writer."""
     started: list[subprocess.Popen[bytes]] = []
     requested = False
 

@@ -13,7 +13,10 @@ from frazil.spec.units import counted
 
 
 def plan_abandon(spec: StreamSpec, *, by: str = "a person") -> Prepared:
-    """Read the table, and raise its errors. `by` is the user who would abandon the backfill."""
+    """Read the table, and return what abandoning its backfill would do. Raises the errors of reading the table.
+
+    `by` is the user who would abandon the backfill.
+    """
     tables = read_stream(spec).tables
     backfill = read_backfill(tables.main.refresh().metadata.properties, spec.name)
     if backfill is None or not backfill.is_open:

@@ -1,4 +1,4 @@
-"""Reset a stream in two steps: describe the effects, then carry out exactly these."""
+"""Resets a stream in two steps: describe the effects, then carry out exactly these effects."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from frazil.timetext import utc
 
 
 def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -> Prepared:
-    """Read the table and Kafka, and raise their errors. A stream that never began raises AdoptionRequired.
+    """Read the table and Kafka, and return the effects of a reset. Raises the errors of both.
 
-    `by` is the user who would reset the stream.
+    Raises AdoptionRequired for a stream that never began. `by` is the user who would reset the stream.
     """
     opened = read_stream(spec)
     with open_kafka(spec) as kafka:
@@ -79,7 +79,10 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     now: Available,
     by: str,
 ) -> Marker:
-    """Move the stream, and record that in its history. Raises the errors of `marker_change.reset`."""
+    """Move the stream's position, and record the reset in the stream's history.
+
+    Raises the errors of `marker_change.reset`.
+    """
     marker = marker_change.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
     tell_act(tables.main.current(), tables.stream, was_reset(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker

@@ -14,7 +14,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
 
 MAX_WINDOWS = 500
-"""Windows in one decision; the rest follow with the next."""
+"""Maximum of windows in one decision; the remaining windows follow in the next decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Feed:
     watermark_us: int | None
     lateness_us: int = 0
     holding_back: TopicPartition | None = None
-    """The topic-partition that the watermark waits for; None if all are idle."""
+    """The topic-partition that the watermark waits for; None if all topic-partitions are idle."""
     waiting_us: int | None = None
-    """Start of the event time of rows that readers of main do not see yet (`commit.align`)."""
+    """The earliest event time of rows that readers of main do not see yet (`commit.align`)."""
     problem: str | None = None
-    """Why its watermark does not count."""
+    """Why the stream's watermark does not count; None if it counts."""
 
     @property
     def complete_to_us(self) -> int | None:
@@ -51,7 +51,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a table's windows are decided: those that begin in `[from, through)` have at least one signal."""
+    """The range of a table's decided windows: each window that begins in `[from, through)` has at least one signal."""
 
     grain: Grain
     from_us: int
@@ -61,16 +61,16 @@ class Cursor:
     held: frozenset[int] = frozenset()
     """Starts of windows whose quality gate failed and that no operator has released."""
     table_uuid: str | None = None
-    """The table that was examined; None if an earlier version wrote the cursor."""
+    """The UUID of the table that was examined; None if an earlier version wrote the cursor."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowDecision:
-    """The windows to signal: `complete` for the first time, `again` for those that late rows reopened."""
+    """The windows to signal: `complete` for the first time, or `again` because late rows reopened them."""
 
     complete: tuple[Window, ...]
     again: Mapping[Window, int]
-    """Windows that were decided before, with the number of late rows that they got since."""
+    """Windows that were decided before, with the number of late rows that arrived since then."""
     from_us: int | None
     through_us: int | None
     reason: str
@@ -89,10 +89,10 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     complete_from_us: int | None = None,
     limit: int = MAX_WINDOWS,
 ) -> WindowDecision:
-    """Decide what completed since the cursor. `late` has the rows since the cursor's commit, by window start.
+    """Decide which windows completed since the cursor. `late` has the rows since the cursor's commit, by window start.
 
-    Without a cursor the first window is that of `complete_from_us`, or the currently open one: earlier windows get no
-    signal. After a change of grain, decisions continue after the windows that the old cursor covered.
+    Without a cursor, the first window is the window of `complete_from_us`, or else the currently open window: earlier
+    windows get no signal. After a change of grain, decisions continue after the windows that the old cursor covered.
     """
     bound = complete_to(feeds)
     if bound is None:
@@ -107,26 +107,29 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
 
 
 def complete_to(feeds: tuple[Feed, ...]) -> int | None:
-    """Windows that end at or before this are complete; None while any stream's watermark is unknown."""
+    """Return the time up to which windows are complete; None while the watermark of any stream is unknown."""
     ends = [feed.complete_to_us for feed in feeds]
     known = [end for end in ends if end is not None]
     return min(known) if known and len(known) == len(ends) else None
 
 
 def waits_for(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
-    """The streams whose watermark has not reached the window's requirement."""
+    """Return the streams whose watermark has not reached the end of the window plus their lateness."""
     return tuple(f for f in feeds if f.complete_to_us is None or f.complete_to_us < window.end_us)
 
 
 def history_words(window: Window, cursor: Cursor | None) -> str | None:
-    """Why a window never gets a signal, as the end of a sentence; None if it may get one."""
+    """Return why a window never gets a signal, as the end of a sentence; None if it may get one."""
     if cursor is None or window.start_us >= cursor.from_us:
         return None
     return f"it is history, for signals begin with {Window.of(cursor.from_us, cursor.grain)}"
 
 
 def waiting_words(feeds: tuple[Feed, ...], window: Window, *, needed: bool = False) -> str:
-    """Why a window has no signal yet, as the end of a sentence; with the watermark that is `needed`."""
+    """Return why a window has no signal yet, as the end of a sentence.
+
+    With `needed`, include the required watermark.
+    """
 
     def one(feed: Feed) -> str:
         return f"{feed}, and {moment(window.end_us + feed.lateness_us)} is needed" if needed else str(feed)
@@ -136,12 +139,12 @@ def waiting_words(feeds: tuple[Feed, ...], window: Window, *, needed: bool = Fal
 
 
 def moment(us: int) -> str:
-    """Microseconds since 1970 as ISO 8601."""
+    """Return microseconds since 1970 as ISO 8601."""
     return (EPOCH + timedelta(microseconds=us)).isoformat().replace("+00:00", "Z")
 
 
 def _second(us: int) -> str:
-    """Like `moment`, for people: a window ends at a whole second."""
+    """Return a time like `moment`, cut to whole seconds for people."""
     return moment(us - us % 1_000_000)
 
 

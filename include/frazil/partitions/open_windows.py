@@ -9,12 +9,15 @@ from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 
 FURTHEST_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""A window that begins this far after the newest trusted event time only has rows from wrong clocks."""
+"""A window that begins this many microseconds after the newest trusted event time only has rows from wrong clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The windows that a stream only shows whole: `grain` long, of `column`, complete after `lateness_us`."""
+    """The windows that a stream with `commit.align: watermark` shows only once they are complete.
+
+    They are windows of length `grain` in the event time of `column`, and complete `lateness_us` after their end.
+    """
 
     column: str
     grain: Grain
@@ -22,7 +25,7 @@ class Alignment:
 
     @classmethod
     def of(cls, spec: StreamSpec) -> Alignment | None:
-        """The declared alignment; None for a stream that shows every row at once."""
+        """Return the declared alignment; None for a stream that shows every row at once."""
         if spec.commit.align == "none" or spec.window is None:
             return None
         lateness_us = spec.lateness // timedelta(microseconds=1)
@@ -31,7 +34,7 @@ class Alignment:
     def waits(self, start_us: int, length_us: int, *, watermark_us: int | None, newest_us: int | None) -> bool:
         """Whether rows of `[start, start + length)` belong to a window that is open or has not begun.
 
-        `newest_us` is the newest trusted event time. While it and the watermark are unknown, all rows wait.
+        `newest_us` is the newest trusted event time. While both it and the watermark are unknown, all rows wait.
         """
         end_us = max(self.grain.floor(start_us) + self.grain.us, start_us + length_us)
         if watermark_us is not None and end_us <= watermark_us - self.lateness_us:

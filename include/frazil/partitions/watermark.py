@@ -14,10 +14,11 @@ def watermark_us(
     idle: Collection[TopicPartition],
     previous_us: int | None,
 ) -> int | None:
-    """The stream's watermark in microseconds since the epoch, or None while it is unknown.
+    """Return the stream's watermark in microseconds since 1970; None while it is unknown.
 
-    Skips idle partitions. An active partition without a record keeps it unknown. If all are idle, it is the newest
-    event time seen, because nothing older is unread. It never goes back.
+    Idle partitions are skipped. An active partition without a record keeps the watermark unchanged, or unknown. If all
+    partitions are idle, the watermark is the newest event time seen, because no older record is unread. The watermark
+    never goes back.
     """
     active = [tp for tp in partitions if tp not in idle]
     if any(tp not in max_event_times_us for tp in active):
@@ -37,9 +38,11 @@ def holding_back(
     partitions: Collection[TopicPartition],
     idle: Collection[TopicPartition],
 ) -> TopicPartition | None:
-    """The topic-partition that the watermark waits for: one without a record, else the furthest behind.
+    """Return the topic-partition that the watermark waits for.
 
-    None if all are idle: then only new records move it.
+    This is an active topic-partition without a record, or else the one that is furthest behind in event time.
+
+    None if all topic-partitions are idle: then only new records move the watermark.
     """
     active = sorted(tp for tp in partitions if tp not in idle)
     silent = [tp for tp in active if tp not in max_event_times_us]

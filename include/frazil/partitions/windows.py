@@ -27,25 +27,25 @@ class Grain(StrEnum):
         return _FORMATS[self]
 
     def floor(self, us: int) -> int:
-        """The start of the window that contains a moment, also before 1970."""
+        """Return the start of the window that contains a time, also before 1970."""
         return us - us % self.us
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Window:
-    """`[start, start + grain)`."""
+    """The time range `[start, start + grain)`."""
 
     start_us: int
     grain: Grain
 
     @classmethod
     def of(cls, us: int, grain: Grain) -> Window:
-        """The window that contains a moment."""
+        """Return the window that contains a time."""
         return cls(grain.floor(us), grain)
 
     @classmethod
     def parse(cls, key: str) -> Window:
-        """The window of a key such as `2013-01-01T05` or `2013-01-01`; raises ValueError for any other text."""
+        """Return the window of a key such as `2013-01-01T05` or `2013-01-01`. Raises ValueError for any other text."""
         for grain in Grain:
             try:
                 moment = datetime.strptime(key, grain.key_format).replace(tzinfo=UTC)
@@ -70,11 +70,11 @@ class Window:
 
 
 def microseconds(moment: datetime) -> int:
-    """A zoned datetime as microseconds since 1970."""
+    """Return a datetime with a time zone as microseconds since 1970."""
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def windows_between(grain: Grain, from_us: int, to_us: int) -> Iterator[Window]:
-    """The windows from the one that contains `from_us` to the last that ends by `to_us`, in order."""
+    """Yield the windows from the window that contains `from_us` to the last window that ends by `to_us`, in order."""
     for start in range(grain.floor(from_us), to_us - grain.us + 1, grain.us):
         yield Window(start, grain)

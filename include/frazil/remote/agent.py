@@ -1,7 +1,8 @@
-"""The process of a writer whose driver runs in a cluster: submits the driver, follows it, and ends as it ended.
+"""The local process of a writer whose driver runs in a cluster: it submits the driver, follows it, and ends with it.
 
-For its supervisor it is the writer: it has the lock, the heartbeat, the log and the exit code. Its knowledge of the
-driver comes from the table's storage and the cluster's API, so a new agent finds the previous one's driver.
+For its supervisor, this process (the agent) is the writer: it has the lock, the heartbeat, the log and the exit code.
+Its knowledge of the driver comes from the table's storage and the cluster's API, so a new agent finds the driver of the
+previous agent.
 """
 
 from __future__ import annotations
@@ -40,18 +41,19 @@ log = logging.getLogger("frazil")
 POLL_INTERVAL_S = 1.5
 """Seconds between two polls of the driver's reports."""
 ASK_S = 5.0
-"""Seconds between two requests to the cluster, while the driver reports that it is well."""
+"""Seconds between two requests to the cluster while the driver reports that it runs well."""
 KILL_AGAIN_S = 5.0
 QUIET_S = 10.0
-"""Seconds without news from a driver after which each poll also asks the cluster."""
+"""Seconds without a new report from the driver after which each poll also queries the cluster."""
 LOG_SHOWN_BYTES = 64 * 1024
 _UNKNOWN = DriverStatus(DriverState.UNKNOWN, "the cluster was not asked yet")
 
 
 def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up: bool = False) -> int:
-    """Have a driver in the cluster write the stream, with the Python file `program`; returns its exit code.
+    """Have a driver in the cluster write the stream, with the Python file `program`. Return the driver's exit code.
 
-    SIGTERM asks the driver to end after its current batch, SIGUSR1 kills it. Killing the agent does not end the driver.
+    SIGTERM asks the driver to end after its current batch; SIGUSR1 kills the driver. Killing the agent does not end the
+    driver.
     """
     log_to_stderr()
     folder = run_folder(spec.name)
@@ -73,7 +75,7 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
 
 @dataclass(slots=True)
 class Signals:
-    """What signals asked this process to do."""
+    """The requests that this process received as signals."""
 
     stop: str | None = None
     force: bool = False
@@ -121,7 +123,10 @@ class Agent:
         self._killed_at_s = float("-inf")
 
     def run(self) -> tuple[int, str | None]:
-        """The exit code, and the reason if it is not 0. Raises what a submission raises, and Fenced."""
+        """Follow the driver until its end. Return the exit code, and the reason if the code is not 0.
+
+        Raises the errors of a submission, and Fenced.
+        """
         while True:
             try:
                 seen = self._observe()
@@ -173,7 +178,7 @@ class Agent:
             self._show(self._folder.log_end(order.id))
 
     def _show(self, end: LogEnd | None) -> None:
-        """Append what is new in the driver's log to this process's own."""
+        """Append the new part of the driver's log to this process's own log."""
         if end is None or end.bytes <= self._log_shown:
             return
         new, text = end.bytes - self._log_shown, end.text.encode()
@@ -184,7 +189,7 @@ class Agent:
         self._log_shown = end.bytes
 
     def _ask(self, order: Order) -> None:
-        """Ask the cluster, less often while the driver reports that it is well."""
+        """Query the cluster, less often while the driver reports that it runs well."""
         if order.submission is None:
             self._status = DriverStatus(DriverState.UNKNOWN, "the cluster has not returned the driver's name")
             self._mirror.unanswered(self._unanswered)
@@ -263,13 +268,13 @@ class Agent:
             log.warning("the driver could not be killed yet: %s", error)
 
     def _put(self, **changes: Any) -> None:
-        """Change the current order: another agent may have added a stop to it. Raises Fenced."""
+        """Change the current order, which another agent may have changed meanwhile. Raises Fenced."""
         if (order := self._ordered_now()) is not None:
             self._order = dataclasses.replace(order, **changes)
             self._folder.put_order(self._order)
 
     def _ordered_now(self) -> Order | None:
-        """The order, read again. Raises Fenced if it is for another driver than this agent's."""
+        """Read the order again. Raises Fenced if it is for another driver than this agent's."""
         now = self._folder.order()
         if now is None or self._order is None or now.id == self._order.id:
             return now or self._order

@@ -1,4 +1,4 @@
-"""A stream's progress for a table of its route: that of its main table, unless rows wait for the table."""
+"""A stream's progress for a table of its route: the progress of its default table, unless rows wait for this table."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from frazil.spec.routed_stream import RoutedStream
 
 
 def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
-    """The stream's watermark as of the last batch whose rows the table has completely.
+    """Return the stream's watermark after the last batch whose rows the table has completely.
 
-    The main table is loaded after this table: newer batches of the main table count as missing. Raises
-    `MarkerUnreadable`, and what the catalog and the storage raise.
+    The default table is loaded after this table, so newer batches of the default table count as missing. Raises
+    `MarkerUnreadable`, and the errors of catalog and storage.
     """
     stream, lateness_us = spec.name, spec.lateness // timedelta(microseconds=1)
     try:
@@ -50,7 +50,7 @@ def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
 
 
 def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int | None:
-    """The watermark of the previous batch, in microseconds, from that commit's summary."""
+    """Return the watermark of the batch before `first`, in microseconds, from the summary of that batch's commit."""
     for snapshot, path in commit_records(default_table.metadata, stream):
         key = key_of(path)
         if key is not None and key < first:

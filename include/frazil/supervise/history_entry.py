@@ -1,4 +1,4 @@
-"""The supervisor's decisions that belong in a stream's history. Pure."""
+"""Turns the supervisor's decisions into events of a stream's history, where they belong there. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORDS = {
     WriterAction.KILL: "the writer is killed",
     WriterAction.GIVE_UP: "the supervisor gives up, and a person is needed",
 }
-"""Holds are not recorded: the start after them, or the decision before them, says why."""
+"""Holds are not recorded: the decision before or the start after them gives the reason."""
 
 
 def history_entry(

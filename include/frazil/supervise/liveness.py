@@ -12,7 +12,7 @@ from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 STALE_AFTER_MS = 10_000
-"""Ten missed heartbeats."""
+"""Maximum age of a fresh heartbeat: ten missed heartbeats."""
 
 
 def fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None:
@@ -23,7 +23,7 @@ def fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None:
 
 
 def has_committed(writer: Observation) -> bool:
-    """Whether a writer on this host has committed to the stream's table, according to its run folder."""
+    """Whether a writer on this host has committed to the stream's table, according to the run folder."""
     heartbeat = writer.heartbeat
     return any(end.committed for end in writer.exits) or (
         heartbeat is not None and heartbeat.last_commit_at_ms is not None
@@ -31,16 +31,16 @@ def has_committed(writer: Observation) -> bool:
 
 
 def known_lag(heartbeat: Heartbeat) -> int | None:
-    """Return the lag in a heartbeat; None while its planner does not reach Kafka, because the number may be old."""
+    """Return the lag in a heartbeat; None while the planner does not reach Kafka, because the lag may be old."""
     stall = heartbeat.stall
     is_old = stall is not None and stall.kind is StallKind.OFFSETS and heartbeat.phase is Phase.WAITING
     return None if is_old else heartbeat.lag
 
 
 def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
-    """Whether a writer can no longer commit, because the stream has the newer `epoch`.
+    """Whether a writer can no longer commit, because the stream has the newer epoch `epoch`.
 
-    False while it starts or takes over: its heartbeat does not have its new epoch yet.
+    False while the writer starts or takes over: its heartbeat does not have its new epoch yet.
     """
     begins = heartbeat.phase in {Phase.STARTING, Phase.TAKING_OVER}
     return not begins and heartbeat.epoch is not None and heartbeat.epoch < epoch
@@ -65,9 +65,9 @@ def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str
 
 
 def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Restart a writer without progress within its phase's limit, or without a heartbeat; else None.
+    """Restart a writer without progress within its phase's limit, or without a heartbeat; otherwise return None.
 
-    A writer that works through a long backlog is not hung, and neither is an idle one.
+    A writer that works through a long backlog is not hung, and an idle writer is not hung either.
     """
     heartbeat = observed.heartbeat
     if heartbeat is not None:
@@ -91,7 +91,7 @@ def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> 
 
 
 def stopping(observed: Observed, launch: Launch, stop: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
-    """Keep a writer that stops gracefully while its current batch makes progress; else kill it."""
+    """Keep a writer that stops gracefully while its current batch makes progress; otherwise kill it."""
     heartbeat = observed.heartbeat
     phase = _phase(heartbeat)
     was_hung = stop.cause in {Cause.HUNG, Cause.SILENT}

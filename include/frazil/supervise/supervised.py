@@ -1,4 +1,4 @@
-"""The subjects of supervision: a stream's own writer, or an application that streams share."""
+"""The programs that can be supervised: a stream's own writer, or an application that streams share."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from frazil.supervise.table_state import TableState
 from frazil.table.tables import load_stream_table
 
 Connections = Callable[[frozenset[str]], Mapping[str, str]]
-"""Returns Airflow connections, as JSON or URI, by their ids; it may block."""
+"""Returns Airflow connections, as JSON or URI, by their ids. The call may block."""
 
 
 class Supervised(Protocol):
-    """A stream's writer, or an application that streams share."""
+    """A supervised program: a stream's writer, or an application that streams share."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
+        """The run folder of the program."""
 
     def launcher(self) -> Launcher: ...
 
@@ -57,19 +57,19 @@ class Supervised(Protocol):
         """See `table_fingerprint` in `frazil.supervise.desired`; None if unknown, and for an application."""
 
     def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
-        """Build the launch of a writer. Raises SpecError."""
+        """Build the request to launch the writer. Raises SpecError."""
 
     def launched(self) -> None:
-        """Note that a writer was launched, which may create a missing table."""
+        """Record that a writer was launched, which may create a missing table."""
 
     def history(self) -> Objects | None:
-        """Open the history stored with its table; None if there is none. Raises the catalog's errors."""
+        """Open the stream's history stored with its table; None without a table. Raises the catalog's errors."""
 
     def pause(self, *, by: str, reason: str) -> None:
         """Store a user's pause. Raises the catalog's errors."""
 
     def resume(self, *, by: str, reason: str) -> None:
-        """Undo a pause by the same `by`, and no other. Raises the catalog's errors."""
+        """Undo a pause that the same `by` made, but no other pause. Raises the catalog's errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,12 @@ class WriterProgram:
     streams: Path
     main: Path
     parent: str | None = None
-    """The OpenLineage parent of its runs, as OPENLINEAGE_PARENT_ID; that in the environment takes precedence."""
+    """The OpenLineage parent of the writer's runs, as OPENLINEAGE_PARENT_ID. A parent in the environment takes
+    precedence.
+    """
 
     def command(self) -> tuple[str, ...]:
-        """`python <main> NAME --streams FOLDER`, with this process's Python."""
+        """Return `python <main> NAME --streams FOLDER`, with this process's Python."""
         return (sys.executable, str(self.main), self.stream, "--streams", str(self.streams))
 
     def supervised(self, *, clock: Callable[[], int]) -> Supervised:
@@ -91,7 +93,7 @@ class WriterProgram:
 
 
 class SupervisedStream:
-    """One stream's writer."""
+    """Supervises one stream's own writer."""
 
     def __init__(self, program: WriterProgram, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
         self._program, self._declaration, self._clock = program, declaration, clock
@@ -110,7 +112,10 @@ class SupervisedStream:
         return open_launcher(self.name)
 
     def read(self) -> Declared | Unreadable | Removed:
-        """Read the declaration. A stream in a shared application counts as removed: the application supervises it."""
+        """Read the declaration.
+
+        A stream in a shared application counts as removed, because the application supervises it.
+        """
         declared, spec = self._declaration.read(), self._declaration.spec
         if spec is None or spec.application is None or isinstance(declared, Removed):
             self._left_since_ms = None
@@ -177,7 +182,7 @@ class ApplicationProgram:
     """See `WriterProgram`."""
 
     def command(self) -> tuple[str, ...]:
-        """`python <main> NAME --streams FOLDER`, with this process's Python."""
+        """Return `python <main> NAME --streams FOLDER`, with this process's Python."""
         return (sys.executable, str(self.main), self.application, "--streams", str(self.streams))
 
     def supervised(self, *, clock: Callable[[], int]) -> Supervised:
@@ -185,9 +190,9 @@ class ApplicationProgram:
 
 
 class SupervisedApplication:
-    """An application that streams share. It supervises their writers itself, and is itself supervised here.
+    """Supervises an application that streams share. The application itself supervises its streams' writers.
 
-    Its pause is stored on its own host. Pausing one of its streams does not concern this supervisor.
+    The application's pause is stored on its own host. A pause of one of its streams does not concern this supervisor.
     """
 
     def __init__(self, program: ApplicationProgram, *, clock: Callable[[], int]) -> None:

@@ -1,4 +1,7 @@
-"""A stream's desired state and table for its supervisor: read often, opened rarely, without raising."""
+"""A stream's desired state and table fingerprint for its supervisor.
+
+Reads are frequent, opens are rare; none raises.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ from frazil.supervise.observed import Desired, Unreadable
 from frazil.table.tables import load_stream_table
 
 RELOAD_AFTER_MS = 10_000
-"""The interval between loads of a table that does not exist yet or cannot be read."""
+"""Milliseconds between two attempts to load a table that does not exist yet or cannot be read."""
 
 
 class TableState:
-    """Desired state and table of one stream. Errors are returned as Unreadable, and the read is retried."""
+    """Reads the desired state and table fingerprint of one stream.
+
+    Errors become Unreadable, and the read is retried.
+    """
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -25,7 +31,7 @@ class TableState:
         self._fingerprint: tuple[int, str | None] = (0, None)
 
     def desired(self, spec: StreamSpec | None) -> Desired | Unreadable:
-        """The desired state."""
+        """Return the desired state."""
         if spec is None:
             return Unreadable("without a spec its table is unknown")
         try:
@@ -38,7 +44,7 @@ class TableState:
             return Unreadable(f"{type(error).__name__}: {error}")
 
     def fingerprint(self, spec: StreamSpec) -> str | None:
-        """See `table_fingerprint`; None if the table is missing or cannot be read."""
+        """Return `table_fingerprint`; None if the table is missing or cannot be read."""
         read_at_ms, known = self._fingerprint
         if self._clock() - read_at_ms < RELOAD_AFTER_MS:
             return known

@@ -1,4 +1,4 @@
-"""Settings of published metrics, from environment variables that the supervisor passes on."""
+"""Settings for publishing metrics, from environment variables that the supervisor passes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ LISTEN = "FRAZIL_METRICS_LISTEN"
 PARTITIONS = "FRAZIL_METRICS_PARTITIONS"
 
 LISTEN_DEFAULT = "127.0.0.1:9464-9563"
-"""OpenTelemetry's port for Prometheus, and 99 more: each writer application on a host takes the next free one."""
+"""OpenTelemetry's port for Prometheus, and the next 99 ports. Each writer application on a host takes the next free
+port.
+"""
 _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:]+):(?P<first>\d{1,5})(-(?P<last>\d{1,5}))?")
 _KNOWN = ("prometheus", "otlp")
 
@@ -49,7 +51,7 @@ class Settings:
 
 
 def _where(text: str) -> tuple[str, range]:
-    """Return the host and the ports; None if the text is not an address."""
+    """Return the host and the ports; an empty host and no ports if the text is not an address."""
     found = _LISTEN.fullmatch(text.strip())
     if found is None:
         return "", range(0)

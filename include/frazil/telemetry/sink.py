@@ -23,7 +23,7 @@ from frazil.host.heartbeat import StallKind
 from frazil.telemetry import metrics as m
 
 GAUGES = (m.LAG, m.FRESHNESS, m.BACKPRESSURE, m.STALLED, m.OUTAGE, m.THROTTLED, m.NOTICES, m.PARTITION_LAG)
-"""Metrics that are no longer measured once the writer has ended."""
+"""Metrics whose series are removed once the writer has ended."""
 
 
 class StreamMetrics:

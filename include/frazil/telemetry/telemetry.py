@@ -21,10 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class Telemetry:
-    """The metrics of one process; a context manager that publishes them. By default it does nothing."""
+    """The metrics of one process. As a context manager, it publishes them; without settings it does nothing."""
 
     def __init__(self, settings: Settings | None = None, *, application: str = "") -> None:
-        """`application` names the process, with its host and pid, to an OpenTelemetry collector."""
+        """Prepare publishing.
+
+        `application` is part of the process's name in an OpenTelemetry collector, with host and pid.
+        """
         self.settings = settings or Settings()
         self.meters = Meters()
         self.endpoint: Endpoint | None = None
@@ -33,7 +36,7 @@ class Telemetry:
 
     @classmethod
     def declared(cls, application: str, environment: Mapping[str, str] = os.environ) -> Telemetry:
-        """Settings that the environment declares."""
+        """Return the telemetry that the environment declares."""
         return cls(Settings.of(environment), application=application)
 
     def __enter__(self) -> Telemetry:
@@ -50,7 +53,7 @@ class Telemetry:
 
     @contextmanager
     def of(self, spec: StreamSpec) -> Iterator[tuple[Sink, ...]]:
-        """Yield the sink of one stream's events while it is written; none if nothing is published."""
+        """Yield a sink for one stream's events, and end its metrics afterwards; no sink if nothing is published."""
         if not (self.settings.prometheus or self.settings.otlp):
             yield ()
             return

@@ -1,7 +1,7 @@
-"""Asks again for days that are complete by their signals and were never aggregated, whatever Airflow lost.
+"""Requests days again that are complete by their signals and were never aggregated.
 
-Airflow forgets events that arrive while a DAG is paused, and drops half-full roll-ups when a mapper changes or a DAG
-vanishes; a foreign event may start a day too early. The signals forget nothing.
+Airflow forgets events that arrive while a DAG is paused. It drops incomplete roll-ups when a mapper changes or a DAG
+disappears. An event that frazil did not send may start a day too early. The signals table forgets nothing.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST = "frazil.first-day"
-"""Key in Airflow's store of the asset: the first day that is watched. Earlier days run on request only."""
+"""Key in Airflow's store of the asset: the first day that is reconciled. Earlier days run on request only."""
 REQUESTED = "asked for"
-"""Used like the state of a run: an event of the asset asked for the day."""
+"""Stands in place of a run's state in `Runs`: an event of the asset requested the day."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
-"""Run states and start times by partition key, or REQUESTED and its time. Times are milliseconds since 1970."""
+"""A mapping from partition keys to pairs of a run's state and start time, or of REQUESTED and the time of the request, in
+milliseconds since 1970.
+"""
 CLOCKS_APART = timedelta(days=1)
 REQUESTED_DAYS = "frazil.requested-days"
-"""Key in the same store: when each day was asked for last, in milliseconds since 1970. Used while Airflow does not list
-events."""
+"""Key in the same store: the time of each day's last request, in milliseconds since 1970. Read only if Airflow cannot
+list events.
+"""
 
 
 def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> None:
-    """Send an event for each late day that has no run. Raises AirflowSkipException if there is none."""
+    """Send an event for each late day that has no run. Raises AirflowSkipException if no day needs an event."""
     spec, asset = find_aggregation(aggregations, name), again_asset(name)
     catalog, store = existing_catalog(spec.catalog), context["asset_state_store"][asset]
     first = first_day(store)
@@ -78,7 +81,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
 
 
 def to_ask(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
-    """The days that no run covers and that were not asked for after `requested_after_ms`. Pure."""
+    """Return the days that no run covers and that were not requested after `requested_after_ms`. Pure."""
     return [
         one
         for one in waiting
@@ -90,10 +93,10 @@ def to_ask(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int
 
 
 def _covers(state: str, at_ms: int, one: WaitingDay, *, requested_after_ms: int) -> bool:
-    """Whether a run, or a request for one, leaves nothing to ask for.
+    """Whether a run, or an earlier request, makes another request for the day unnecessary.
 
-    An unfinished run may still aggregate the day. A run that failed since the day completed alerted people, who clear
-    it. A run that succeeded counts for nothing, because it read less than the day's last signal.
+    An unfinished run may still aggregate the day. A run that failed after the day completed has alerted people, who
+    clear it. A successful run does not count, because it read less than the day's last signal.
     """
     if state in {DagRunState.QUEUED, DagRunState.RUNNING}:
         return True
@@ -103,7 +106,7 @@ def _covers(state: str, at_ms: int, one: WaitingDay, *, requested_after_ms: int)
 
 
 def first_day(store: Store) -> date | None:
-    """The first day that is watched; None if it has not been set yet."""
+    """Return the first day that is reconciled; None if it has not been set yet."""
     text = stored_text(store, FIRST)
     try:
         return parse_day(text) if text else None
@@ -113,13 +116,13 @@ def first_day(store: Store) -> date | None:
 
 
 def _requested_before(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
-    """The entries of REQUESTED_DAYS for days that still wait."""
+    """Return the entries of REQUESTED_DAYS for days that are still not aggregated."""
     days, kept = {str(one.day) for one in waiting}, stored_mapping(store, REQUESTED_DAYS)
     return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}
 
 
 def _runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
-    """The runs of a DAG that events of these assets started; None if Airflow does not say."""
+    """Return the runs of a DAG that events of these assets started; None if Airflow cannot list the events."""
     found: dict[str, list[tuple[str, int]]] = {}
     for asset in assets:
         events: Any = context["inlet_events"][asset]

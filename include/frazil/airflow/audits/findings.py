@@ -1,4 +1,4 @@
-"""Stores by stream, in Airflow's store of `frazil.health`, the last audit and findings that no later audit cleared."""
+"""Stores each stream's uncleared audit findings in Airflow's store of the asset `frazil.health`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from frazil.airflow.untrusted import Store, stored_mapping
 from frazil.timetext import parse_moment
 
 FOUND = "audits"
-"""The store's key. No table has this name."""
+"""The key in the store. No table has this name."""
 LAST = "last audits"
 """The store's key for a sentence about each stream's last audit."""
 WITH_KAFKA = "source"
-"""The last entry of a finding of an audit that read Kafka's records."""
+"""The last item of a stored finding whose audit read the records from Kafka."""
 KEPT = timedelta(days=7)
-"""Time that findings stand without a later audit that clears them, for example after rows were erased on request."""
+"""Time for which a finding is kept if no later audit clears it, for example after rows were erased on request."""
 
 
 def audit_findings(store: Store) -> dict[str, str]:
-    """One sentence by stream."""
+    """Return one sentence for each stream with uncleared findings."""
     return {stream: kept[2] for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
 
 
@@ -38,10 +38,11 @@ def _in_words(found: Mapping[str, Any]) -> str:
 
 
 def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
-    """Keep what audits found; clear it once one of the same hours found nothing, or after a week.
+    """Store the findings of these audits, and remove the findings that these audits clear.
 
-    An audit that could not compare everything clears nothing; neither does one without Kafka after one with Kafka.
-    Each is what `audit_hours` returns; times are ISO 8601 of one zone, so that they compare as text.
+    A finding is cleared when a later audit of the same hours finds nothing, or after a week. An audit that could not
+    compare everything clears no finding. An audit without Kafka clears no finding of an audit with Kafka. Each item of
+    `audits` is a result of `audit_hours`; its times are ISO 8601 of one time zone, so they compare as text.
     """
     audits = list(audits)
     if audits:

@@ -24,19 +24,21 @@ from frazil.table.tables import load_stream_table
 log = logging.getLogger(__name__)
 
 SENTENCES = 50
-"""Findings in a result: one for each of 1,000 topic-partitions would be too much for Airflow's database."""
+"""Maximum of findings in a result: a finding for each of 1,000 topic-partitions would overload Airflow's database."""
 
 WITHIN = timedelta(minutes=20)
-"""Time after which a stream's audit, for example behind a silent catalog, is left to a separate task."""
+"""Time limit of a stream's audit in the parallel task. After that, for example if a catalog does not respond, a
+separate task audits the stream.
+"""
 
 AuditJson = dict[str, Any]
-"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether everything was compared,
-the number of findings, and the first ones as sentences. `not-compared` describes what was left out.
+"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether it read from Kafka, whether it compared everything,
+the number of findings, and the first findings as sentences.
 """
 
 
 class Audited(NamedTuple):
-    """Audits of all streams."""
+    """The result of audits of all streams."""
 
     wrong: list[str]
     """The streams with findings, and those whose audit failed."""
@@ -48,7 +50,7 @@ def audit_all(
 ) -> Audited:
     """Audit the streams in parallel.
 
-    Raises FrazilError if there are several, and none could be audited: then the trouble is a common one.
+    Raises FrazilError if there are several streams and all of their audits failed, which points to a common cause.
     """
 
     def last_audit(stream: str) -> AuditJson | None:
@@ -75,10 +77,10 @@ def audit_all(
 def audit_hours(
     stream: str, streams: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditJson:
-    """Audit the complete hours before a moment and log each finding.
+    """Audit the complete hours before `moment`, and log each finding.
 
-    Raises AirflowSkipException if the stream has not begun, TableLost if only the catalog has lost its table, and what
-    `audit_stream` raises.
+    Raises AirflowSkipException if the stream has not begun, TableLost if the catalog no longer has the table although
+    its files exist, and the errors of `audit`.
     """
     spec = declared_stream(streams, stream)
     window = complete_hours(moment, hours)

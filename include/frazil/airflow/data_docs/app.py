@@ -27,7 +27,7 @@ appears here, and this list of all pages.</p>
 
 
 def data_docs() -> FastAPI:
-    """The application that Airflow's API server mounts at PREFIX."""
+    """Return the application that Airflow's API server mounts at PREFIX."""
     app = FastAPI(title="frazil: Data Docs of the quality gates", openapi_url=None)
 
     @app.get("/{page:path}")

@@ -1,9 +1,9 @@
 """The DAG `frazil_health`: every five minutes it measures all tables and reports alerts that fire and that resolve.
 
-- `measure` reads only metadata. Airflow's store of the asset `frazil.health` remembers since when an alert stands.
+- `measure` reads only metadata. Airflow's store of the asset `frazil.health` keeps the start time of each active alert.
 - `changed` sends an event of that asset if an alert fired or resolved; its extra lists both.
-- `alerts` fails as long as an alert stands: a red run means that something is wrong now. Notifiers are called only in
-  the run in which an alert fires.
+- `alerts` fails while an alert is active: a red run means that something is wrong now. Notifiers are called only in the
+  run in which an alert fires.
 - `resolved` succeeds if an alert resolved, which calls `on_resolved`.
 """
 
@@ -46,7 +46,7 @@ metadata alone.
 log = logging.getLogger(__name__)
 
 Measured = dict[str, Any]
-"""`fired`, `resolved` and `active`: lists of alerts, each with table, rule, value, since and sentence."""
+"""The lists `fired`, `resolved` and `active` of alerts, each alert with table, rule, value, since and sentence."""
 MEASURED = dict.fromkeys(("fired", "resolved", "active"), list)
 
 
@@ -60,11 +60,10 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     on_resolved: OnFailure | None = None,
     on_late: OnLate | None = None,
 ) -> DAG:
-    """The DAG that watches every table of the declared streams.
+    """Return the DAG that watches every table of the declared streams.
 
     :param streams: folder of the declared streams.
     :param aggregations: folder of the declared aggregations, whose days are watched too.
-    :param expectations: folder of the quality gates' suites: one that gates no table is an alert.
     :param every: interval; by default FRAZIL_HEALTH_EVERY, or five minutes.
     :param on_failure: notifiers, called when an alert fires, and when health cannot be measured.
     :param on_resolved: notifiers, called when an alert ends.
@@ -97,7 +96,10 @@ def _aggregations(folder: Path) -> list[str]:
 
 
 def measure(streams: str, aggregations: str | None, names: list[str], expectations: str | None = None) -> Measured:
-    """Measure every table, read every other subject, and update the alerts. `names` are the aggregations."""
+    """Measure every table, read every other subject, and update the alerts.
+
+    `names` are the names of the aggregations.
+    """
     from frazil.airflow.health import subjects as watched  # noqa: PLC0415 - a parsed DAG file needs no PyIceberg
     from frazil.airflow.health import tasks as table_health  # noqa: PLC0415 - as above
 
@@ -116,7 +118,7 @@ def measure(streams: str, aggregations: str | None, names: list[str], expectatio
 
 
 def changed(measured: Measured) -> None:
-    """Send the event, if any alert changed."""
+    """Send an event if any alert fired or resolved."""
     measured = handed_on(measured, "measure", MEASURED)
     extra = {key: measured[key] for key in ("fired", "resolved")}
     if not any(extra.values()):
@@ -125,7 +127,7 @@ def changed(measured: Measured) -> None:
 
 
 def alerts(measured: Measured) -> None:
-    """Fail as long as something is wrong."""
+    """Fail while any alert is active."""
     active = handed_on(measured, "measure", MEASURED)["active"]
     if not active:
         raise AirflowSkipException("nothing is wrong")
@@ -146,7 +148,7 @@ def resolved(measured: Measured) -> None:
 
 
 def _fired(context: Any) -> Message | None:
-    """An alert fails every run while it is active, but is reported once."""
+    """Return the message about alerts that fired in this run. An active alert fails every run, but is reported once."""
     try:
         return _message(context, "fired")
     except Exception:  # Airflow did not answer: the task failed, which is reported

@@ -1,6 +1,6 @@
-"""Subjects that `frazil_health` watches besides the tables' shape: streams, gates, aggregations and their DAGs.
+"""The subjects other than tables that `frazil_health` watches: streams, gates, aggregations and their DAGs.
 
-Reads run folders of this host, tables' metadata and Airflow's answers. Each subject has its own alerts.
+Readings come from run folders of this host, tables' metadata, and Airflow's answers. Each subject has its own alerts.
 """
 
 from __future__ import annotations
@@ -47,18 +47,20 @@ from frazil.table.lost import stream_catalog
 log = logging.getLogger(__name__)
 
 FailedRuns = Callable[[str, int], int | None]
-"""The number of consecutive failed runs of a DAG, newest first, counted up to the second argument."""
+"""Counts the consecutive failed runs of a DAG, newest first, up to the second argument."""
 IsPaused = Callable[[str], bool]
 """Whether a DAG is paused."""
 ABOUT_ALL = (AUDITS_DAG, MAINTENANCE_DAG)
-"""DAGs that serve every stream. Their tasks report the stream; here only failed runs in a row and a pause count."""
+"""DAGs that serve every stream. Their tasks report problems of a single stream. Only a pause and consecutive failed
+runs count here.
+"""
 FirstDays = dict[str, date | None]
-"""First watched day by aggregation; None if it has not been set yet."""
+"""The first watched day of each aggregation; None if it has not been set yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What Airflow's stores keep between runs; reading a subject may change the first two."""
+    """The state in Airflow's stores that outlasts a run. Reading a subject may change `first_days` and `routes`."""
 
     first_days: FirstDays
     routes: dict[str, RouteFindings]
@@ -70,19 +72,19 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One watched subject, and how it is read."""
+    """One watched subject, and the function that reads it."""
 
     alerts: Alerts
     read: Callable[[], Iterable[Reading]]
-    """May raise anything that a catalog or a storage raises."""
+    """May raise any error of a catalog or a storage."""
     dags: tuple[str, ...] = ()
-    """The DAGs whose failed runs count for it."""
+    """The DAGs whose failed runs count for this subject."""
 
 
 def read_all(
     subjects: Mapping[str, Subject], failed: FailedRuns, is_paused: IsPaused = lambda _: False, *, at_once: int
 ) -> dict[str, list[Reading] | str]:
-    """The readings of each subject, or a sentence with the reason for their absence."""
+    """Return the readings of each subject, or a sentence that says why there are no readings."""
     # A task may talk to Airflow from one thread only.
     runs = {
         name: [_runs(dag_id, subject.alerts, failed, is_paused) for dag_id in subject.dags]
@@ -101,7 +103,10 @@ def read_all(
 
 
 def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Reading:
-    """Return the reading of a DAG. A pause of a DAG of one table or aggregation shows as late windows or days."""
+    """Return the reading of a DAG: failed runs, and a pause if the DAG serves every stream.
+
+    A paused DAG of one table or aggregation shows as late windows or days instead.
+    """
     paused = dag_id in ABOUT_ALL and is_paused(dag_id)
     return runs_reading(dag_id, failed(dag_id, alerts.failed_runs + 1), alerts.failed_runs, paused=paused)
 
@@ -114,7 +119,7 @@ def subjects_of(
     now_ms: int,
     expectations: Path | None = None,
 ) -> dict[str, Subject]:
-    """Streams, tables whose windows complete, routes, and aggregations, by the subject in their alerts.
+    """Return all watched subjects by their name in alerts: streams, tables with windows, routes, aggregations and DAGs.
 
     Reading an aggregation for the first time sets its first watched day; reading a route replaces its findings.
     """
@@ -206,7 +211,7 @@ def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: First
 
 
 def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:
-    """Whether the declaration is broken, and which days are late. Sets the first watched day."""
+    """Return whether the declaration is broken, and which days are late. Sets the first watched day."""
     name, spec = file.path.stem, file.spec
     sentence = f"the declaration of aggregation {name} is broken; the last sound one is in use: {file.problem}"
     yield flag("declaration", file.problem is not None and not file.missing, sentence)
@@ -220,7 +225,10 @@ def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, n
 
 
 def failed_runs(dag_id: str, limit: int) -> int | None:
-    """Consecutive failed runs as Airflow reports them, without unfinished ones. None if Airflow does not answer."""
+    """Return the number of consecutive failed runs as Airflow reports them.
+
+    Unfinished runs do not count. None if Airflow does not answer.
+    """
     try:
         good = _newest(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
         failed, before = 0, datetime.now(UTC) + timedelta(days=1)
@@ -233,7 +241,7 @@ def failed_runs(dag_id: str, limit: int) -> int | None:
 
 
 def paused_dag(dag_id: str) -> bool:
-    """Whether Airflow has the DAG paused. A DAG that Airflow does not have is not paused."""
+    """Whether the DAG is paused in Airflow. False for a DAG that Airflow does not have."""
     try:
         answer = task_runner.SUPERVISOR_COMMS.send(GetDag(dag_id=dag_id))
     except Exception as error:

@@ -37,11 +37,11 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""Tables measured in parallel, so that a silent catalog costs its timeout once."""
+"""Number of tables measured in parallel, so that a catalog that does not respond costs its timeout once."""
 MADE = "made by routes"
-"""The store's key for findings about the tables that routes have created."""
+"""The key in the store for findings about the tables that routes have created."""
 TABLES = "tables"
-"""The store's key for the names of the tables whose states it has."""
+"""The key in the store for the names of all tables and subjects with a stored alert state."""
 
 
 def measure_all(  # noqa: PLR0913 - keywords, each with a default
@@ -56,13 +56,12 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
 ) -> dict[str, Any]:
     """Measure the tables of all declarations, read every other subject, and update the alerts that `store` keeps.
 
-    `expectations` is the folder of the quality gates' suites. `again` has the stores of the assets
-    `frazil.again.<name>`, by aggregation. Whichever runs first, this or the reconciliation, writes there the first day
-    that is watched. An aggregation without a store is not watched.
+    `again` has the stores of the assets `frazil.again.<name>`, by aggregation. The first watched day is written to such
+    a store by this task or by the reconciliation, whichever runs first. An aggregation without a store is not watched.
 
-    Returns the alerts that `fired` and `resolved` now, all that are `active`, by table what is `due`, and by stream
-    what was last `audited` (None before the first audit). The alerts of undeclared tables resolve; while a file has
-    never been valid, they stay, because the table may be its.
+    Returns the alerts that `fired` and that `resolved` now, all `active` alerts, and the `due` actions by table. The
+    alerts of undeclared tables resolve. While a file has never been valid, they stay active, because that file may
+    declare the table.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
@@ -111,7 +110,7 @@ def _due(found: Mapping[str, TableHealth | str | None], tables: Mapping[str, Mai
 
 @contextmanager
 def _first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | None]]:
-    """The first day that is watched, by aggregation; those that become known meanwhile are stored."""
+    """Yield the first watched day of each aggregation, and store the days that were set meanwhile."""
     known = {name: first_day(kept) for name, kept in again.items()}
     days = dict(known)
     yield days
@@ -122,7 +121,7 @@ def _first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | None]]:
 
 @contextmanager
 def _findings(store: Store) -> Iterator[dict[str, RouteFindings]]:
-    """Findings about the tables that routes have created, by route; stored afterwards as they then are."""
+    """Yield the findings about the tables of each route, and store them afterwards, with their changes."""
     kept = stored_mapping(store, MADE).items()
     found = {name: RouteFindings.from_json(known) for name, known in kept if isinstance(known, Mapping)}
     yield found
@@ -147,7 +146,7 @@ def _subject(name: str, before: AlertStates, seen: list[Reading] | str, alerts: 
 
 
 def _remembered(steps: Mapping[str, AlertStep], store: Store) -> dict[str, list[dict[str, Any]]]:
-    """Store the states, and return what changed."""
+    """Store the alert states, and return the alerts that fired, resolved or are active."""
     for name, made in steps.items():
         store.set(name, made.states.to_json())
     store.set(TABLES, sorted(name for name, made in steps.items() if made.states.rules))
@@ -162,7 +161,7 @@ def _remembered(steps: Mapping[str, AlertStep], store: Store) -> dict[str, list[
 
 
 def _measured(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
-    """The table's health; None if there is no table; or a sentence that says why it cannot be measured."""
+    """Return the table's health, None if the table does not exist, or a sentence on why it cannot be measured."""
     try:
         found = measure(existing_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
     except Exception as error:  # whatever a catalog, a storage or a network raises: the other tables are still measured
@@ -172,7 +171,7 @@ def _measured(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | Non
 
 
 def _measurement(found: TableHealth) -> str:
-    """The measurement, in one line."""
+    """Return the measurement as one line."""
     waits = [f"{s.name} {'unknown' if s.lag is None else f'{s.lag:,}'}" for s in found.streams]
     return (
         f"{found.data_files:,} data files of {rounded_bytes(found.average_file_bytes)} on average, {found.rows:,} "

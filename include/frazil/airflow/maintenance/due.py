@@ -1,4 +1,4 @@
-"""One look at all tables: which of them need a task of their own. It runs without Spark, and starts no JVM."""
+"""Checks all tables in one task and returns the tables that need a task of their own. Starts no Spark and no JVM."""
 
 from __future__ import annotations
 
@@ -22,41 +22,45 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger(__name__)
 
 WITHIN = timedelta(minutes=20)
-"""A table that was not measured by then, as behind a silent catalog, is left to a task of its own."""
+"""Time limit of a table's measurement. After that, for example if a catalog does not respond, the table gets a task of
+its own.
+"""
 MAX_TABLES = 250
-"""Tables that get tasks in one run; others that need some come first in the next. Airflow maps up to 1,024."""
+"""Maximum of tables that get tasks in one run; the remaining tables come first in the next run. Airflow maps up to
+1,024.
+"""
 TURNS = "maintenance turns"
-"""The store's key. No table has this name."""
+"""The key in the store. No table has this name."""
 ALWAYS = timedelta(0)
 
 TASKS = ("table.rewrite", "table.orphans")
-"""What works on a table."""
+"""Ids of the tasks that work on a table."""
 
 StatesOf = Callable[[list[str]], States]
-"""Airflow's answer for these runs."""
+"""Returns Airflow's states of the task instances in the runs with these ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The run that looks, and what its form says."""
+    """The current DAG run, with the values of its form."""
 
     run_id: str
     moment_ms: int
-    """When it was to begin."""
+    """The time for which the run was scheduled."""
     chosen: Collection[str]
-    """Tables; all, if it is empty."""
+    """Names of the chosen tables; empty for all tables."""
     actions: Collection[str]
     dry_run: bool
     by_hand: bool
-    """A person wants it now, whenever the tables were looked at last."""
+    """Whether a user started the run, which checks tables regardless of their last check."""
 
 
 def due_tables(names: Sequence[str], streams: Path, run: Run, store: Store, states_of: StatesOf) -> list[str]:
-    """The tables that need a task: something is due, or they could not be measured. In a dry run all that are chosen.
+    """Return the tables that need a task: an action is due, or the table could not be measured.
 
-    Each name stands for its dead-letter tables too, and a route's for all of its tables. Left out are those whose turn
-    has not come, and those that an earlier run still works on. Raises FrazilError if there are several, and none of
-    them could be measured.
+    A dry run returns all chosen tables. Each name stands for a table and its dead-letter tables, or for all tables of a
+    route. Tables whose next check is not due yet, and tables that an earlier run still works on, are left out. Raises
+    FrazilError if there are several tables and none could be measured.
     """
     declared = [stream.spec for stream in all_streams(streams) if stream.spec is not None and not stream.removed]
     together, routed = maintained_together(declared), routes(declared)

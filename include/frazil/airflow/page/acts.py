@@ -66,13 +66,13 @@ from frazil.supervise.desired import DesiredStore, open_desired
 from frazil.table.lost import stream_catalog
 
 WITHIN_S = 20.0
-"""The longest wait for an action, which continues after that."""
+"""The longest wait for an action; the action itself continues after that."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The result of an action. `run` is the path in Airflow's UI of the run that it started."""
+    """The result of an action. `run` is the path in Airflow's UI of the DAG run that the action started."""
 
     said: str
     run: str | None = None
@@ -87,9 +87,11 @@ class Subject:
     dag: str
     """The DAG whose permissions apply."""
     method: str
-    """The permission that the action needs: POST to start a run of the DAG, PUT to change its stream or table."""
+    """The HTTP method whose permission the action needs: POST to start a run of the DAG, PUT to change its stream or
+    table.
+    """
     turn: str | None = None
-    """The name under which the tables of a route are maintained together."""
+    """The name under which the maintenance DAG knows all tables of a route; None for other tables."""
 
 
 def subject_of(act: Act, name: str, sees: Sees) -> Subject | None:
@@ -129,7 +131,7 @@ def planned(act: Act, subject: Subject, form: Form) -> Plan:
 
 
 def _planned(act: Act, subject: Subject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
-    """Return the plan, with the effects on the table for a prepared action."""
+    """Return the plan, and the prepared reset or abandonment if the action needs one."""
     plan = plan_of(act, _situation(act, subject), dry=is_dry(form))
     plan = replace(plan, missing=missing_value(act, subject.turn or subject.name, form, now_ms=clock.now_ms()))
     spec = subject.spec

@@ -118,9 +118,9 @@ class AllowedAction:
 
 
 def allowed(request: Request, name: str, act: str, user: GetUserDep) -> AllowedAction:
-    """Return the requested action. Raises HTTPException unless our page sent it and the user may take it.
+    """Return the requested action. Raises HTTPException if another page sent the request or the user may not act.
 
-    Refused actions are written to the audit log, too.
+    Refused actions are also written to the audit log.
     """
     from frazil.operations.acts import Act  # noqa: PLC0415 - as above
 
@@ -234,7 +234,7 @@ def _warm() -> None:
 
 
 def _shown(view: Any) -> Response:
-    """Return a view of one stream or table, with the sentences on Airflow's components."""
+    """Return a view of one stream or table, with sentences about silent Airflow components."""
     from frazil.airflow.page import alive  # noqa: PLC0415 - as above
 
     return answered(replace(view, airflow=alive.sentences()))

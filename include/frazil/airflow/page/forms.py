@@ -20,7 +20,7 @@ TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
 LABELS = {"from-time": "From", "to-time": "To, and before", "at": "That time", "partition": "Window", "day": "Day"}
 """The fields' labels in the dialogs."""
 HELD_NAMED = 5
-"""Held windows that one sentence names."""
+"""Maximum of held windows that one sentence names."""
 Form = Mapping[str, Any]
 
 
@@ -29,7 +29,7 @@ class Invalid(Exception):
 
 
 class NotKnown(Exception):
-    """It is unknown whether the action was applied; the message says why."""
+    """Whether the action was applied is unknown; the message says why."""
 
 
 def missing_value(act: Act, name: str, form: Form, *, now_ms: int) -> str | None:
@@ -52,7 +52,10 @@ def missing_value(act: Act, name: str, form: Form, *, now_ms: int) -> str | None
 
 
 def not_held(form: Form, cursor: Cursor | None) -> str | None:
-    """Why the window that a form names cannot be released; None if its gate holds it. `cursor` is its table's."""
+    """Return why the window in a form cannot be released; None if a gate holds it.
+
+    `cursor` is the cursor of the table's windows.
+    """
     window, label = _window(form, "partition"), LABELS["partition"]
     if cursor is None:
         return f"{label}: no window of this table has been judged by a gate yet, so none is held"

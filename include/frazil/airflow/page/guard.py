@@ -1,7 +1,7 @@
 """Checks that a request comes from our page and that Airflow permits its user to act, and writes the audit log.
 
 A browser sends the session's cookie with requests from any site, and Airflow has no CSRF token. Another site cannot set
-our header without a preflight, which the server never grants, and cannot hide its origin.
+our header without a preflight request, which the server never grants. Another site cannot hide its origin either.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 HEADER, OURS = "x-frazil", "page"
 OUTCOME = "outcome"
 FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run")
-"""The fields of all forms, except the seal."""
+"""The fields of all forms, except `seal`."""
 
 
 def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:
-    """Why a request does not come from our page; None if it does. Pure; `headers` has names in lower case."""
+    """Return why a request does not come from our page; None if it does. Pure; `headers` has names in lower case."""
     if headers.get(HEADER) != OURS:
         return f"the header X-Frazil: {OURS} is missing"
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
@@ -44,19 +44,19 @@ def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:
 
 
 def refusal(headers: Mapping[str, str]) -> str | None:
-    """Apply `foreign` to a request to this API server."""
+    """Return why this API server refuses a request, by its headers; None if the request comes from our page."""
     return foreign(headers, base_url=conf.get("api", "base_url", fallback=""))
 
 
 def may(user: Any, method: str, dag_id: str) -> bool:
-    """Whether the user may start (POST) or change (PUT) runs of a DAG, and so act on its streams and tables."""
+    """Whether the user may start (POST) or change (PUT) runs of a DAG, and so act on the DAG's streams and tables."""
     details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
     manager = get_auth_manager()
     return manager.is_authorized_dag(method=method, access_entity=DagAccessEntity.RUN, details=details, user=user)  # type: ignore[arg-type]
 
 
 def readable(user: Any, dag_ids: Collection[str]) -> set[str]:
-    """Return the DAGs that the user may read, each checked for its team if Airflow has several."""
+    """Return the DAGs that the user may read. If Airflow has several teams, each DAG is checked for its own team."""
     manager = get_auth_manager()
     by_team: dict[str | None, set[str]] = {}
     for dag_id, team in _teams(dag_ids).items():
@@ -78,9 +78,9 @@ def _teams(dag_ids: Collection[str]) -> dict[str, str | None]:
 def record(  # noqa: PLR0913 - an entry
     user: Any, act: str, subject: str, *, dag_id: str | None, form: Mapping[str, Any], outcome: str = "not known yet"
 ) -> int:
-    """Write to Airflow's audit log that a user is about to act, and return the entry's id, for `conclude`.
+    """Write to Airflow's audit log that a user is about to act. Return the id of the log entry, for `conclude`.
 
-    The entry has the form's known fields, shortened.
+    The entry has the form's known fields, with long values shortened.
     """
     name = user.get_name()
     filled_in = {field: _kept(form[field]) for field in FIELDS if field in form}
@@ -107,7 +107,7 @@ def _kept(value: object) -> object:
 
 
 def conclude(entry: int, outcome: str) -> None:
-    """Write the outcome of an action to its entry in the audit log. If that fails, the action still counts."""
+    """Write the outcome of an action to its entry in the audit log. If that fails, the action still counts as done."""
     try:
         with create_session() as session:
             found = session.get(Log, entry)

@@ -47,7 +47,7 @@ from frazil.status.state import Level, StreamState
 T = TypeVar("T")
 
 TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
-"""The environment variable with the address of a topic viewer, with {topic} for the topic's name."""
+"""Environment variable with the URL of a topic viewer; {topic} in it stands for the topic's name."""
 KEEP_ROUTED_S = 15.0
 """Short, because a replay or a writer may create a table at any time."""
 
@@ -157,7 +157,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
 def _routed(
     spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
-    """Return the tables of its route: those that were `found`, and those with a problem in its status."""
+    """Return the tables of the stream's route: tables in `found`, and tables with a problem in the stream's status."""
     names, specs = found or {}, [one.spec for one in declared().value or () if one.spec]
     amiss = {
         names.get(table) or made_table(spec, table, specs).name: said
@@ -176,7 +176,7 @@ def _dags(spec: StreamSpec) -> tuple[str, ...]:
 
 
 def _log(spec: StreamSpec, run_id: str | None) -> str | None:
-    """Return the path in Airflow's UI of the log of the writer's newest task."""
+    """Return the path in Airflow's UI of the log of the writer's task in this run."""
     if run_id is None:
         return None
     task = f"{STREAM_TASK}{spec.name}" if spec.application else TASK_ID
@@ -194,7 +194,7 @@ def _audited(name: str) -> str | None:
 
 
 def _around(one: DeclaredStream, dags: Mapping[str, bool] | None) -> Around:
-    """Return the known surroundings of a stream: its table's windows, its alerts and its DAGs."""
+    """Return what is known around a stream: its table's windows, its alerts and its DAGs."""
     everything = declared().value or []
     care = views.care_of(_measured(), everything)
     specs = views.feeding(everything)[views.place_of(one.spec)] if one.spec else ()

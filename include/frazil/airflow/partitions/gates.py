@@ -27,14 +27,11 @@ log = logging.getLogger(__name__)
 GATED = "gated"
 """The store's key for whether the table's suite had expectations when it was last read."""
 TIMEOUT_S = 300.0
-"""Timeout for one window; a window of 1 M rows takes less than a minute."""
+"""Timeout for one window, in seconds; a window of 1 M rows takes less than a minute."""
 
 
 def gates_of(expectations: Path | None, table: str, store: Store) -> RunGates | None:
-    """The quality gate of a table's windows; None if it has no suite.
-
-    `store` remembers a suite with expectations. Raises SpecError if it is gone: windows would pass without their gate.
-    """
+    """Return a function that runs the quality gate of a table's windows; None if the table has no suite."""
     suite = find_suite(expectations, table) if expectations else None
     if suite is not None:
         if store.get(GATED) != (gated := bool(read_suite(suite).content["expectations"])):
@@ -80,7 +77,7 @@ def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mappi
 
 
 def _spark_properties() -> dict[str, str]:
-    """Spark's properties for windows that do not fit into one process's memory."""
+    """Return the Spark properties of the connection, for windows that do not fit into one process's memory."""
     try:
         named = extra_text(Connection.get(SPARK_CONNECTION).extra_dejson, "properties-file")
     except AirflowNotFoundException:

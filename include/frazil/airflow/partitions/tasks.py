@@ -1,8 +1,8 @@
 """The tasks of a table's partition DAG, run in their own process, with PyIceberg and without Spark.
 
-A signal happens once because its row in `frazil.signals` is appended once. If an event is lost between the row and
-Airflow, a later run finds it missing among Airflow's own events and sends it. An existing event is not sent again, even
-if a task is repeated.
+A signal happens once because its row in `frazil.signals` is appended once. If the event of a row does not reach
+Airflow, a later run finds that Airflow does not have it, and sends it. An event that Airflow has is not sent again,
+even if a task is repeated.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 PUBLISHED_TO = "frazil.published-to"
 """Key in Airflow's store of the first asset: the number of the last signal whose held windows were reported."""
 MAX_GATED_WINDOWS = 12
-"""Windows that one run evaluates by a quality gate, one after the other; the next run continues."""
+"""Maximum of windows that one run evaluates by a quality gate, one after the other; the next run continues."""
 MAX_EVENTS = 100
-"""Events of one task; each carries the facts of all. The next run sends the rest."""
+"""Maximum of events of one task, because each event carries the facts of all of them. The next run sends the rest."""
 
 
 def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
-    """The number of the table's last signal, and the tasks with events to send that Airflow does not have."""
+    """Return the number of the table's last signal, and the tasks with events to send that Airflow does not have."""
     signals = _signals(table, streams)
     for asset in _assets(table).values():
         meet(signals, asset, context)
@@ -53,9 +53,9 @@ def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
 
 
 def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
-    """Whether a window is complete, or was signalled after number `after`; and what the next window waits for.
+    """Return whether a window is complete or was signalled after number `after`, and why the next window waits.
 
-    Reads only metadata. Raises what `assess` raises.
+    Reads only metadata. Raises the errors of `assess`.
     """
     specs = streams_feeding(streams, table)
     seen = assess(existing_catalog(specs[0].table.catalog), specs)
@@ -66,9 +66,9 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
 
 
 def act(table: str, streams: Path, context: Context, *, expectations: Path | None = None) -> list[str]:
-    """Signal complete windows. Returns the tasks to continue with: `complete`, `reopened`, `held`.
+    """Signal complete windows. Return the tasks to continue with: `complete`, `reopened`, `held`.
 
-    Raises what `gates_of`, `assess` and `signal` raise.
+    Raises the errors of `assess` and `signal`.
     """
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
@@ -86,7 +86,7 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
 
 
 def send(table: str, streams: Path, name: str, context: Context) -> None:
-    """Send missing events. Raises AirflowSkipException if none is missing: success would send an event."""
+    """Send missing events. Raises AirflowSkipException if no event is missing, because success would send an event."""
     asset = _assets(table)[name]
     left = unsent(_signals(table, streams), asset, context)
     sending = left.missing[:MAX_EVENTS]
@@ -99,7 +99,7 @@ def send(table: str, streams: Path, name: str, context: Context) -> None:
 
 
 def held(table: str, streams: Path, context: Context) -> list[Signal]:
-    """The windows of a table that gates hold, for the caller to report."""
+    """Return the signals of a table's held windows, for the caller to report."""
     signals = _signals(table, streams)
     starts = signals.cursor.held if signals.cursor else frozenset()
     newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
@@ -108,7 +108,7 @@ def held(table: str, streams: Path, context: Context) -> list[Signal]:
 
 
 def facts(s: Signal) -> dict[str, Any]:
-    """The facts about a partition in an event's extra, by partition key."""
+    """Return the facts about a window, as an event's extra has them under the window's partition key."""
     return {
         "revision": s.revision,
         "rows": s.rows,
@@ -131,7 +131,7 @@ def _assets(table: str) -> dict[str, Asset]:
 
 
 def _following(signals: TableSignals, context: Context) -> list[str]:
-    """The tasks with something to send or to report, including what an earlier run left undone."""
+    """Return the tasks that have something to send or to report, including work that an earlier run left undone."""
     missing = [name for name, asset in _assets(signals.table).items() if unsent(signals, asset, context).missing]
     published_to = stored_number(context["asset_state_store"][partition_asset(signals.table)], PUBLISHED_TO) or 0
     unpublished = any(not s.sent for s in signals.after(published_to))
