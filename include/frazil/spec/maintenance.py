@@ -82,7 +82,7 @@ class Orphans(Switched):
 
 
 class Alerts(Switched):
-    """Thresholds. An alert fires when its value stays beyond the threshold for `hold`, and ends well below the threshold."""
+    """Thresholds. An alert fires when its value stays beyond the threshold for `hold`, and ends well below it."""
 
     hold: PositiveDuration = Field(
         default=timedelta(minutes=15), description="How long a value must stay beyond its threshold."
