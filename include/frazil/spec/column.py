@@ -19,7 +19,9 @@ class Column(Model):
 
     name: str = Field(min_length=1)
     type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
-    required: bool = Field(False, description="A record without a value for it is a dead letter (`not null`).")
+    required: bool = Field(
+        False, description="`true`: a record without a value for the column is a dead letter (`not null`)."
+    )
     doc: str | None = Field(
         default=None,
         max_length=MAX_DESCRIPTION_CHARACTERS,
@@ -27,8 +29,7 @@ class Column(Model):
     )
     unit: TimeUnit | None = Field(
         default=None,
-        description="How a record writes a `timestamptz` or `timestamp`: `iso` text by default, or a number "
-        "since 1970.",
+        description="How records encode a `timestamptz` or `timestamp`: `iso` text by default, or a number since 1970.",
     )
 
     @field_validator("type")

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 class Dedupe(Model):
-    """Rows of one key that lie near each other in event time are one row: the first one."""
+    """Keeps only the first of several rows with the same key and near event times."""
 
     key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
         min_length=1, description="The columns that are equal in a record and its repeats."
     )
     within: PositiveDuration = Field(
-        description="A row is dropped if a kept row of its key is this near in event time, in the table or the batch."
+        description="A row is dropped if a kept row with the same key is at most this far away in event time, in "
+        "the table or the batch."
     )
 
     @field_validator("key", mode="before")

@@ -18,7 +18,8 @@ class EventTime(Model):
     column: str = Field(description="A `timestamptz` or `timestamp` column of the schema, or `kafka_timestamp`.")
     unit: TimeUnit = Field(
         default="iso",
-        description="ISO 8601 text, or a number of seconds, ms, us or ns since 1970. The same as the column's `unit`.",
+        description="ISO 8601 text, or a number of seconds, ms, us or ns since 1970. Same meaning as the column's "
+        "`unit`.",
     )
 
     @model_validator(mode="before")

@@ -49,7 +49,7 @@ def _master(value: str) -> str:
 
 
 class Resources(Model):
-    """What the writer may use: of this host, or of a Spark cluster."""
+    """Cores and memory of the writer, on this host or on a Spark cluster."""
 
     master: Annotated[
         str, AfterValidator(_master), YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`")
@@ -61,17 +61,21 @@ class Resources(Model):
     )
     deploy_mode: DeployMode = Field(
         default=DeployMode.CLIENT,
-        description="`client`: the driver runs on this host. `cluster`: it runs in the cluster and outlives "
-        "this host, followed by an agent.",
+        description="`client`: the driver runs on this host. `cluster`: the driver runs in the cluster and outlives "
+        "this host; an agent follows it.",
     )
     rest_port: Annotated[int, Whole(1, 65_535)] = Field(
         default=6066,
         description="On a standalone cluster, with `deploy-mode: cluster`: the port of each master's REST server.",
     )
-    cores: Cores = Field(default=2, description="Tasks that run at once: on a cluster, of all executors together.")
+    cores: Cores = Field(
+        default=2, description="The number of tasks that run at once: on a cluster, in all executors together."
+    )
     driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
     executor_cores: Cores = Field(
-        default=1, description="On a cluster: tasks that one executor runs at once; `cores` is a multiple of it."
+        default=1,
+        description="On a cluster: the number of tasks that one executor runs at once. `cores` must be a "
+        "multiple of this number.",
     )
     executor_memory: Bytes = Field(
         default=512 * 2**20,
@@ -83,7 +87,7 @@ class Resources(Model):
         description="On a cluster: path or URL of the archive that `frazil package` made. Without it, frazil "
         "is installed at the path of the driver's Python.",
     )
-    spark: Properties = Field(default_factory=dict, description="Further Spark properties.")
+    spark: Properties = Field(default_factory=dict, description="Other Spark properties.")
 
     @property
     def on_cluster(self) -> bool:

@@ -35,37 +35,40 @@ _HASHED = re.compile(r"_[0-9a-f]{12}$")
 class Route(Model):
     """A table for each record. All tables have the stream's columns."""
 
-    by: Literal["topic", "field", "header"] = Field(description="What of a record chooses its table.")
+    by: Literal["topic", "field", "header"] = Field(description="The part of a record that chooses its table.")
     name: str | None = Field(
-        default=None, description="For `field`: the column, of type string, int or long. For `header`: its name."
+        default=None,
+        description="For `field`: the column, of type string, int or long. For `header`: the header's name.",
     )
     tables: Properties = Field(
         default_factory=dict, description="`value: namespace.table`. Several values may share a table."
     )
     template: str | None = Field(
         default=None,
-        description="For values that `tables` does not have: `namespace.{value}`. A table is made when the first "
-        "record with its value arrives.",
+        description="For values that `tables` does not have: `namespace.{value}`. A value's table is created when "
+        "its first record arrives.",
     )
     allow: tuple[str, ...] = Field(
         default=("*",),
-        description="Patterns of values for which `template` makes tables. Records with others are dead letters.",
+        description="Patterns of values for which `template` creates tables. Records with other values are dead "
+        "letters.",
     )
     limit: Annotated[int, Whole(1, MAX_LIMIT)] = Field(
         default=100,
-        description="How many tables `template` makes at most. Records that would need more are dead letters.",
+        description="The maximum number of tables that `template` creates. Records that would need another table "
+        "are dead letters.",
     )
     otherwise: Literal["table", "dead-letters"] = Field(
         default="table",
-        description="Where records without a value, or without a table, go.",
+        description="The destination of records without a value, or without a table.",
     )
     complete: tuple[str, ...] = Field(
         default=(),
-        description="Those of `tables` whose windows are signalled, once all of their rows have landed.",
+        description="The tables of `tables` whose windows are signalled, once all rows of the window have landed.",
     )
     lag: PositiveDuration = Field(
         default=timedelta(minutes=15),
-        description="How long rows may wait for a table that cannot be committed to. Then the stream stops.",
+        description="How long rows may wait for a table whose commits fail. Then the stream stops.",
     )
 
     @field_validator("tables")

@@ -28,7 +28,8 @@ class Protection(Model):
     )
     keep_last: Annotated[int, Whole(0, 64)] = Field(
         default=0,
-        description="The number of last characters that `mask` keeps, of a text that is at least twice as long.",
+        description="For `mask`: the number of characters that stay visible at the end of a text, if the text is at "
+        "least twice as long.",
     )
 
     @model_validator(mode="before")
@@ -48,8 +49,8 @@ class Sensitive(Model):
 
     fields: Annotated[Mapping[str, Protection], YamlForm("mapping of fields")] = Field(
         min_length=1,
-        description="By the column's name: `email: hash`, `customer.phone: {as: mask, keep-last: 4}`, "
-        "`stops.element.street: mask`. All but dropped ones are of type `string`.",
+        description="Protection by column name: `email: hash`, `customer.phone: {as: mask, keep-last: 4}`, "
+        "`stops.element.street: mask`. Fields that are not dropped must be of type `string`.",
     )
     secret: str | None = Field(
         default=None,
@@ -58,8 +59,8 @@ class Sensitive(Model):
     )
     dead_letters: Literal["omit", "encrypt", "keep"] = Field(
         default="omit",
-        description="What dead letters keep of the record. `omit`: nothing. `encrypt`: all, by AES-GCM. "
-        "`keep`: all, as it came.",
+        description="What a dead letter keeps of its record. `omit`: nothing. `encrypt`: everything, encrypted by "
+        "AES-GCM. `keep`: everything, unprotected.",
     )
 
     @field_validator("fields")

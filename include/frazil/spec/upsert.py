@@ -28,12 +28,14 @@ DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolea
 class Delete(Model):
     """The records that delete the row of their key: `tombstones` alone, or a mapping."""
 
-    column: str | None = Field(default=None, description="A column whose value tells a delete from other changes.")
+    column: str | None = Field(
+        default=None, description="The column whose value distinguishes a delete from other changes."
+    )
     values: tuple[str | int | bool, ...] = Field(default=(), description="The values of `column` that mean a delete.")
     tombstones: bool = Field(
         default=False,
-        description="A record without a value deletes the row of its Kafka key. `source.key` fills the one "
-        "key column, or the key's fields are the key columns.",
+        description="A record without a value deletes the row of its Kafka key. Either `source.key` fills the only "
+        "key column, or the fields of the Kafka key are the key columns.",
     )
 
     @model_validator(mode="before")

@@ -33,7 +33,7 @@ FIRST = "frazil.first-day"
 REQUESTED = "asked for"
 """Stands in place of a run's state in `Runs`: an event of the asset requested the day."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
-"""A mapping from partition keys to pairs of a run's state and start time, or of REQUESTED and the time of the request, in
+"""A mapping from partition keys to pairs of a run's state and start time, or of REQUESTED and its time, in
 milliseconds since 1970.
 """
 CLOCKS_APART = timedelta(days=1)
