@@ -4,7 +4,7 @@ Starts the embedded Kafka, a connector that writes the rows of a snapshot and th
 does for PostgreSQL, and the writer as its supervisor would. Prints CPU and freshness. Everything shares this machine's
 cores: broker and connector included, whose CPU is not counted.
 
-`--backlog 3000000` measures saturation instead: so many changes lie in Kafka before the writer starts again.
+`--backlog 3000000` measures saturation instead: that many changes lie in Kafka before the writer starts again.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def connect(bootstrap: str, keys: int, rate: int, seconds: int) -> None:
 
 
 def fill(bootstrap: str, keys: int, changes: int) -> None:
-    """Send so many changes at once."""
+    """Send that many changes at once."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4"})
     draw = Random(1)
     for number in range(changes):

@@ -78,7 +78,7 @@ def main() -> None:
             for number in range(2_000):
                 producer.produce("ticks", f'{{"at": "2013-12-30T{number % 24:02}:00:00Z", "id": {number}}}')
             producer.flush()
-            del producer  # it would tell of the broker's end
+            del producer  # it would tell about the broker's end
             subprocess.run([FRAZIL, "run", "ticks", "--until-caught-up"], check=True, stdout=subprocess.DEVNULL)
             measure(times)
         print("without its broker")

@@ -2,7 +2,7 @@
 
 `python -m bench.dags_of_many_streams [--streams 200]`
 
-Declares so many streams, each with a table of two batches, and runs every DAG of audits and of maintenance once, in an
+Declares that many streams, each with a table of two batches, and runs each audit and maintenance DAG once, in an
 Airflow without a scheduler, in this process. It prints for each of the two: the DAG runs, the task instances that ran,
 and the CPU seconds (user + system) of both; and what parsing the DAG file costs, which in a real Airflow each task's
 process does first. The start of these processes, the scheduler and the API server are not counted.

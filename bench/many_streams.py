@@ -1,6 +1,6 @@
 """What do hundreds of declared streams cost Airflow? `python -m bench.many_streams [--streams 300] [--rounds 3]`.
 
-Declares so many streams, each with a table of its own, and prints, as CPU milliseconds or seconds (user + system):
+Declares that many streams, each with a table of its own, and prints, as CPU milliseconds or seconds (user + system):
 
 - what a DAG file's `from frazil.airflow import …` takes after `airflow.sdk`, for one factory and for all names;
 - for each file of `dags/`, what Airflow's DAG processor spends on it: parsing, and serializing what it came to, each

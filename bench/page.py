@@ -3,11 +3,11 @@
 `python -m bench.page [--streams 1 30 300] [--minutes 10 --open 30]`
 `python -m bench.page --screenshots docs/images`
 
-Makes so many streams (tests/troubled_world.py), several of them in trouble and one whose catalog hangs, and serves them
+Makes that many streams (tests/troubled_world.py), some in trouble and one whose catalog hangs, and serves them
 by Airflow's own API server to headless Chromium. It prints for each number of streams: the milliseconds from the
 navigation until every row of the overview is there, and until each has its state; cold, as the first question to a
 fresh API server by a fresh browser, and warm, the median of five reloads; and the same of a stream's and a table's
-view. With `--minutes`, the page stays open for so long over `--open` streams: CPU seconds and memory (PSS) of the API
+view. With `--minutes`, the page stays open for that long over `--open` streams: CPU seconds and memory (PSS) of the API
 server's processes, without and with the page.
 
 With `--screenshots`, it only takes the pictures of the documentation.

@@ -1,8 +1,8 @@
 """Many small streams in one application: `python -m bench.shared --streams 1 10 100 --seconds 180`.
 
-Starts the embedded Kafka (and PostgreSQL for `--catalog postgres`), declares so many streams of one application, and
+Starts the embedded Kafka (and PostgreSQL for `--catalog postgres`), declares that many streams of one application, and
 runs it as its supervisor would. Each topic gets `--rate` records a second from a producer process. Prints, for each
-number of streams: the time until every stream has committed; from then on, for so many seconds, the CPU of each kind of
+number of streams: the time until every stream has committed; then, for that many seconds, the CPU of each kind of
 process and the most memory (PSS) of all together; how far apart the commits of a stream are; and whether every record
 is in its table once everything is caught up.
 """

@@ -64,7 +64,7 @@ class MadeStream:
     partitions: int = 4
     topic_id: str = "topic-1"
     columns: Callable[[int], Mapping[str, pa.Array]] = lambda rows: {}  # noqa: ARG005 - nothing but coordinates
-    """Values of the declared columns for so many rows; of an upsert stream, those that its changes have in addition."""
+    """Values of the declared columns for `count` rows; for an upsert stream, also those that its changes add."""
     known: SourceIdentity | None = None
     """What Kafka says that the topic is, if there is one."""
     committer: Committer | None = field(default=None, init=False)
@@ -141,7 +141,7 @@ class MadeStream:
         ahead: int = 0,
         reasons: Reasons = NO_REASONS,
     ) -> Journal:
-        """Write and journal the next batch, or one so many behind it; `Committer.commit` makes it land."""
+        """Write and journal the next batch, or one that many behind it; `Committer.commit` makes it land."""
         committer, marker = self.committer or self.begin(), self.tables.marker()
         key = BatchKey(committer.epoch, 1 + ahead + (marker.at.batch if marker else 0))
         main = self.tables.main.refresh()

@@ -66,7 +66,7 @@ def made_registry(certificate: Path | None = None) -> Iterator[MadeRegistry]:
         def _drip(self, body: bytes) -> None:
             whole = b"".join(self._headers_buffer) + b"\r\n" + body
             self._headers_buffer.clear()
-            with suppress(OSError):  # whoever asked has gone
+            with suppress(OSError):  # the client has gone
                 for byte in whole:
                     self.connection.sendall(bytes([byte]))
                     if reported.stopped.wait(reported.drip_s):

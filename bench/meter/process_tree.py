@@ -199,7 +199,7 @@ class Seen:
 
 @dataclass(slots=True)
 class SampledTree:
-    """A process, by default this one, and all that was seen below it, whoever is their parent now."""
+    """A process, by default this one, and all that was seen below it, whatever their parent is now."""
 
     root: int = field(default_factory=os.getpid)
     role: str = "command"

@@ -61,7 +61,7 @@ class AirflowServer:
         self._ask("begin", streams=str(streams), home=str(home))
 
     def run(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, hours_ahead: int = 0) -> DagRun:
-        """Run a DAG, as of so many hours from now. No task is tried again."""
+        """Run a DAG, as of that many hours from now. No task is tried again."""
         return DagRun(**self._ask("run", dag_id=dag_id, conf=conf, hours_ahead=hours_ahead))
 
     def create_event(self, asset: str, *, extra: Mapping[str, Any], key: str | None) -> None:

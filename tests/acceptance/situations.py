@@ -74,7 +74,7 @@ class Situation:
 
 
 def _quiet(world: World) -> None:
-    """No partition will have a record any more, and one may never have had one."""
+    """No partition will get another record, and one may never have had one."""
     world.idle_timeout = "1s"
     world.declare()
 

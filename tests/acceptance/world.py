@@ -253,7 +253,7 @@ class World:
         assert done.code == 0, done.err
 
     def status(self, host: str = "one") -> dict[str, Any]:
-        """What `frazil status` says of the stream, and of files that it cannot read."""
+        """What `frazil status` says about the stream, and of files that it cannot read."""
         done = self.frazil("status", "--json", host=host)
         found = done.json
         mine = [s for s in found["streams"] if s["name"] == self.name]
@@ -360,7 +360,7 @@ class World:
         return Counter(kept.values()), bad
 
     def _tell(self, found: Counter[Any], due: Counter[Any]) -> str:
-        """All that a person needs who cannot look at the tables any more."""
+        """All that a person needs who can no longer read the tables."""
         said = []
         for name, side in (("too many", found - due), ("missing", due - found)):
             said.append(f"{name}: {side.total()} of {due.total()}: {[*side][:3]}, at {sorted(row[0] for row in side)}")

@@ -95,8 +95,8 @@ def settled(page: Page, heading: str) -> None:
     """Wait until the view is there, and nothing of it is still being looked at."""
     expect(page.get_by_role("heading", level=1, name=heading, exact=True)).to_be_visible()
     expect(page.locator(".skeleton")).to_have_count(0)
-    expect(page.get_by_text("looking", exact=True)).to_have_count(0)
-    expect(page.get_by_text("Looking at the table …")).to_have_count(0)
+    expect(page.get_by_text("loading", exact=True)).to_have_count(0)
+    expect(page.get_by_text("Loading the table …")).to_have_count(0)
 
 
 def view(page: Page, at: str, heading: str) -> None:

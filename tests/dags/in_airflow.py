@@ -190,7 +190,7 @@ def run(
 ) -> dict[str, Any]:
     """Run a DAG to its end: its state, its tasks' states by id, and all asset events so far, oldest first.
 
-    By frazil's clock it is so much `later`, when no Kafka tells a lag. A mapped task's id ends with the name of the
+    By frazil's clock it is `later` than now, when no Kafka tells a lag. A mapped task's id ends with the name of the
     instance in brackets, as Airflow's UI shows it.
     """
     from airflow.models.asset import AssetEvent  # noqa: PLC0415 - as above
@@ -308,7 +308,7 @@ def silence_database(silent: bool) -> None:
 
 
 def store_dags() -> list[str]:
-    """What Airflow's database knows of the DAG folder; the ids of its DAGs."""
+    """What Airflow's database knows about the DAG folder; the ids of its DAGs."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager  # noqa: PLC0415 - as above
     from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db  # noqa: PLC0415 - as above
 
@@ -332,7 +332,7 @@ def unpause(*but: str) -> None:
 
 
 def put_heartbeats(**seconds_ago: float) -> None:
-    """Let Airflow's own processes, by the names of their jobs, have given their last signs of life so long ago."""
+    """Let Airflow's own processes, by the names of their jobs, have given their last signs of life that long ago."""
     from airflow.jobs.job import Job  # noqa: PLC0415 - as above
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above
     from sqlalchemy import delete  # noqa: PLC0415 - as above
@@ -521,6 +521,16 @@ def pause(dag_id: str, paused: bool | None) -> None:
         session.merge(DagBundleModel(name="of-tests"))
         session.flush()
         session.merge(DagModel(dag_id=dag_id, bundle_name="of-tests", is_stale=False, is_paused=paused))
+
+
+def doctor_of_dags() -> list[str]:
+    """What `frazil doctor` finds of the DAGs of all streams."""
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+
+    from frazil.airflow.doctor import _dags_of_all  # noqa: PLC0415 - as above
+
+    with create_session() as session:
+        return [one.said for one in _dags_of_all(session)]
 
 
 def give_to_team(team: str, dag_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What all DAGs say of themselves, and whom one setting makes them tell."""
+"""What all DAGs say about themselves, and whom one setting makes them tell."""
 
 from __future__ import annotations
 

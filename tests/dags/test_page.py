@@ -132,7 +132,7 @@ def test_a_catalog_that_hangs_is_named_and_hides_no_other_stream(ask: Ask):
     def lines() -> dict[str, Any]:
         answer = ask("VIEWER", "api/overview")
         found = {line["stream"]: line for line in answer["body"]["lines"]}
-        return found if found["ghosts"]["word"] == "no answer" and found["ticks"]["word"] != "looking" else {}
+        return found if found["ghosts"]["word"] == "no answer" and found["ticks"]["word"] != "loading" else {}
 
     found = eventually(lines, within_s=60)
     assert next(iter(found)) == "wrong"

@@ -1,4 +1,4 @@
-"""Append with dedupe through a real broker: a record and its repeats are one row, whoever is killed."""
+"""Append with dedupe through a real broker: a record and its repeats are one row, whichever process is killed."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def state(client: Any, run_id: str, task_id: str) -> str:
 
 
 def check_page(airflow: EmbeddedAirflow, page: str) -> None:
-    """Whoever is signed in sees the gate's page, and nothing next to it; no one else sees anything."""
+    """A signed-in user sees the gate's page, and nothing next to it; no one else sees anything."""
     url = f"{airflow.url}/frazil/data-docs"
     signed = {"Authorization": f"Bearer {airflow.token('viewer')}"}
     assert httpx.get(f"{url}/{page}", trust_env=False).status_code == 401
@@ -216,7 +216,7 @@ def check_page(airflow: EmbeddedAirflow, page: str) -> None:
 
 
 def reported(client: Any, asset: str) -> list[tuple[str, dict[str, Any]]]:
-    """The asset's events: their keys, and what their extra says of the key."""
+    """The asset's events: their keys, and what their extra says about the key."""
     assets = asset_ids(client)
     if asset not in assets:
         return []

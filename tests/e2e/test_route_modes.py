@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import ForbiddenError
 
-from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit
+from frazil.audit.findings import FindingKind
 from frazil.commit.merging import FOLDER
 from frazil.commit.sweep import bare_path, referenced
 from frazil.events import BatchCommitted, Event

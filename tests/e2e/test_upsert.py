@@ -1,4 +1,4 @@
-"""Upserts through a real broker: the table has the newest version of each key, whoever is killed."""
+"""Upserts through a real broker: the table has the newest version of each key, whichever process is killed."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Topic:
         return SourceIdentity("cluster", {self.name: f"{self.name}-{self.generation}"})
 
     def produce(self, partition: int, goods: Iterable[Good | None]) -> None:
-        """A record for each, a gap for each None; a partition that is not there yet is added.
+        """A record for each, a gap for each None; a partition that does not exist yet is added.
 
         A transaction that is open there commits first.
         """

@@ -70,7 +70,7 @@ class Process:
         self.marker, self.staged, self.journaled, self.decided = None, None, False, False
 
     def stage(self, limit: int, *, leftover: bool) -> bool:
-        """Stage up to so many records; False where there are none. `leftover` is of an attempt that failed."""
+        """Stage up to that many records; False where there are none. `leftover` is of an attempt that failed."""
         assert self.committer is not None
         assert self.marker is not None
         start = self.marker.offsets[TP]

@@ -328,7 +328,7 @@ class Protocol(RuleBasedStateMachine):
             topic.pending[partition] = 3
 
     def _a_log_that_was_cut(self, stream: str, partition: int, *, grows: bool) -> None:
-        """Whoever read on from where it was cut is refused, whatever it grows to; then the records come back."""
+        """A reader that continues from the cut is refused, whatever it grows to; then the records come back."""
         topic, marker, tp = self.world.topics[stream], self.world.marker(stream), (stream, partition)
         read = marker.offsets.get(tp, 0) if marker else 0
         at = (topic.first.get(partition, 0) + read) // 2

@@ -1,4 +1,4 @@
-"""Audits a declared stream, in the way that its mode requires."""
+"""Audits a declared stream, in the way that the stream's mode requires."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from frazil.spec.model import StreamSpec
 
 
 def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audit:
-    """Audit what was committed in a period, or ever; `with_source` also compares with what Kafka still has.
+    """Audit the commits of a period, or all commits; `with_source` also compares with the records that Kafka still has.
 
-    Raises what `audit_stream` raises, and what opening the stream raises.
+    Raises the errors of `audit_stream`, and of opening the stream.
     """
     tables = read_stream(spec).tables
     if spec.mode == "upsert":

@@ -1,8 +1,8 @@
-"""Overlaps of a topic-partition's committed ranges, and the numbers of records that they allow. Pure.
+"""Overlaps of a topic-partition's committed ranges, and the number of records that they allow. Pure.
 
 Ranges overlap after a reset, after a backfill of offsets that were committed before, and when a topic was recreated.
-The records of such ranges cannot be counted one by one. But each range bounds them from below, and all ranges together
-bound them from above. The bounds meet if each offset of ranges that cover the others is a record.
+The records of such ranges cannot be counted one by one. But each range gives a minimum number of records, and all
+ranges together give a maximum.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from frazil.offsets.spans import Span, between
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommittedRange:
-    """One commit record's claim on a topic-partition: `[start, end)` became rows and dead letters."""
+    """One commit record's claim on a topic-partition: the records in `[start, end)` became rows and dead letters."""
 
     start: int
     end: int
@@ -27,7 +27,7 @@ class CommittedRange:
     rejected: int
     topic_id: str
     selects: bool = False
-    """Whether a backfill took only some records, by event time; the others are not missing."""
+    """Whether a backfill took only some records, by event time. The other records are not missing."""
     leader_epoch: int | None = field(default=None, compare=False)
     """The epoch of the leader that had `end`; None if no broker reported it."""
 
@@ -42,11 +42,11 @@ class Group:
 
     audited: tuple[CommittedRange, ...]
     others: tuple[CommittedRange, ...]
-    """Ranges outside the audit that overlap them."""
+    """Ranges outside the audit that overlap the audited ranges."""
 
     @property
     def is_single(self) -> bool:
-        """Whether the group is a single range, so that its numbers are exact."""
+        """Whether the group is a single range, so that its record counts are exact."""
         return len(self.audited) + len(self.others) == 1
 
     @property
@@ -59,9 +59,9 @@ class Group:
         return by_topic_id((*self.audited, *self.others))
 
     def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
-        """Return the smallest and largest possible number of records within `offsets`, by topic id.
+        """Return the minimum and maximum possible number of records within `offsets`, by topic id.
 
-        `claimed` is the number of records of each range.
+        `claimed` returns the number of records of a range.
         """
         offsets, found = self.offsets, dict[str, tuple[int, int]]()
         for topic_id, ranges in self.generations.items():
@@ -80,12 +80,15 @@ class Group:
         return len(self.offsets) - _lightest_cover({r: r.end - r.start - claimed(r) for r in self.audited})
 
     def missing(self, short: Callable[[CommittedRange], int]) -> int:
-        """Return the minimum number of distinct missing records; `short` is how many one range is missing."""
+        """Return the minimum number of distinct missing records.
+
+        `short` returns the number of missing records of a range.
+        """
         return _heaviest_chain({r: short(r) for r in self.audited})
 
 
 def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()) -> list[Group]:
-    """Group the audited ranges with every range that overlaps them, in order. Empty ranges are left out."""
+    """Group the audited ranges with every range that overlaps them, in order. Leaves out empty ranges."""
     found: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
     reach = -1
     marked = [*((r, True) for r in audited), *((r, False) for r in others)]
@@ -98,7 +101,9 @@ def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] =
 
 
 def _heaviest_chain(weights: Mapping[CommittedRange, int]) -> int:
-    """Partition the ranges into chains without overlaps, as few as possible, and return the largest sum of weights."""
+    """Divide the ranges into as few chains without overlaps as possible, and return the largest sum of weights of a
+    chain.
+    """
     chains: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
         at = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
@@ -136,7 +141,9 @@ def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRan
 
 
 def merged_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
-    """Merge ranges `[start, end)` that touch or overlap. Returns them in order, without empty ones."""
+    """Merge ranges that touch or overlap. Returns the merged ranges in order, as `[start, end)`, without empty
+    ranges.
+    """
     whole: list[Span] = []
     for r in sorted(r for r in ranges if r.end > r.start):
         if whole and r.start <= whole[-1][1]:

@@ -1,7 +1,7 @@
-"""The rows of a stream with a route, in its default table and its routed tables, for one audit.
+"""Counts the rows of a stream with a route, in its default table and its routed tables, for one audit.
 
-Commit records, not the declaration, show which table got which rows. So a table that the route no longer has is audited
-too. Rows that wait for a table that is behind are counted from their files.
+Commit records, not the declaration, show which table got which rows. So a table that is no longer in the route is
+audited too. Rows that wait for a table are counted from their files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import Evidence, Finding, FindingKind, counted_once
+from frazil.audit.compare import counted_once
+from frazil.audit.evidence import Evidence
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import merged_ranges
 from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled
 from frazil.commit.backfill_records import chunks, given_up, published
@@ -36,7 +38,7 @@ from frazil.table.lost import registration
 from frazil.table.parallel import in_parallel
 
 MAX_READS = 3
-"""Attempts to read a table while its waiting rows are being committed."""
+"""Maximum attempts to read a table while its waiting rows are being committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,12 @@ class RoutedRows:
 
     target: Target
     rows: Tallies
-    """Including waiting rows. Rows of a renamed table count under its new name."""
+    """The table's rows, including waiting rows. Rows of a renamed table count under its new name."""
     waiting: int = 0
     problem: str | None = None
-    """Why the table, or a file that waits for it, could not be read."""
+    """Why the table, or a file that waits for the table, could not be read."""
     renamed: Target | None = None
-    """The table's new name, if it was renamed."""
+    """The table's new name, if the table was renamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,15 @@ class Replays:
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
     """The part of `rows` in routed tables."""
     last: BackfillMarker | None = None
-    """A replay whose dead letters are still in their table, because rows may wait for routed tables."""
+    """A replay whose dead letters are still in the dead-letter table, because rows may wait for routed tables."""
     journals: Sequence[Journal] = ()
-    """The journals of its chunks."""
+    """The journals of this replay's chunks."""
     given_up: Set[Target] = frozenset()
-    """Tables that will never get their rows of it."""
+    """Tables that will never get their rows of this replay."""
 
     @classmethod
     def of(cls, tables: StreamTables, default_table: Table) -> Replays:
-        """Read the records of all replays that `default_table` has."""
+        """Read the records of all replays that are published in the default table."""
         rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
         routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
         for record in published(tables.journals, default_table.metadata, tables.stream):
@@ -82,7 +84,7 @@ class Replays:
         return cls(rows, routed, last, chunks(tables.journals, last), given_up(tables.journals, last.id))
 
     def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
-        """Return the files with rows that a table with these properties does not have yet."""
+        """Return the files with rows that a routed table does not have yet, judging by the table's properties."""
         if self.last is None or target in self.given_up or has_rows_of(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
@@ -97,10 +99,11 @@ def routed_rows(  # noqa: PLR0913 - what is read, and where
     replays: Replays,
     named: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
-    """Read the tables that commit records name, up to the default table's marker; they may be ahead by now.
+    """Read the routed tables that commit records name, up to the default table's marker; the tables may be ahead by
+    now.
 
-    `within` has the audited ranges; None for all. `named` are the tables that the route names: one of them may be a
-    renamed table. Raises what catalog and storage raise.
+    `within` has the audited ranges; None audits all ranges. `named` are the tables that the route names: one of them
+    may be a renamed table. Raises the errors of the catalog and the storage.
     """
     targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _claimed_of(of, claimed)})
     if not targets:
@@ -115,7 +118,7 @@ def routed_rows(  # noqa: PLR0913 - what is read, and where
 
 @dataclass(frozen=True, slots=True)
 class _Sought:
-    """The rows to look for in each table, and their sources."""
+    """The rows to look for in each table, and the places to look in."""
 
     tables: StreamTables
     waiting: Mapping[Target, Sequence[Journal]]
@@ -125,7 +128,7 @@ class _Sought:
 
 
 def _rows_of(sought: _Sought, target: Target) -> RoutedRows:
-    """Read a table, again if a waiting file has disappeared: the table has its rows by now."""
+    """Read a table, and read it again if a waiting file has disappeared: the table has the file's rows by now."""
     waiting = sought.waiting.get(target, ())
     for _ in range(MAX_READS):
         found = _read_rows(sought, waiting, target)
@@ -186,7 +189,7 @@ def _first_now(sought: _Sought, target: Target, table: Table) -> Target | None:
 
 
 def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
-    """Return what to do about a table that is not in the catalog, whether or not the route still has it."""
+    """Return what to do about a table that is not in the catalog, whether or not the route still has the table."""
     catalog, newest = tables.main.catalog_name, None if member is None else newest_left(tables, member)
     again = "" if newest is None else f": `{registration(catalog, target, newest.path)}`"
     return (
@@ -203,7 +206,7 @@ def compare_tables(
     claimed: Claims,
     replays: Replays,
 ) -> Iterator[Finding]:
-    """Compare the rows of each table with those that commit records count for it. Pure.
+    """Compare the rows of each table with the number that commit records count for the table. Pure.
 
     `default` is the name and the rows of the default table.
     """

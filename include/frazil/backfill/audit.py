@@ -1,4 +1,4 @@
-"""Compares what a backfill staged with its source and with the tables, before it is published. Pure."""
+"""Compares a backfill's staged records with their source and with the tables, before publication. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def whole_ranges(
 
 
 def generations(requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str) -> set[str]:
-    """The ids of topics that had this name and whose committed ranges cover requested offsets."""
+    """Return the ids of topics that had this name and whose committed ranges overlap the requested offsets."""
     return {
         r.topic_id
         for tp, spans in requested.items()
@@ -44,15 +44,15 @@ def generations(requested: Spans, claimed: Mapping[TopicPartition, tuple[Committ
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The records that a backfill staged on its branches, main and the source."""
+    """The records that a backfill staged on its branches, with the records of the tables and the source."""
 
     journals: tuple[Journal, ...]
     rows: Tallies
     dead_letters: Tallies
     elsewhere: tuple[Tallies, ...]
-    """What the tables already hold."""
+    """The rows and dead letters in the tables."""
     source: Mapping[TopicPartition, BitMap64] | None = None
-    """The records that Kafka or the files have of these ranges. None if an event-time filter selected some of them."""
+    """The records of these ranges in Kafka or the files. None if an event-time filter selected only some records."""
 
 
 def spans_of(journals: Iterable[Journal]) -> Spans:
@@ -61,7 +61,7 @@ def spans_of(journals: Iterable[Journal]) -> Spans:
 
 
 def landed_elsewhere(staged: Staged) -> int:
-    """Count the staged records that have also landed in the tables since."""
+    """Count the staged records that are also in the tables by now."""
     own = {tp: _seen((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
     return sum(len(offsets & _seen(staged.elsewhere, tp)) for tp, offsets in own.items())
 

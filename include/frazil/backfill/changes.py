@@ -1,8 +1,8 @@
-"""Files that a backfill or a replay merges: no table and no branch has them until they are merged.
+"""Change files that a replay of an upsert stream stages. They are in no table until the replay is published.
 
-So the chunks' journals list what was staged. An upserted table cannot show which dead letters still have to land,
-because a later change may have replaced the row. The dead-letter table shows it: only a published replay removes dead
-letters.
+They are in no branch either, so the journals of the chunks list the staged files. The table cannot show which dead
+letters still have to be merged, because a later change may have replaced the row. The dead-letter table shows it: only
+a published replay removes dead letters.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def tally_merged(table: Table, journals: Iterable[Journal]) -> dict[TopicPartiti
 
 
 def gone(spans: Spans, letters: Tallies) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of the spans that are not, or no longer, dead letters."""
+    """Return those offsets of the spans that are not dead letters, or no longer."""
     return {tp: offsets - _seen(letters, tp) for tp, offsets in bitmaps(spans).items()}
 
 

@@ -1,8 +1,8 @@
-"""Commits a backfill: takes it over, commits chunks to its branch, and publishes once on main.
+"""Commits a backfill: takes it over, commits chunks to its branch, and publishes the branch once on main.
 
-It makes the assumptions of `frazil.commit.committer`. The branch is the fence: every commit asserts the branch's
-snapshot, or its absence. Dead letters take the same steps in their own table. The publication on main is the decision;
-the dead letters follow it, in the next run if necessary.
+Makes the same assumptions as `frazil.commit.committer`. The branch is the fence: every commit asserts the branch's
+snapshot, or its absence. Dead letters take the same steps in the dead-letter table. The publication on main decides;
+the publication of the dead letters follows, in the next run if necessary.
 """
 
 from __future__ import annotations
@@ -80,16 +80,16 @@ class BackfillCommitter:
 
     tables: StreamTables
     own: StreamTables
-    """The same tables, with the backfill's own staging folders and journals."""
+    """The same tables, with staging folders and journals of the backfill."""
     backfill: BackfillMarker
 
     @classmethod
     def begin(cls, tables: StreamTables, request: BackfillRequest, *, going_on: str | None = None) -> BackfillCommitter:
-        """Begin the backfill, or the next epoch of an interrupted one, and settle its unfinished commits.
+        """Begin the backfill, or the next epoch of an interrupted backfill, and settle its unfinished commits.
 
-        From then on no earlier epoch can commit. Raises `WriterBusy` if another backfill is under way, and `Fenced` if
-        one has just ended and its dead letters may not have followed. Raises BackfillAbandoned if an operator abandoned
-        the backfill of the request's run, or the one that `going_on` names.
+        No earlier epoch can commit afterwards. Raises `WriterBusy` if another backfill is under way. Raises `Fenced` if
+        another backfill has just ended and its dead letters may not be published yet. Raises BackfillAbandoned if an
+        operator abandoned the backfill of the request's run, or the backfill with the id `going_on`.
         """
         ended = clear_ended(tables)
 
@@ -115,9 +115,9 @@ class BackfillCommitter:
         return BatchKey(self.backfill.epoch, self.backfill.batches[self.backfill.epoch] + 1)
 
     def commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Journal a chunk, and commit it to the branches.
+        """Write a chunk's journal, and commit the chunk to the branches.
 
-        Raises `Fenced`, and `StaleBatch` if its files no longer fit the table.
+        Raises `Fenced`, and `StaleBatch` if the chunk's files no longer fit the table.
         """
         if not self.own.journals.put(journal):
             raise Fenced(replaced(self.backfill, f"chunk {journal.key} is journaled already"))
@@ -134,11 +134,10 @@ class BackfillCommitter:
     def publish(
         self, record: Record, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
     ) -> BackfillMarker:
-        """Publish on main in one commit, which ends the backfill: append the staged files, or merge them.
+        """Publish on main in one commit, which ends the backfill: append the staged files, or merge the changes.
 
-        The audit found none of them in snapshot `audited_at` of main. Every attempt checks that this still holds, and
-        raises `StaleBatch` otherwise. With `read_to`, it also checks that the stream's position is still that one, and
-        raises `WriterBusy` otherwise.
+        The audit found none of the staged records in snapshot `audited_at` of main. Every attempt checks that this is
+        still true, and raises `StaleBatch` otherwise.
         """
         path = record_path(self.tables.journals, self.backfill.id)
         self.tables.store.put(path, record.to_bytes())
@@ -165,7 +164,9 @@ class BackfillCommitter:
         return self.backfill
 
     def _tell(self, what: str) -> None:
-        """Add a backfill's event to the history. A replay is recorded when its dead letters leave their table."""
+        """Add a backfill's event to the history. A replay is added when its dead letters leave the dead-letter
+        table.
+        """
         if not self.backfill.replays:
             _tell(self.tables, f"backfill {self.backfill.id} {what}")
 
@@ -204,7 +205,7 @@ class BackfillCommitter:
         return found.owned_by(self.backfill.epoch)
 
     def _settle(self) -> None:
-        """Commit the journal of an interrupted epoch, unless its offsets were staged since; void the others."""
+        """Commit the journals of interrupted epochs; void a journal whose offsets were staged again since."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
             waiting = None if self.backfill.has(key) else self._entry(key)
             if not isinstance(waiting, Journal):
@@ -251,7 +252,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     summary: Mapping[str, str],
     check: Callable[[Table], None] = lambda _: None,
 ) -> BackfillMarker:
-    """Change main, remove the branch with its snapshots, and mark the backfill published, in one update."""
+    """Change main, remove the branch with its snapshots, and mark the backfill as published, in one update."""
     end = BranchEnd(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:
@@ -285,11 +286,11 @@ def _summary(record: Record, path: str) -> dict[str, str]:
 
 
 def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = None) -> BackfillMarker:
-    """End a backfill that is under way: remove its branches and everything it staged.
+    """End a backfill that is under way: remove its branches and everything that it staged.
 
-    `by` is the operator who abandons it, after which no run starts it again; None if a run drops its own. Returns the
-    backfill as it ended: it may have been published, or abandoned by another operator. Raises FrazilError, without
-    touching anything, if another backfill began since.
+    `by` is the operator who abandons the backfill; no run starts it again. `by` is None if a run drops its own
+    backfill. Returns the backfill as it ended: it may have been published, or abandoned by another operator. Raises
+    FrazilError, without any change, if another backfill has begun since.
     """
     ended = _drop(tables, tables.main, backfill, by=by)
     if ended is None or ended.id != backfill.id:
@@ -306,7 +307,9 @@ def _tell(tables: StreamTables, sentence: str) -> None:
 
 
 def unfinished(tables: StreamTables) -> BackfillMarker | None:
-    """Return the stream's open backfill or replay, or one whose dead letters do not follow yet. Changes nothing."""
+    """Return the stream's backfill or replay if it is open, or if its dead letters are not published yet. Changes
+    nothing.
+    """
     backfill = _backfill_of(tables.main, tables.stream)
     if backfill is None or backfill.is_open or backfill.state is not BackfillState.PUBLISHED:
         return backfill if backfill and backfill.is_open else None
@@ -317,7 +320,7 @@ def unfinished(tables: StreamTables) -> BackfillMarker | None:
 def clear_ended(tables: StreamTables) -> str | None:
     """Finish the last backfill's cleanup: publish its dead letters, delete leftover files.
 
-    Returns its id; None if there was no backfill, or it is still under way.
+    Returns the id of the backfill; None if there was no backfill, or if it is still under way.
     """
     backfill = _backfill_of(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
@@ -402,14 +405,14 @@ def _backfill_of(handle: TableHandle, stream: str) -> BackfillMarker | None:
 
 
 def _append(tables: StreamTables, handle: TableHandle, decide: BackfillStep) -> BackfillMarker:
-    """Commit the backfill that `decide` returns, with an empty snapshot on the branch."""
+    """Commit the marker that `decide` returns, with an empty snapshot on the branch."""
     return commit_snapshots((_commit_of(tables, handle, decide),), retry_policy=tables.retry_policy)
 
 
 def _commit_of(
     tables: StreamTables, handle: TableHandle, decide: BackfillStep, *, files: tuple[StagedFile, ...] = ()
 ) -> TableCommit[BackfillMarker]:
-    """Return the commit of one snapshot on the branch, with `files` and the backfill that `decide` returns."""
+    """Return the commit of one snapshot on the branch, with `files` and the marker that `decide` returns."""
     writer = SnapshotWriter(files, branch=branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:
@@ -427,9 +430,9 @@ def _commit_of(
 def _drop(
     tables: StreamTables, handle: TableHandle, backfill: BackfillMarker, *, by: str | None = None
 ) -> BackfillMarker | None:
-    """Remove the backfill's branch and its snapshots, because their files are about to be deleted.
+    """Remove the backfill's branch and snapshots before their files are deleted.
 
-    If its own run dropped it before, add the operator who abandons it. Returns the stream's last backfill.
+    If the backfill's own run dropped it earlier, adds the operator who abandons it. Returns the stream's last backfill.
     """
     end = BranchEnd(branch_name(tables.stream))
 

@@ -1,6 +1,6 @@
 """Decides from the declaration whether a stream can be backfilled, or its dead letters replayed.
 
-Pure, and without PyIceberg: DAG files call it when they are parsed.
+Pure, and without PyIceberg, because DAG files call it when they are parsed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def check_request(spec: StreamSpec, request: BackfillRequest) -> None:
 
 
 def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
-    """Check that the table's rows carry Kafka coordinates. Raises SpecError.
+    """Check that the table's rows have Kafka coordinates. Raises SpecError.
 
-    `table_has`: whether the table has the columns, if that is known.
+    `table_has` is whether the table has the columns for them; True if unknown.
     """
     if not (spec.coordinates and table_has):
         where = "its table does not have the columns" if spec.coordinates else "coordinates: false"

@@ -1,4 +1,4 @@
-"""Estimates what a backfill would write. A sample is decoded into a temporary folder, which is deleted again."""
+"""Estimates what a backfill would write, by decoding a sample into a temporary folder that is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from frazil.spec.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The result of a dry run. `max_records` and `sampled` show how certain it is."""
+    """The result of a dry run. `max_records` and `sampled` show how reliable the estimate is."""
 
     requested: int
-    """Offsets in Kafka, or records in files."""
+    """Number of requested offsets in Kafka, or of requested records in files."""
     held: int
-    """Requested offsets that are in the table already, or are known to hold no record."""
+    """Number of requested offsets that are in the table already, or are known to have no record."""
     max_records: int
     records: int
-    """Estimated from the sample: below `max_records` if event times filter records, or Kafka has gaps."""
+    """Number of rows, estimated from the sample. Below `max_records` if event times filter records, or Kafka has
+    gaps.
+    """
     rejected: int
     bytes: int
     files: int
     chunks: int
     partitions: int
-    """Table partitions that the sample writes to; the backfill writes to at least these."""
+    """Number of table partitions that the sample writes to. The backfill writes to at least as many."""
     sampled: int
     topic_partitions: int
     source_files: int
@@ -41,7 +43,7 @@ class Estimate:
 
 
 def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
-    """Count what is missing, and estimate the rest from a sample. Changes nothing."""
+    """Count the missing records, and estimate the other numbers from a sample. Changes nothing."""
     results = list(_sampled(backfill, plan)) if plan.spans else []
     read = backfill.source.max_records(
         merged((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress)
@@ -109,7 +111,10 @@ def _sampled(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:
-    """Return the table's average record size, or the sample's if the table is empty: small files are mostly footers."""
+    """Return the average bytes per record of the table, or of the sample if the table is empty.
+
+    The table is preferred because small files consist mostly of footers.
+    """
     head = backfill.opened.tables.main.current().current_snapshot()
     summary = head.summary if head else None
     rows, size = (int(summary.get(f"total-{n}") or 0) if summary else 0 for n in ("records", "files-size"))

@@ -1,8 +1,8 @@
-"""The routed tables of a backfill or a replay: which table gets a record's row, and how the row lands there.
+"""The routed tables of a replay: which table gets the row of a dead letter, and how the table gets it.
 
-The default table's commit publishes the rows of all tables. Until a table has its rows, they wait next to the journals,
-in the default table's format. Each table gets them in one commit that also records the backfill in its properties, so
-they land once. Then the dead letters of a replay leave, and those of a backfill come.
+The default table's commit decides which dead letters become rows, for all tables. Until a routed table has its rows,
+they wait next to the journals, in the default table's format. Each routed table gets its rows in one commit that also
+records the replay in the table's properties, so the rows land once. Then the dead letters leave the dead-letter table.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 SETTLES_S = 15.0
-"""Timeout for a running writer to bring the routed tables up to the default table's last batch."""
+"""Timeout for a running writer to commit the default table's last batch to the routed tables."""
 MAX_OPENED = 3
 
 
@@ -102,7 +102,7 @@ class BackfillRoute:
 
 
 def _settled(tables: StreamTables) -> Marker:
-    """Return the default table's marker once every routed table is up to date with it. Raises RouteBehind."""
+    """Return the default table's marker once every routed table has the same batches. Raises RouteBehind."""
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + SETTLES_S
     while True:
@@ -124,7 +124,10 @@ def _refused(stream: str, why: str) -> str:
 
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:
-    """Tally the offsets of the rows staged for routed tables. `table` is the default table, whose storage has them."""
+    """Tally the offsets of the rows staged for routed tables.
+
+    `table` is the default table, whose storage has these rows.
+    """
     waiting = _waiting(journals)
     return {target: tally_files(table.io, (file.path for file in files)) for target, files in waiting.items()}
 
@@ -137,9 +140,10 @@ def _waiting(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
 
 
 def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
-    """Commit the rows of a published backfill to the routed tables that do not have them yet, except those given up.
+    """Commit the rows of a published replay to the routed tables that miss them, except rows that an operator
+    discarded.
 
-    Raises CommitUnavailable for a table that cannot take them, after all others were tried.
+    Raises CommitUnavailable for a table that cannot take its rows, after all other tables were tried.
     """
     gone = given_up(tables.journals, backfill.id)
     waiting = {target: files for target, files in _waiting(journals).items() if target not in gone}
@@ -163,7 +167,7 @@ def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Jou
 
 
 def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, files: list[StagedFile]) -> None:
-    """Commit a table's rows, rewritten for its columns, in one update with the backfill's state."""
+    """Rewrite rows with the table's columns, and commit them in one update with the replay's marker."""
     handle = tables.handle(target)
     table = handle.refresh()
     if has_rows_of(table.metadata.properties, backfill):
@@ -194,7 +198,9 @@ def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, file
 
 
 def _check_last(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Check that no later backfill has begun: it would mean that all tables have these rows. Raises Fenced."""
+    """Check that no later replay has begun: a later replay begins only after all tables have these rows. Raises
+    Fenced.
+    """
     found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
     if found is None or found.id != backfill.id:
         raise Fenced(f"another `{command_of(backfill)}` finished this one: this command changes nothing more")

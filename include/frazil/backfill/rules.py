@@ -1,4 +1,4 @@
-"""Checks that each commit attempt of a backfill makes on the table it is about to change. Pure."""
+"""Checks that each commit attempt of a backfill makes on the table that it is about to change. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _MOVES = frozenset({"reset", "adopt", "forget"})
 
 
 def check_begun(spec: StreamSpec, marker: Marker | None) -> Marker:
-    """Return the marker: a backfill reads offsets before it. Raises AdoptionRequired if it does not exist."""
+    """Return the marker, because a backfill reads offsets before it. Raises AdoptionRequired if the marker does not
+    exist.
+    """
     if marker is None:
         raise AdoptionRequired(
             f"stream {spec.name!r} has no marker in table {spec.table.identifier}: a backfill reads what lies "
@@ -32,7 +34,10 @@ def check_begun(spec: StreamSpec, marker: Marker | None) -> Marker:
 
 
 def check_has_own(spec: StreamSpec, marker: Marker | None) -> Marker:
-    """Return the marker, which identifies the stream's own dead letters. Raises AdoptionRequired if there is none."""
+    """Return the marker, which identifies the stream's own dead letters.
+
+    Raises AdoptionRequired if the marker does not exist.
+    """
     if marker is None:
         raise AdoptionRequired(f"stream {spec.name!r} has no marker: nothing tells which letters are its own")
     return marker
@@ -58,9 +63,9 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
 
 
 def taken(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
-    """Return the next epoch of the request's backfill, new or already open.
+    """Return the request's backfill, new or already open, in its next epoch.
 
-    Raises WriterBusy if another request is under way, and BackfillAbandoned as `check_wanted`.
+    Raises WriterBusy if a backfill for another request is under way, and BackfillAbandoned as `check_wanted` does.
     """
     check_wanted(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
@@ -81,8 +86,9 @@ def taken(backfill: BackfillMarker | None, request: BackfillRequest) -> Backfill
 
 
 def check_wanted(found: BackfillMarker | None, run: str | None) -> None:
-    """Check that no operator abandoned the backfill of this run; `found` is the stream's last one. Raises
-    BackfillAbandoned.
+    """Check that no operator abandoned the backfill of this run. Raises BackfillAbandoned.
+
+    `found` is the stream's last backfill.
     """
     if found is not None and run is not None and run in found.abandoned_runs:
         raise BackfillAbandoned(
@@ -91,7 +97,10 @@ def check_wanted(found: BackfillMarker | None, run: str | None) -> None:
 
 
 def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
-    """Check that no operator abandoned this backfill; `found` is the stream's last one. Raises BackfillAbandoned."""
+    """Check that no operator abandoned the backfill with this id. Raises BackfillAbandoned.
+
+    `found` is the stream's last backfill.
+    """
     if found is not None and found.id == backfill_id and found.abandoned_by:
         act = "the replay of dead letters" if found.replays else "backfill"
         raise BackfillAbandoned(
@@ -107,7 +116,9 @@ def _abandoned(what: str) -> str:
 
 
 def check_mine(found: BackfillMarker | None, backfill: BackfillMarker) -> BackfillMarker:
-    """Check that this epoch still owns the backfill. Raises `Fenced`, or BackfillAbandoned if it was abandoned."""
+    """Check that this epoch still owns the backfill. Raises `Fenced`, or BackfillAbandoned if an operator abandoned
+    it.
+    """
     check_not_abandoned(found, backfill.id)
     if found is None or (found.id, found.epoch) != (backfill.id, backfill.epoch) or not found.is_open:
         now = "is gone" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
@@ -162,7 +173,9 @@ def ended_meanwhile(backfill: BackfillMarker) -> str:
 
 
 def ended_before(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
-    """Return the message for an operator who abandons a backfill that has ended; `last` is the stream's last one."""
+    """Return the message for an operator who abandons a backfill that has ended; `last` is the stream's last
+    backfill.
+    """
     act = "replay of dead letters" if backfill.replays else "backfill"
     now = f"its last one is {last.id}, which is {last.state}" if last else "its table no longer names one"
     return (
@@ -181,7 +194,7 @@ def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], ba
 
 
 def check_declared(files: Collection[StagedFile], *, merges: bool, backfill: BackfillMarker) -> None:
-    """Check that the files hold changes if, and only if, the declared mode merges. Raises StaleBatch."""
+    """Check that the files have changes if, and only if, the declared mode merges. Raises StaleBatch."""
     if any((file.content in MERGED) != merges for file in files):
         raise StaleBatch(f"backfill {backfill.id} was staged when the stream was declared with another mode")
 
@@ -196,7 +209,7 @@ def check_no_open_windows(marker: Marker | None, files: Collection[StagedFile], 
 
 
 def check_not_reset(table: Table, stream: str, audited_at: int, backfill: BackfillMarker) -> None:
-    """Check that the live stream was neither reset nor rolled back since the audit."""
+    """Check that the live stream was neither reset nor rolled back since the audit. Raises StaleBatch."""
     for snapshot in ancestors(table.metadata):
         if snapshot.snapshot_id == audited_at:
             return

@@ -1,7 +1,7 @@
-"""A backfill from request to publication: find what is missing, stage it in chunks on a branch, audit, publish.
+"""A backfill from request to publication: finds missing records, stages them in chunks on a branch, audits, publishes.
 
-An interrupted backfill continues when it is run again: every run plans again, and counts what was staged as held. It
-neither waits for the live stream's writer nor makes it wait.
+An interrupted backfill continues when it is run again: every run plans again, and skips the records that are staged
+already. A backfill and the live stream's writer do not wait for each other.
 """
 
 from __future__ import annotations
@@ -66,23 +66,25 @@ from frazil.table.landed_offsets import Wanted, has_coordinates, tally
 log = logging.getLogger(__name__)
 
 MAX_SPANS = 10_000
-"""Each span is read separately; with more, deleting the rows in between first is faster."""
+"""Maximum number of spans. Each span is read separately; with more spans, deleting the rows in between first is
+faster.
+"""
 ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillPlan:
-    """What a backfill reads."""
+    """The offsets that a backfill reads."""
 
     spans: Spans
     requested: int
-    """Requested offsets in Kafka, or records in files, including those that landed already."""
+    """Number of requested offsets in Kafka, or of records in files, including those that are in the tables already."""
     source: SourceIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class _Audited:
-    """What an audit found, for the commit that publishes."""
+    """The results of an audit that the publishing commit needs."""
 
     at: int
     """The snapshot of main that was compared."""
@@ -96,7 +98,7 @@ class _Audited:
 
 @dataclass(slots=True)
 class Backfill:
-    """One request on one stream whose table exists."""
+    """One backfill request on one stream whose table exists."""
 
     request: BackfillRequest
     opened: OpenStream
@@ -118,10 +120,10 @@ class Backfill:
         return found if found and found.digest == self.request.digest else None
 
     def plan(self, last: BackfillMarker | None = None) -> BackfillPlan:
-        """Find what is missing, without what an open backfill, `last`, has staged. Changes nothing.
+        """Find the missing records, except those that the open backfill `last` has staged. Changes nothing.
 
-        Raises SpecError if the table's rows do not identify their records, or a file cannot be used; AdoptionRequired,
-        TopicRecreated, KafkaUnavailable.
+        Raises SpecError if the table's rows do not identify their records, or if a file cannot be used. Also raises
+        AdoptionRequired, TopicRecreated, KafkaUnavailable.
         """
         table, marker = self._table_and_marker()
         identity = self.source.identity(marker.source)
@@ -157,8 +159,10 @@ class Backfill:
         return self.spec.dedupe is not None and column.required and not self.request.dead_letters
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
-        """Return a chunk's context. Its dead letters stay out of their table until publication, so they do not count as
-        held.
+        """Return the context for staging a chunk.
+
+        The chunk's dead letters stay out of the dead-letter table until publication, so the plan does not count them as
+        present.
         """
         properties = executors_kafka_properties(self.spec, os.environ)
         context = stage_context(self.spec, tables, key, kafka_properties=properties, topic_ids=topic_ids)
@@ -167,10 +171,11 @@ class Backfill:
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> BackfillMarker | None:
-        """Audit the staged records, and publish them unless the target is the branch. None if nothing was staged.
+        """Audit the staged records, and publish them unless the target is the branch.
 
-        Raises StaleBatch if the stream was reset or the table changed; the backfill is then dropped, and begins again
-        with the next run. Raises BackfillAbandoned if an operator abandoned it, and FrazilError if the audit fails.
+        Returns None if nothing was staged. Raises StaleBatch if the stream was reset or the table changed: the backfill
+        is then dropped, and begins again with the next run. Raises BackfillAbandoned if an operator abandoned the
+        backfill, and FrazilError if the audit fails.
         """
         self.check_wanted()
         last = self.last()
@@ -203,7 +208,9 @@ class Backfill:
         raise AssertionError
 
     def begin(self, last: BackfillMarker | None) -> BackfillCommitter:
-        """Begin the next epoch of the backfill, or a new backfill. Raises what `BackfillCommitter.begin` raises."""
+        """Begin the next epoch of the backfill, or a new backfill. Raises the same errors as
+        `BackfillCommitter.begin`.
+        """
         going_on = last.id if last and last.is_open else None
         self.held = going_on or self.held
         committer = BackfillCommitter.begin(self.opened.tables, self.request, going_on=going_on)
@@ -211,19 +218,21 @@ class Backfill:
         return committer
 
     def drop(self) -> None:
-        """Drop what was staged if it can no longer be used. Raises as `check_wanted`."""
+        """Drop the staged records, which can no longer be used. Raises the same errors as `check_wanted`."""
         if (last := self.last()) and last.is_open:
             abandon(self.opened.tables, last)
         self.check_wanted()
 
     def check_wanted(self) -> None:
-        """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt of it."""
+        """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt of this
+        run.
+        """
         last = _last_backfill(self.opened)
         check_not_abandoned(last, self.held)
         check_wanted(last, self.request.run)
 
     def check(self) -> None:
-        """Raise the errors that any plan of this stream would raise, before Spark starts."""
+        """Raise, before Spark starts, the errors that any plan of this stream would raise."""
         self._table_and_marker()
 
     def _table_and_marker(self) -> tuple[Table, Marker]:
@@ -243,10 +252,9 @@ class Backfill:
     def _tallies(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> tuple[Tallies, ...]:
-        """Tally what landed: rows on main, of open windows and of routed tables, and dead letters.
+        """Tally the tables: rows on main, rows of open windows, and dead letters.
 
-        An upserted table does not show which records landed, because later ones replaced their rows. A replay leaves
-        out the dead letters, because they are what it reads. Raises RouteBehind if a routed table cannot be read.
+        Leaves out the dead letters for a replay, because they are the records that a replay reads.
         """
         letters: Tallies = {} if self.request.dead_letters else self._letters(spans, marker.source)
         if self.spec.mode == "upsert":
@@ -285,11 +293,11 @@ class Backfill:
 
     @property
     def _by_letters(self) -> bool:
-        """Whether the dead-letter table, not the table itself, shows what a replay still has to land."""
+        """Whether the dead-letter table, instead of the stream's table, shows which records still have to land."""
         return self.request.dead_letters is not None and (self._merges or self.route is not None)
 
     def _audited(self, committer: BackfillCommitter) -> _Audited:
-        """Run the audit. If it fails because an operator abandoned the backfill, raise that instead."""
+        """Run the audit. If it fails because an operator abandoned the backfill, raise BackfillAbandoned instead."""
         try:
             return self._audit(committer)
         except StaleBatch:
@@ -380,10 +388,9 @@ def _last_backfill(opened: OpenStream) -> BackfillMarker | None:
 def open_backfill(
     spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S, read_only: bool = False
 ) -> Iterator[Backfill]:
-    """Open the request's stream and source; with `looks`, nothing may be changed.
+    """Open the request's stream and source; with `read_only`, nothing is changed.
 
-    Raises SpecError if the table or the files do not exist, and as `check_coordinates`, `check_request`,
-    `check_not_ahead` and, unless it `looks`, `BackfillRoute.open`.
+    Raises SpecError if the table or the files do not exist, and the errors of `check_backfilled` and `check_not_ahead`.
     """
     check_coordinates(spec)
     check_request(spec, request)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit as audit_declared
+from frazil.audit.findings import FindingKind
 from frazil.audit.run import Audit
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_lines, echo_table, working

@@ -1,4 +1,4 @@
-"""A driver in a pod, by the API of Kubernetes."""
+"""A driver in a Kubernetes pod, controlled through the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 
 WHO = "the Kubernetes API"
 CONTAINER = "spark-kubernetes-driver"
-"""Spark's name for the driver's container; an admission controller may have added others."""
+"""The name that Spark gives the driver's container. An admission controller may have added other containers to
+the pod.
+"""
 _WAITS: dict[str, str] = {
     "ImagePullBackOff": "its image cannot be pulled",
     "ErrImagePull": "its image cannot be pulled",
@@ -27,7 +29,9 @@ _OUT_OF_MEMORY = "its container exceeded its memory: raise resources.driver-memo
 
 
 class DriverPod:
-    """The pod of a driver in cluster mode. Spark makes it with `restartPolicy: Never`, so that it runs once."""
+    """The pod of a driver in cluster mode. Spark creates the pod with `restartPolicy: Never`, so the driver runs
+    once.
+    """
 
     def __init__(self, name: str, *, namespace: str, access: KubernetesAccess) -> None:
         self._name, self._namespace, self._access = name, namespace, access
@@ -86,7 +90,10 @@ class DriverPod:
 
 
 def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
-    """What a pod's `status` says, with the state of the driver's own container. Raises Silent if it is no pod's."""
+    """Return the driver's status from a pod object, mostly from the state of the driver's own container.
+
+    Raises Silent if `pod` is not a pod object.
+    """
     status = pod.get("status")
     if pod.get("kind", "Pod") != "Pod" or not isinstance(status, dict):
         raise Silent(f"{WHO} did not answer with a pod")

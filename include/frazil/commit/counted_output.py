@@ -1,4 +1,4 @@
-"""An output file that counts its length, which saves a storage request for each manifest."""
+"""An output file that counts its own length, so that each manifest takes one storage request less."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyiceberg.io import InputFile, OutputFile, OutputStream
 
 
 class CountedOutput(OutputFile):
-    """Wraps an output file, and counts its length while it is written."""
+    """Wraps an output file, and counts the bytes written to it."""
 
     def __init__(self, inner: OutputFile) -> None:
         super().__init__(inner.location)

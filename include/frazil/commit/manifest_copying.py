@@ -1,6 +1,7 @@
-"""Copies a manifest's entries unread, into a manifest that replaces it.
+"""Copies a manifest's entries, without decoding them, into a manifest that replaces it.
 
-Other engines list files with fields that PyIceberg does not know. Entries that are not decoded keep every bit.
+Other engines write entries with fields that PyIceberg does not know. Entries that are not decoded keep these fields
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.schema import Schema
 
 _FIELDS = [(0, True), (1, False), (3, False), (4, False), (2, True)]
-"""The field ids of a manifest entry in format version 2, and whether they are required. The last is the data file."""
+"""The field ids of a manifest entry in format version 2, and whether each field is required. The last field is the data
+file.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedEntries:
-    """The live entries of a manifest, in order, and its header."""
+    """The header and the live entries of a manifest, in order."""
 
     schema: Schema
     header: Mapping[str, str]
@@ -31,7 +34,9 @@ class CopiedEntries:
 
     @classmethod
     def of(cls, manifest: ManifestFile, io: FileIO) -> CopiedEntries | None:
-        """Copy a manifest's entries; None for a manifest of format version 1, whose entries have other fields."""
+        """Copy a manifest's entries; returns None for a manifest of format version 1, whose entries have other
+        fields.
+        """
         file = _Blocks(io.new_input(manifest.manifest_path))
         with file:
             if [(field.field_id, field.required) for field in file.schema.fields] != _FIELDS:
@@ -54,7 +59,7 @@ class CopiedEntries:
 
 @dataclass(frozen=True, slots=True)
 class CopyingWriter:
-    """Replaces Avro's record writer, for entries in the order in which their data files were copied."""
+    """Replaces Avro's record writer; takes entries in the order in which their data files were copied."""
 
     data_files: Iterator[bytes]
 

@@ -1,4 +1,4 @@
-"""Writes manifests of data files or of delete files, with the spec and schema of their files."""
+"""Writes manifests of data files or of delete files, with the partition spec and schema of these files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _AVRO_CODECS: dict[str, AvroCompressionCodec] = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The spec and schema that a manifest is written with: those of its files."""
+    """The partition spec and schema that a manifest is written with, which are those of its files."""
 
     spec: PartitionSpec
     schema: Schema
@@ -65,19 +65,21 @@ class Layout:
 
     @classmethod
     def of_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> Layout:
-        """Return the layout with the current schema, or with the newest that has all of the spec's columns."""
+        """Return a layout with this spec, and with the current schema or else the newest schema that has all of the
+        spec's columns.
+        """
         sources = {f.source_id for f in spec.fields}
         newest = [metadata.schema(), *reversed(metadata.schemas)]
         return cls(spec, next(s for s in newest if sources <= set(index_by_id(s))))
 
 
 MAX_CACHED_FORMS = 64
-"""Manifest forms to cache: two kinds for each of a stream's tables."""
+"""Number of manifest forms to cache: two kinds for each of a stream's tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What all manifests of a layout, content and codec share."""
+    """What all manifests with one layout, content and codec share: their Avro form and header metadata."""
 
     layout: Layout
     avro: AvroForm
@@ -88,7 +90,10 @@ _forms = Recent[_Form](MAX_CACHED_FORMS)
 
 
 class _Writer(ManifestWriterV2):
-    """Writes manifests of either content, while PyIceberg's writes only data files; resolves a layout's schema once."""
+    """Writes manifests of data files or of delete files, and resolves the schema of a layout once.
+
+    PyIceberg's writer writes only manifests of data files.
+    """
 
     def __init__(  # noqa: PLR0913 - what a manifest consists of
         self,
@@ -117,8 +122,9 @@ class _Writer(ManifestWriterV2):
         return _Form(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
 
     def _with_partition(self, format_version: TableVersion) -> Schema:
-        """Return the entry schema with optional partition values: Iceberg allows null even if the column is
-        required.
+        """Return the schema of manifest entries, with optional partition values.
+
+        Iceberg allows a null partition value even if the column is required.
         """
         values = [
             NestedField(field.field_id, field.name, field.field_type, required=False)
@@ -143,7 +149,7 @@ class _Writer(ManifestWriterV2):
 def write_added(  # noqa: PLR0913 - what a manifest consists of, and its place
     files: Iterable[DataFile], layout: Layout, *, content: ManifestContent, path: str, table: Table, snapshot_id: int
 ) -> ManifestFile:
-    """Write a manifest of files with the same layout and content, all added by this snapshot."""
+    """Write a manifest of files that have one layout and content, all added by this snapshot."""
     entries = (
         ManifestEntry.from_args(
             status=ManifestEntryStatus.ADDED,
@@ -166,9 +172,9 @@ def write_without(  # noqa: PLR0913 - what a manifest consists of, and its place
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Write a manifest again, with the files at the paths `gone` as deleted by this snapshot.
+    """Write a manifest again, with the files at the paths `gone` marked as deleted by this snapshot.
 
-    `entries` are its live ones, in order.
+    `entries` are the manifest's live entries, in order.
     """
     layout = Layout.of_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
     written = (_kept_or_deleted(entry, snapshot_id, deleted=entry.data_file.file_path in gone) for entry in entries)
@@ -206,7 +212,7 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
 
 
 def manifest_content(content: DataFileContent) -> ManifestContent:
-    """Return the content of the manifests that list files of a content."""
+    """Return the manifest content type (data or deletes) for files of this content type."""
     return ManifestContent.DATA if content is DataFileContent.DATA else ManifestContent.DELETES
 
 
@@ -216,6 +222,6 @@ def metadata_folder(metadata: TableMetadata) -> str:
 
 
 def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
-    """Return the Avro name of the table's codec, which Iceberg names differently."""
+    """Return Avro's name for the table's compression codec; Iceberg uses other names."""
     name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     return _AVRO_CODECS.get(name, "deflate")

@@ -1,6 +1,7 @@
 """Changes of a marker by operators: reset, adopt and forget, each a compare-and-swap with an empty snapshot.
 
-As always, the marker changes only together with a snapshot of the branch, whose requirement fences a running writer.
+As in every commit, the marker changes only in one update with a snapshot of the branch. The snapshot's requirement
+fences a running writer.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ def reset(
     seen: BeforeReset,
     cut: Offsets = NO_OFFSETS,
 ) -> Marker:
-    """Move the stream to `target` with the next epoch, in all tables. `cut` is where Kafka's logs were truncated before
-    it.
+    """Move the stream to `target` with the next epoch, in all tables.
 
-    The next start settles a waiting journal: it commits one that begins at `target`, and discards any other. Raises
+    `cut` has the offsets at which Kafka's logs were truncated, for logs truncated before the stream's position. The
+    next start settles a waiting journal: it commits a journal that begins at `target`, and discards any other. Raises
     `WriterBusy` if the marker has changed since it was read.
     """
     epoch = 1 + _highest_epoch_ever(tables)
@@ -85,7 +86,7 @@ def reset(
 
 
 def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
-    """Delete the files of an ended open branch, whose rows are read again, except those that a snapshot needs."""
+    """Delete the files of a removed open branch, whose records are read again. Keeps files that a snapshot needs."""
     table = tables.main.refresh()
     if files and may_delete_files(table.properties):
         needed = referenced(table)
@@ -95,7 +96,7 @@ def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
 def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, source: SourceIdentity) -> None:
     """Write the epoch to the dead-letter table, with offsets that cover everything that was ever read.
 
-    Accepts a rollback of that table, and an unreadable marker in it.
+    Accepts a rollback of the dead-letter table, and an unreadable marker in it.
     """
     read = [(seen.held, seen.source)] if seen.source else []
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
@@ -123,7 +124,7 @@ def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, 
 
 
 def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> Marker:
-    """Write a stream's first marker to a table that has rows; an existing marker stays."""
+    """Write a stream's first marker to a table that has rows. An existing marker stays."""
     first = first_marker(tables.stream, epoch=1 + highest_epoch(tables), offsets=offsets, source=source)
 
     def decide(table: Table) -> Marker:
@@ -134,11 +135,12 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 
 
 def forget(tables: StreamTables, *, state: str) -> int:
-    """Remove the stream's markers from all tables, then its objects under `state`; returns their number.
+    """Remove the stream's markers from all tables and then its objects under `state`; returns the number of objects
+    removed.
 
-    Rows stay, and those of open windows move to main. Staged files that no table knows become orphans for `frazil
-    orphans`. From the first step on, a writer of the stream is fenced on any host. Raises TableLost, before any change,
-    if another table has the same folder. Records of a former table there stay.
+    Rows stay, and rows of open windows move to main. Staged files that no table references become orphans for `frazil
+    orphans`. As soon as the first marker is removed, a writer of the stream is fenced on any host. Raises TableLost,
+    before any change, if another table has the same folder. Commit records of a former table in the folder stay.
     """
     main = tables.main.refresh()
     if other := other_table(tables.store, main):
@@ -167,10 +169,11 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Write the marker that `decide` returns, or remove it for None, with an empty snapshot in one swap.
+    """Write the marker that `decide` returns, or remove the marker if `decide` returns None; one swap with an empty
+    snapshot.
 
-    `branch_change` changes the stream's open branch. Does nothing if the table is already as decided. Unlike a writer's
-    `append` it works with an unreadable marker.
+    `branch_change` changes the stream's open branch. Does nothing if the table already has the decided marker. Unlike a
+    writer's `append`, this works with an unreadable marker.
     """
     update = MarkedUpdate(tables.stream)
     handle.forget()
@@ -192,7 +195,10 @@ def change_marker(
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:
-    """Return the highest epoch in any trace that epochs leave, because an unreadable marker has none."""
+    """Return the highest epoch in any trace that epochs leave.
+
+    An unreadable marker reveals no epoch, so journals, staged files and snapshots are searched.
+    """
     try:
         return highest_epoch(tables)
     except MarkerUnreadable:

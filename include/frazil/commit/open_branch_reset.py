@@ -1,6 +1,6 @@
-"""Decides which rows of open windows a reset keeps: those that the stream does not read again.
+"""Decides which rows of open windows a reset keeps: the rows that the stream does not read again.
 
-After a rollback of main, or if an operator moved their branch, they are restored.
+If main was rolled back, or an operator moved the open branch, the reset restores the branch to keep these rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from frazil.table.branches import head_of
 def after_reset(
     table: Table, tables: StreamTables, seen: BeforeReset, *, target: Offsets, source: SourceIdentity
 ) -> BranchChange | None:
-    """Return the change of the open branch when the stream continues at `target` of `source`; None without one.
+    """Return the change of the open branch when the stream continues at `target` of `source`; None if there is no
+    branch to change.
 
     Raises `RolledBack` if rows of open windows are lost that the stream would not read again.
     """
@@ -51,7 +52,7 @@ def after_reset(
 
 
 def _expected(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
-    """Return the head of the open branch that belongs to main's state; None if unknown."""
+    """Return the head of the open branch that belongs to main's current state; None if that head is unknown."""
     if seen.marker is None:
         return None
     if not seen.rolled_back or accepted:
@@ -63,16 +64,17 @@ def _expected(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> 
 
 
 def _records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
-    """Return the commit records of the batches with files in a manifest, found by their staging folders."""
+    """Return the commit records of the batches with files in a manifest, found by the batches' staging folders."""
     folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in files_of([manifest], table.io)}
     keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
     return [tables.journals.get(key) for key in keys]
 
 
 def _read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
-    """Whether the stream will read these batches completely again, because they begin at or after the new position.
+    """Whether the stream will read these batches completely again, because the batches begin at or after the new
+    position.
 
-    A batch on both sides of the position does not count: its later rows land twice, like those in main.
+    Returns False for a batch on both sides of the position: its later rows land twice, like such rows in main.
     """
     return bool(records) and all(
         record is not None

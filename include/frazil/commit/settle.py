@@ -1,8 +1,9 @@
-"""Settles what earlier epochs left: commits their last journal, or discards it with its files.
+"""Settles the journals of earlier epochs: commits each journal that continues the marker, or discards it with its
+files.
 
 Runs only after the take-over has landed in both tables, when no earlier epoch can commit any longer. A paused writer of
-an earlier epoch may still stage files and write its journal, which a later epoch would commit: `frazil.commit.sweep`
-deletes none of those.
+an earlier epoch may still stage files and write its journal, which a later epoch would commit. `frazil.commit.sweep`
+therefore deletes none of these files.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The fate of the journals of earlier epochs."""
+    """The outcome for the journals of earlier epochs."""
 
     committed: tuple[Journal, ...] = ()
     discarded: tuple[BatchKey, ...] = ()
@@ -49,9 +50,10 @@ class Settled:
 
 
 def settle(tables: StreamTables, committer: Committer) -> Settled:
-    """Commit each journal that continues the marker, without reading Kafka or writing Parquet; discard the others.
+    """Commit each journal that continues the marker, without reading Kafka or writing Parquet; discard the other
+    journals.
 
-    Raises what `Committer.commit` raises, except for stale journals.
+    Raises the same errors as `Committer.commit`, except for stale journals.
     """
     marker = check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
     committed: list[Journal] = []
@@ -76,8 +78,8 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
 def _hold(tables: StreamTables, *, epoch: int) -> None:
     """Commit only the next batch number, as proof that no later epoch has begun.
 
-    A later epoch that read a journal before it was closed here may still commit it. Loading the table would reveal that
-    epoch too, except with a caching catalog. Raises what `Committer.commit` raises.
+    A later epoch that read a journal before it was voided here may still commit the journal. Loading the table would
+    reveal that epoch too, except with a caching catalog. Raises the same errors as `Committer.commit`.
     """
 
     def decide(_: Table, found: Marker | None) -> Marker:
@@ -88,7 +90,7 @@ def _hold(tables: StreamTables, *, epoch: int) -> None:
 
 
 def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
-    """Yield uncommitted journals of earlier epochs, except those from before a `forget`."""
+    """Yield uncommitted journals of earlier epochs, except journals from before a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
         if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NEVER:
@@ -96,14 +98,19 @@ def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> 
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
-    """Commit a waiting journal. Also raises `StaleBatch` if the marker has passed it, for example after a reset."""
+    """Commit a waiting journal. Raises `StaleBatch` also if the marker is past the journal, for example after a
+    reset.
+    """
     _check_whole(tables, journal)
     if committer.commit(journal).settled != journal.key:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lies before the marker")
 
 
 def _check_whole(tables: StreamTables, journal: Journal) -> None:
-    """Check that all staged files exist: a table must never reference a missing file. Routed tables check their own."""
+    """Check that all staged files exist: a table must never reference a missing file.
+
+    Files of routed tables are checked when they are committed.
+    """
     files = [f for f in journal.files if not is_routed(f.target)]
     wanted = {bare_path(f.path) for f in files}
     folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in files}
@@ -114,7 +121,8 @@ def _check_whole(tables: StreamTables, journal: Journal) -> None:
 
 
 def highest_epoch(tables: StreamTables) -> int:
-    """Return the highest epoch in any trace of the stream (files, journals, markers, notes, history); 0 without any.
+    """Return the highest epoch in any trace of the stream (files, journals, markers, notes, history); 0 without a
+    trace.
 
     Epochs are never used twice, not even after the stream was forgotten.
     """

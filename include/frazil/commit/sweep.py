@@ -1,7 +1,8 @@
-"""Deletes staged files that will never become part of a table: those of closed or passed batches.
+"""Deletes staged files that will never become part of a table, because their batch was closed, or a later batch
+committed.
 
-A paused writer of an earlier epoch may still stage files and write its journal, which a later epoch would commit. So
-files are deleted only once their batch's key is closed (`JournalStore.void`) or a later batch is committed.
+A paused writer of an earlier epoch may still stage files and write its journal, which a later epoch would commit. So a
+batch's files are deleted only once the batch's key is closed (`JournalStore.void`), or a later batch is committed.
 """
 
 from __future__ import annotations
@@ -41,15 +42,14 @@ def sweep(
     just_settled: bool = False,
     keys: Sequence[BatchKey] | None = None,
 ) -> int:
-    """Delete staged files of earlier epochs that never became part of the tables; returns their number.
+    """Delete staged files of earlier epochs that never became part of the tables; returns the number of files deleted.
 
-    Safe at any time, from any process, next to a running writer. Batches after the last committed one are left alone
+    Safe at any time, from any process, while a writer runs. Batches after the last committed batch are left alone
     unless this epoch has `just_settled` them: only then is it certain that no writer will commit them.
 
-    To keep a start short, it skips folders that earlier sweeps covered: those older than the oldest commit record, and
-    committed batches except an epoch's last two. It also skips epochs that the marker no longer remembers.
-
-    `keys` are those of the journals that are not folded, if already listed.
+    To keep a start short, the sweep skips folders that earlier sweeps covered: batches older than the oldest commit
+    record, and committed batches except the last two of each epoch. It also skips epochs that the marker no longer
+    remembers. `keys` are the keys of the journals that are not folded, if already listed.
     """
     marker = tables.marker()
     if marker is None:
@@ -61,7 +61,7 @@ def sweep(
 
 
 def _sides(tables: StreamTables) -> Iterator[_Side]:
-    """Yield all known tables, without routed ones that cannot be loaded."""
+    """Yield all known tables, except routed tables that cannot be loaded."""
     for target, handle in tables.all.items():
         if not is_routed(target):
             yield _Side(target, handle.refresh(), tables.stream)
@@ -70,7 +70,7 @@ def _sides(tables: StreamTables) -> Iterator[_Side]:
 
 
 def _loaded(target: Target, handle: TableHandle) -> Table | None:
-    """Return a routed table as last seen; None if it was never seen and cannot be loaded: its rows are elsewhere."""
+    """Return a routed table as last loaded; None if the table was never loaded and cannot be loaded now."""
     try:
         return handle.current()
     except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
@@ -81,7 +81,7 @@ def _loaded(target: Target, handle: TableHandle) -> Table | None:
 def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
     """Sweep the routed tables, as `sweep` does, right after all earlier epochs were settled.
 
-    Runs in parallel, because there may be thousands. The next start retries tables that fail.
+    Sweeps the tables in parallel, because there may be thousands. The next start retries tables that fail.
     """
     marker = tables.marker()
     if marker is None or not tables.routed:
@@ -133,7 +133,7 @@ class _View:
         return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def passed(self, key: BatchKey) -> bool:
-        """Whether a later batch is committed, so that no writer will ever commit this one."""
+        """Whether this batch or a later batch is committed, so that no writer will ever commit this batch."""
         return self.marker.settled is not None and key <= self.marker.settled
 
 
@@ -154,8 +154,9 @@ class _Side:
         return read_marker(self.table.metadata.properties, self.stream)
 
     def merged(self, key: BatchKey) -> Set[str]:
-        """Return the bare paths of the files that a committed merge added, or of all files if its snapshot
-        has expired.
+        """Return the bare paths of the files that a committed merge added.
+
+        If the merge's snapshot has expired, returns the bare paths of all files of the table.
         """
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
@@ -185,7 +186,9 @@ def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
 
 
 def _drop_dead_journals(view: _View, below_epoch: int) -> None:
-    """Remove the journals and closed keys of passed batches; a fenced writer may leave such journals."""
+    """Remove journals and closed keys of passed batches that were never committed; a fenced writer may leave such
+    journals.
+    """
     dead = [
         key
         for key in view.keys
@@ -198,9 +201,10 @@ def _drop_dead_journals(view: _View, below_epoch: int) -> None:
 
 
 def _swept_before(view: _View, key: BatchKey) -> bool:
-    """Whether the batch was already swept for good: by its own writer, or by many starts.
+    """Whether a batch was already swept completely: by its own writer, or by many starts.
 
-    A writer sweeps a batch again before it begins the next but one; until then, executors may leave files in it.
+    A writer sweeps a batch again before it begins the batch after the next. Until then, executors may leave files in
+    the batch's folder.
     """
     fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
@@ -224,10 +228,10 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
 
 
 def _kept_of(record: Journal, side: _Side) -> Set[str] | None:
-    """Return the bare paths to keep of a committed batch; None to skip its folder.
+    """Return the bare paths to keep of a committed batch; None to skip the batch's folder.
 
-    Its changes are no longer needed once they are merged. Until a routed table has them, another writer may be merging
-    them: its files, which no journal names, may become the table's.
+    Change files are no longer needed once they are merged. Until a routed table has the changes, another writer may be
+    merging them. The files of that merge, which no journal names, may become part of the table.
     """
     if not _is_merged(record, side.target):
         return _files_of(record)
@@ -237,7 +241,7 @@ def _kept_of(record: Journal, side: _Side) -> Set[str] | None:
 
 
 def _closed(view: _View, key: BatchKey) -> bool:
-    """Whether it is certain that no writer will commit an uncommitted batch."""
+    """Whether it is certain that no writer will commit this uncommitted batch."""
     if view.passed(key):
         return True
     if not view.just_settled:
@@ -249,8 +253,9 @@ def _closed(view: _View, key: BatchKey) -> bool:
 
 
 def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
-    """Return the files that a table has of an uncommitted batch: none, or dead letters that landed before
-    its discard.
+    """Return the files of an uncommitted batch that a table may have.
+
+    Only the dead-letter table may have files of the batch: dead letters can land before their batch is discarded.
     """
     if side.target != "dead-letters" or (side.marker is not None and side.marker.fate(key) is Fate.NEVER):
         return frozenset()
@@ -258,16 +263,16 @@ def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
 
 
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
-    """Delete what a committed batch no longer needs in its folders; returns the number of files.
+    """Delete the files in a committed batch's folders that are no longer needed; returns the number of files deleted.
 
-    That is what its failed attempts left, and its changes once they are merged.
+    These are files of failed attempts, and change files once they are merged.
     """
     handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
     return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
 
 
 def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete the changes of batches that waited for a table which has them now, as far as possible."""
+    """Delete, as far as possible, the change files of batches that waited for a table and that the table now has."""
     try:
         side, store = _Side(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
@@ -278,15 +283,18 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete the files of a batch that its own writer gave up before journaling it; returns their number."""
+    """Delete the files of a batch that its own writer discarded before writing a journal; returns the number of files
+    deleted.
+    """
     return _sweep_folders(tables, tables.all, key, record=None)
 
 
 def give_back(tables: StreamTables, key: BatchKey) -> int:
-    """Delete what a fenced writer staged for its last batch, and its journal; returns the number of files.
+    """Delete the files that a fenced writer staged for its last batch, and its journal; returns the number of files
+    deleted.
 
-    Only if a later epoch has closed the batch's key or committed a later batch: then no writer will ever commit this
-    one, whatever happened since the marker was read. Otherwise the next start decides.
+    Deletes them only if a later epoch has closed the batch's key or committed a later batch. No writer will then ever
+    commit this batch, even if the marker has changed since it was read. Otherwise the next start decides.
     """
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NEVER:
@@ -327,7 +335,7 @@ def _sweep_folders(
 
 
 def batch_folder(table: Table, stream: str, key: BatchKey) -> str:
-    """Return the folder where a batch stages its files of one table."""
+    """Return the folder where a batch stages its files for one table."""
     return f"{data_location(table)}/{stream}/{key.epoch:08d}/{key.batch:08d}"
 
 
@@ -342,7 +350,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 
 def _is_merged(record: Journal, target: Target) -> bool:
-    """Whether a batch's files were merged into the table, which then has none or only some of them."""
+    """Whether a batch's files were merged into the table, which therefore has only some of these files, or none."""
     return any(file.content in MERGED for file in record.staged_for(target))
 
 
@@ -357,7 +365,7 @@ def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:
 
 
 def referenced(table: Table) -> set[str]:
-    """Return bare paths of all data files that any snapshot of the table references. Reads every manifest once."""
+    """Return the bare paths of all data files that any snapshot of the table references. Reads every manifest once."""
     seen: set[str] = set()
     paths: set[str] = set()
     for snapshot in table.metadata.snapshots:
@@ -369,7 +377,8 @@ def referenced(table: Table) -> set[str]:
 
 
 def bare_path(path: str) -> str:
-    """Return a path without its `file:` scheme: we write `file:///x`, Spark writes `file:/x`, and a listing
-    has `/x`.
+    """Return a path without its `file:` scheme.
+
+    frazil writes `file:///x`, Spark writes `file:/x`, and a listing returns `/x`.
     """
     return re.sub(r"^file:(//)?(?=/)", "", path)

@@ -1,4 +1,4 @@
-"""A table as staging needs it, from its current metadata."""
+"""Converts a table's current metadata to the description that staging needs to write files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ TARGET_FILE_BYTES = 512 * 2**20
 
 
 def target_table(table: Table, *, folder: str) -> TargetTable:
-    """Return what is needed to write files for the table into a folder, without the streams' markers."""
+    """Return the description that is needed to write files for the table into a folder; leaves out the streams'
+    markers.
+    """
     metadata = table.metadata
     return TargetTable(
         schema_json=metadata.schema().model_dump_json(),
@@ -27,5 +29,5 @@ def target_table(table: Table, *, folder: str) -> TargetTable:
 
 
 def target_file_bytes(table: Table) -> int:
-    """Return the target size of the table's files, or Iceberg's default."""
+    """Return the target size (bytes) of the table's files, or Iceberg's default."""
     return int(table.metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TARGET_FILE_BYTES))

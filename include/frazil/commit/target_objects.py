@@ -1,4 +1,4 @@
-"""Small objects of a stream, one for each table, which a listing of their folder names."""
+"""Small objects of a stream, one for each table. The listing of their folder names the tables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Replays dead letters with the current declaration: a backfill whose source is a copy of them.
+"""Replays dead letters with the current declaration: a backfill whose source is a copy of the dead letters.
 
-The copy fixes what is replayed, even if the dead-letter table changes meanwhile. `frazil.backfill.commit` decides what
-lands and when the dead letters leave their table.
+The copy fixes which dead letters are replayed, even if the dead-letter table changes meanwhile.
+`frazil.backfill.commit` decides which records land, and when their dead letters leave the dead-letter table.
 """
 
 from __future__ import annotations
@@ -49,24 +49,27 @@ class Replayed:
 
     backfill: str
     landed: int
-    """Dead letters that became rows or were merged, including merged ones that were stale or changed nothing."""
+    """Number of dead letters that became rows or were merged, including stale changes and changes without effect."""
     failed: int
-    """Dead letters that the current declaration rejects too."""
+    """Number of dead letters that the current declaration rejects too."""
     interrupted: bool = False
-    """Whether an earlier command began it, with that command's selection."""
+    """Whether an earlier command began the replay, with that command's selection."""
     given_up: int = 0
-    """Dead letters that left without a row: an operator gave up the rows of a table that the route no longer has."""
+    """Number of dead letters that were removed without a row, because an operator discarded the rows of a table outside
+    the route.
+    """
 
 
 NOTHING_DONE = Replayed("", 0, 0)
 
 
 def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) -> tuple[Replayed, ...]:
-    """Finish an interrupted replay, then replay the selected dead letters. Returns a result for each replay.
+    """Finish an interrupted replay, and then replay the selected dead letters. Returns a result for each replay.
 
-    `run` identifies the caller. Raises what a backfill raises, and:
-    - SpecError: the stream has no coordinates.
-    - RouteBehind: a routed table is missing or behind.
+    `run` identifies the caller. Raises the errors of a backfill, and:
+
+    - SpecError: the stream has dedupe, or no coordinates.
+    - RouteBehind: a routed table is missing or misses rows.
     - CommitUnavailable: a routed table failed after the default table was committed.
     - WriterBusy: a backfill of the stream is under way.
     - BackfillAbandoned: an operator abandoned the replay of `run`.
@@ -131,13 +134,13 @@ def _folder(opened: OpenStream) -> str:
 
 
 def _delete_old_copies(opened: OpenStream) -> None:
-    """Delete old copies of replays that ended, or were killed before they began."""
+    """Delete old copies of replays that ended, or that were killed before they began."""
     store, before_ms = opened.tables.store, opened.tables.clock_ms() - COPY_KEPT_MS
     store.delete([f.path for f in store.list_files(_folder(opened)) if f.modified_ms < before_ms])
 
 
 def _copy(opened: OpenStream, selection: Selection, folder: str) -> int:
-    """Write the selected dead letters that can be replayed, and return their number."""
+    """Write a copy of the selected dead letters that can be replayed, and return their number."""
     marker = own_marker(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*LETTER_COLUMNS, "topic_id")
@@ -181,7 +184,7 @@ def _readable(rows: pa.Table, unseal: Unsealer) -> pa.Table:
 
 
 class ThisProcess:
-    """Runs a replay's tasks in this process. A child process decodes, because a record may crash it."""
+    """Runs a replay's tasks in this process. A child process decodes the records, because a record may crash it."""
 
     parallelism = 1
 

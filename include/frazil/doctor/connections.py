@@ -55,7 +55,7 @@ class Connections:
                 self.good.append(f"{spec.name}: {ask(spec)}")
             except FrazilError as error:
                 self.faults.append(Fault(f"{path}: {part}: {_said(error)}", fix_of(part, error)))
-        requested = len(self.faults)
+        before = len(self.faults)
         for number, place in enumerate(_namespaces(spec)):
             # A location of its own may have other rights.
             key = (place.table.catalog, _namespace(place), place.table.location, bool(place.commit.atomic))
@@ -65,7 +65,7 @@ class Connections:
             self.faults += [
                 replace(problem, said=f"{path}: table: {where}{problem.said}") for problem in self._checked[key]
             ]
-        if len(self.faults) == requested:
+        if len(self.faults) == before:
             others = ", ".join(_namespace(place) for place in _namespaces(spec)[1:])
             more = f", and tables in {others}" if others else ""
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}{more}")

@@ -1,4 +1,4 @@
-"""Writes a proposal as YAML, with its evidence as comments."""
+"""Writes the proposed declaration as YAML. Comments in it show the evidence."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from frazil.spec.formats import AvroFormat, BytesFormat, Envelope, plain_format
 from frazil.spec.units import counted, rounded_bytes
 
 HOUR_FROM_BYTES = 24 * 128 * 2**20
-"""Parquet bytes a day from which hourly files have a good size."""
+"""Parquet bytes per day from which hourly partitions get files of a good size."""
 MONTH_BELOW_BYTES = 2**20
 MAX_SORT_COLUMN_VALUES = 1_000
-"""Columns with up to this many values, each often repeated, are worth sorting by."""
+"""Maximum number of distinct values of a column that is proposed for sorting."""
 COMMITS_A_DAY = 1440
 TARGET_FILE_BYTES = 512 * 2**20
 KAFKA_TIME = "kafka_timestamp"
@@ -35,16 +35,16 @@ _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What the user chose for the stream."""
+    """The names that the user chose for the stream."""
 
     name: str
     table: str
     bootstrap_servers: str | None = None
-    """Written to the file only if given: `_defaults.yaml` may have it."""
+    """Written to the file only if given, because `_defaults.yaml` may contain it."""
 
 
 def proposal(sample: Sample, named: Named, written: Registered | None = None) -> str:
-    """The declaration as YAML, which `frazil validate` accepts. `written` is what a registry has about the topic.
+    """Return the declaration as YAML that `frazil validate` accepts. `written` is what a registry has about the topic.
 
     Raises SpecError as `encoding_of` and `avro_columns` do, and RegistryUnavailable.
     """
@@ -73,7 +73,10 @@ def _written(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) ->
 
 
 def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: Captured) -> Iterator[str]:
-    """Lines for captured changes. Their rows move between partitions by time, so no partitioning is proposed."""
+    """Yield the lines of a declaration for captured changes.
+
+    No partitioning is proposed: if rows were partitioned by a time, an update could move a row to another partition.
+    """
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
     yield f"name: {named.name}"
     yield from _source(sample, replace(encoding, format=enveloped), named, keys_in_envelope=True)
@@ -110,7 +113,9 @@ def _columns(sample: Sample, encoding: Encoding, written: Registered | None) -> 
 
 
 def _with_units(columns: tuple[Column, ...], sample: Sample, encoding: Encoding) -> tuple[Column, ...]:
-    """Columns of an Avro schema, completed from values: which numbers are times, and the number of distinct texts."""
+    """Complete the columns of an Avro schema from sampled values: which numbers are times, and how many values are
+    distinct.
+    """
     open_to = {c.name: c for c in columns if c.type in {"int", "long", "string"}}
     if not open_to:
         return columns
@@ -252,7 +257,7 @@ def _as_yaml(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote for both YAML and JSON: YAML does not join the halves of a surrogate pair."""
+    """Quote a text for both YAML and JSON. Surrogate pairs are not escaped, because YAML does not join their halves."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""Decodes a sample as the proposed declaration would, to count the resulting dead letters."""
+"""Decodes a sample with the proposed declaration, to count the dead letters that the declaration would cause."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANY_BROKER = "localhost:9092"
 
 
 def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
-    """Count the sample's records that would be dead letters, by error class, including tombstones.
+    """Count the sample's records that would become dead letters, by error class. Tombstones are included.
 
     Raises RegistryUnavailable.
     """
@@ -30,7 +30,7 @@ def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
 
 
 def decoded(declared: Mapping[str, Any], sample: Sample) -> Decoded:
-    """The sample's records as rows of the declaration. Raises RegistryUnavailable."""
+    """Decode the sample's records with a declaration. Raises RegistryUnavailable."""
     source = {"bootstrap-servers": _ANY_BROKER, **declared["source"]}
     spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
     schema = iceberg.schema(spec)

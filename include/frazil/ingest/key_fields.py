@@ -1,4 +1,7 @@
-"""Decodes the key columns of a record without a value from the fields of its key, encoded like values."""
+"""Fills the key columns of tombstones (records without a value) from the fields of the record key.
+
+Record keys are decoded in the same format as record values.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,13 @@ from frazil.ingest.decode import Decoded, Decoder, Rejection
 from frazil.ingest.formats import decoder
 
 PAYLOAD_ID, PAYLOAD_IDS = 300_000_000, 300_000_001
-"""Field ids of Kafka Connect's wrapper around JSON with a schema, and of the first field in it."""
+"""Field ids of `payload`, in which Kafka Connect wraps JSON that comes with its schema, and of its first inner
+field.
+"""
 
 
 def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
-    """Return a decoder for keys of records without a value; None if none of their fields is wanted."""
+    """Return a decoder for the keys of tombstones; None if no key column is filled from a field of the key."""
     if context.changes is None or not context.changes.key_fields:
         return None
     key = schema.select(*context.changes.key_fields)
@@ -35,7 +40,7 @@ def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
 
 
 class KeyFields:
-    """Decodes keys, passed as a chunk's values, to rows of the key columns."""
+    """Decodes record keys, passed as the values of a chunk, to rows of the key columns."""
 
     def __init__(self, make: Make, key: Schema, units: Mapping[int, str]) -> None:
         plain = [field.model_copy(update={"required": False}) for field in key.fields]

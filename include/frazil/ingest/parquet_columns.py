@@ -1,4 +1,4 @@
-"""Checks a Parquet file's columns against a table by name and type, and casts them."""
+"""Checks the columns of a Parquet file against a table by name and type, and casts them."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> 
 
 
 def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
-    """Cast the rows to the schema's columns and types; columns missing from the file become null.
+    """Cast the rows to the schema's columns and types. Columns that the file does not have become null.
 
-    Raises SpecError for a null in a required column, and ArrowInvalid for a value that a type cannot hold.
+    Raises SpecError for a null in a required column, and ArrowInvalid for a value that its column's type cannot hold.
     """
     wanted = schema_to_pyarrow(schema, include_field_ids=True)
     arrays = []
@@ -73,7 +73,7 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether every value of `found` fits `wanted`, except for nanoseconds."""
+    """Return whether every value of type `found` fits type `wanted`. A loss of nanoseconds is accepted."""
     if pa.types.is_dictionary(found):
         return fits(found.value_type, wanted)
     if pa.types.is_nested(wanted):
@@ -88,7 +88,9 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _nested_fit(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Structs need the same field names in the same order; lists and maps may name their parts differently."""
+    """Return whether a nested type fits. Structs need the same field names in the same order; the parts of lists and
+    maps may have other names.
+    """
     if not any(of(found) and of(wanted) for of in _NESTED):
         return False
     ours, theirs = ([kind.field(i) for i in range(kind.num_fields)] for kind in (wanted, found))

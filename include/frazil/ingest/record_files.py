@@ -1,7 +1,7 @@
-"""Reads records from files as if Kafka had sent them; their coordinates are additional columns.
+"""Reads records from files as if Kafka had sent them. The files have the coordinates as additional columns.
 
-JSON lines go through the stream's decoder, and rejected ones become dead letters. Parquet is already typed: a file
-whose columns do not fit the table is refused as a whole, because its rows have no bytes to keep.
+JSON lines are decoded by the stream's decoder, and rejected lines become dead letters. Parquet files are already typed:
+a file whose columns do not fit the table is refused as a whole. Its rows have no raw bytes for dead letters.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ _COORDINATES = Schema(
 
 @dataclass(frozen=True, slots=True)
 class RowChunk(Chunk):
-    """Records that already are rows, with the columns that decoding would fill; they have no values."""
+    """Records that already are rows of the decoded columns. They have no raw values."""
 
     rows: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecords:
-    """Some records of one file, in file order."""
+    """Some records of one file, in the file's order."""
 
     coordinates: pa.Table
-    """`kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp`."""
+    """The columns `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp`."""
     lines: list[bytes] | None = None
     rows: pa.Table | None = None
     letters: pa.Table | None = None
-    """`key`, `value` and `headers` of dead letters, unchanged."""
+    """The columns `key`, `value` and `headers` of dead letters, as stored."""
 
 
 def is_record_file(path: str) -> bool:
@@ -72,9 +72,9 @@ def is_record_file(path: str) -> bool:
 
 
 def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
-    """Yield the coordinates of a file's records in pieces; `schema` has the columns that decoding fills.
+    """Yield the coordinates of a file's records, in pieces. `schema` has the columns that decoding fills.
 
-    Raises SpecError for a file, column or line that cannot be used: a file that passes can be staged.
+    Raises SpecError for a file, column or line that cannot be used, so that a file that passes can be staged.
     """
     with _named(path):
         if PurePosixPath(path).suffix == LETTERS:
@@ -89,7 +89,9 @@ def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
 
 
 class FileReader:
-    """Reads the records of ranges from files; a topic-partition may have several ranges. Iterate it once."""
+    """Reads the records of offset ranges from files. A topic-partition may have several ranges. A reader works only
+    once.
+    """
 
     notice: str | None = None
     on_read: Callable[[int], None] = staticmethod(lambda _: None)
@@ -113,10 +115,10 @@ class FileReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: each file is closed when it ends."""
+        """Do nothing: each file is closed when its last record was read."""
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Raises SpecError if a file changed since its coordinates were read."""
+        """Yield the records of the ranges. Raises SpecError if a file no longer matches its coordinates."""
         for file in self._files:
             if not any(self._may_hold(r) for r in file.ranges):
                 continue
@@ -140,7 +142,7 @@ class FileReader:
         return bool(((starts < some.end) & (some.start < ends)).any())
 
     def _find(self, table: pa.Table) -> NDArray[np.int32]:
-        """The index of each record's range, or -1."""
+        """Return, for each record, the index of its range; -1 if no range contains the record."""
         partitions, offsets = (table[name].to_numpy() for name in IDENTITY[1:])
         found = np.full(len(table), -1, np.int32)
         for (topic, partition), (starts, ends, index) in self._ranges.items():
@@ -183,7 +185,9 @@ def _unsealed(letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unse
 def _parquet(
     path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
 ) -> Iterator[FileRecords]:
-    """`wanted` are the columns to read in addition to the coordinates; by default, all of the schema."""
+    """Yield a Parquet file's records. `wanted` are the columns to read besides the coordinates; by default all
+    columns.
+    """
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
         names = [f.name for f in schema.fields] if wanted is None else [*wanted]
@@ -226,7 +230,7 @@ def _json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
 
 
 def _lines(path: str, io: FileIO) -> Iterator[list[bytes]]:
-    """Whole lines, in one list per block read."""
+    """Yield the lines of a file, in one list per block that is read."""
     rest = b""
     with io.new_input(path).open() as source:
         while block := source.read(CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""Reports how many records a task has read, while it runs."""
+"""Reports how many records a task has read while the task runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a task's rows to the many tables of a route, in the memory of one writer."""
+"""Writes a task's rows to the many tables of a route, with the memory of a single writer."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from frazil.table.renamed import former_columns, names_in_rows
 
 NO_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
 FIELD_ID = b"PARQUET:field_id"
-"""The metadata key of an Arrow field's column id."""
+"""The metadata key under which an Arrow field has its column's field id."""
 
 
 class RoutedWriters:
-    """One `TableWriter` for each table of the route that gets rows.
+    """Manages one `TableWriter` for each routed table that gets rows.
 
-    Rows are buffered and then divided at once: a table's part of a single chunk may be a few rows, which cost as much
-    as hundreds.
+    Rows are collected from several chunks before they are divided among the tables. A single chunk may have only a few
+    rows for a table, and writing a few rows costs as much as writing hundreds.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RoutedWriters:
         self._held = 0
 
     def add(self, divided: Divided) -> None:
-        """Add the rows of all tables except the main one."""
+        """Add the rows of all tables except the main table."""
         for target in divided.targets:
             self._codes.setdefault(target, len(self._codes))
         codes = np.array([self._codes[target] for target in divided.targets], np.int64)[divided.codes]
@@ -85,7 +85,7 @@ class RoutedWriters:
             self._held += largest.held
 
     def rehearse(self, divided: Divided) -> None:
-        """Do in memory what `add` and `finish` would do with these rows. Raises what they would raise."""
+        """Do in memory what `add` and `finish` would do with these rows, and raise the same errors."""
         for code, rows in _parts(divided.decoded.rows, divided.codes):
             if (target := divided.targets[code]) != MAIN:
                 writer = self._writer(target)
@@ -106,7 +106,9 @@ class RoutedWriters:
         return self._other_names[target]
 
     def _layout(self, table: TargetTable, target: Target) -> FileLayout:
-        """The layout of a table, parsed once for all similar tables: parsing costs more than writing a few rows."""
+        """Return the file layout of a table. Tables with equal metadata share it, because parsing costs more than a few
+        rows.
+        """
         properties = sorted((name, text) for name, text in table.properties.items() if not name.startswith("frazil."))
         alike = (table.schema_json, table.spec_json, table.sort_order_json, table.content, *properties)
         if alike not in self._layouts:
@@ -125,13 +127,13 @@ class RoutedWriters:
         return [file for writer in self._writers.values() for file in writer.finish()]
 
     def abort(self) -> None:
-        """Remove every file, as far as possible now."""
+        """Remove the files of all writers. Files that cannot be removed now are left for the sweeper."""
         for writer in self._writers.values():
             writer.abort()
 
 
 def _parts(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table]]:
-    """The rows of each code, in order. Each part is a copy, so it keeps no other part in memory."""
+    """Return the rows of each code. Each part is a copy, so that it does not keep the other parts in memory."""
     if len(codes) == 0:
         return []
     order = np.argsort(codes, kind="stable")
@@ -157,9 +159,8 @@ def other_names(
 
 
 def fitted(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collection[str]] = NO_NAMES) -> pa.Table:
-    """Fit rows of the main table to another table, null where the main table has no such column.
-
-    Columns go by name, or by one of the `other_names` that a column of the other table has in the rows.
+    """Convert rows of the main table to another table's schema, by column name. Columns that the main table does not
+    have are null.
     """
     there = set(rows.column_names)
     called = {
@@ -179,7 +180,9 @@ def fitted(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collecti
 
 
 def _with_own_ids(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Replace the main table's field ids in the lists of unchanged columns by those of the other table."""
+    """Translate the lists of unchanged columns (`_frazil_kept`) from the main table's field ids to the other table's
+    ids.
+    """
     at = rows.schema.get_field_index(KEPT)
     if at < 0 or rows.column(at).null_count == rows.num_rows:
         return rows
@@ -189,5 +192,5 @@ def _with_own_ids(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _ids(schema: pa.Schema) -> dict[str, int]:
-    """The field ids of columns, by name."""
+    """Return the field id of each column, by name."""
     return {f.name: int(f.metadata[FIELD_ID]) for f in schema if f.metadata and FIELD_ID in f.metadata}

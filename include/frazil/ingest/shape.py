@@ -1,4 +1,4 @@
-"""Turns a chunk of records into rows that the table can hold; all other records become rejections."""
+"""Turns a chunk of records into rows that fit the table. All other records become rejections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from frazil.spec.type_ends import ends_of
 
 
 class Shaper:
-    """Shapes chunks; a record's result depends on no other record."""
+    """Turns chunks into rows of the table. A record's result does not depend on other records."""
 
     def __init__(
         self,
@@ -61,9 +61,10 @@ class Shaper:
         """What the records so far have beyond the schema."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Return rows of the table's schema. A record outside a backfill's range is neither row nor rejection.
+        """Return rows with the table's schema. A record outside a backfill's time range becomes neither row nor
+        rejection.
 
-        A record of several rows lands whole or not at all: its offset is in one table, once.
+        A record with several rows is accepted or rejected as a whole, because one offset may be in only one table.
         """
         decoded = self._decoded(chunk)
         if self._lines:
@@ -85,7 +86,7 @@ class Shaper:
         return whole_records(found) if self._lines else found
 
     def records_of(self, rows: pa.Table) -> NDArray[np.bool_] | None:
-        """Mask of the first row of each record; None if each record is one row."""
+        """Return the mask of each record's first row; None if each record is one row."""
         return pc.equal(rows.column(LINE), 0).to_numpy() if self._lines else None
 
     def _decoded(self, chunk: Chunk) -> Decoded:
@@ -124,14 +125,14 @@ class Shaper:
         return found
 
     def event_times(self, rows: pa.Table) -> pa.Array:
-        """Event times in microseconds since the epoch."""
+        """Return the event times in microseconds since the epoch."""
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
 
 
 def sentence_of(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, str]) -> str:
-    """The error text for a moment out of range; quotes the record if it has bytes.
+    """Return the error text for a date or time out of range. The text quotes the record if its bytes are known.
 
-    `units` has the unit of each column that arrives as a number.
+    `units` has the unit of each column whose values arrive as numbers.
     """
     words = None if record is None else quote(record, moment.path)
     unit = units.get(".".join(moment.path))
@@ -139,7 +140,10 @@ def sentence_of(moment: Beyond, record: bytes | None, *, quote: Quoter, units: M
 
 
 def lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
-    """Partition fields that truncate numbers, each with the minimum whose truncation the type can hold."""
+    """Yield the partition fields that truncate numbers, each with the lowest number that can be truncated.
+
+    Truncating a lower number would leave the range of the column's type.
+    """
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
         if isinstance(field.transform, TruncateTransform) and (ends := ends_of(kind)):
@@ -153,7 +157,7 @@ def _scaled(number: int, kind: DecimalType) -> Decimal:
 
 
 def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
-    """The same result with these rows as rejections."""
+    """Return the result with these rows as rejections."""
     rows = np.array(sorted(wrong))
     good = np.ones(len(shaped.kept), bool)
     good[rows] = False

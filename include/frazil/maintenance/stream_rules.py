@@ -66,6 +66,15 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         f"writer can be started. Correct the file; `frazil validate` says when it is sound: {state.problem}",
     )
     yield flag("table", state.missing is not None, f"stream {name}: {state.missing}")
+    unread = state.writer.state == "unknown"
+    yield Reading(
+        "unmeasured",
+        int(unread),
+        0,
+        "its run folder cannot be read" if unread else "its run folder was read",
+        f"the run folder of stream {name} cannot be read, so that no alert about its writer fires: "
+        f"{next(iter(state.problems), 'unknown')}",
+    )
     down_s = _down_s(state, now_ms)
     yield (
         _writer(state, down_s, alerts)
@@ -266,7 +275,7 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
 
     A paused DAG is beyond the threshold: it does its work as little as one whose runs fail.
     """
-    if paused:
+    if paused and (failed or 0) <= limit:
         sentence = f"the DAG {dag_id} is paused in Airflow, so its work is not done: unpause it"
         return Reading(f"runs:{dag_id}", limit + 1, limit, "the DAG is paused", sentence)
     return Reading(

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from frazil.merge.contract import How, TableFile
 
 MAX_DELETED_SHARE = 0.2
-"""The share of a file's rows that delete files may remove; above it, `auto` rewrites the file."""
+"""Maximum share of a file's rows that delete files may remove. Above this share, `auto` rewrites the file."""
 TIER = 4
-"""Files at most this many times as large as the new one are rewritten with it, from `TOGETHER` such files on.
+"""Files at most this many times as large as the new file are rewritten with it, if there are at least `TOGETHER` of
+them.
 
 So each row is rewritten once per size tier, and a partition has few files of each tier.
 """
@@ -17,20 +18,20 @@ TOGETHER = 4
 SMALL_BYTES = 64 * 2**10
 """Files below this size all cost readers the same."""
 SMALLER_BYTES = 2**20
-"""Below this size, the allowed share of deleted rows shrinks in proportion.
+"""File size below which the allowed share of deleted rows shrinks in proportion.
 
-A small data file costs less to rewrite, but its delete file costs readers the same. So each deleted row is paid for
-with the same number of bytes, whatever the file's size.
+A small data file costs less to rewrite, but its delete file costs readers as much as any other. With this rule, each
+deleted row costs the same number of rewritten bytes for files of any size.
 """
 ROW_BYTES = 50
-"""The assumed size of a row if no file shows it."""
+"""The assumed bytes per row if no file shows the actual size."""
 
 
 def rewritten(how: How, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int) -> set[str]:
-    """Return the paths of the files to rewrite.
+    """Return the paths of the data files to rewrite.
 
-    `leaving` counts the rows that leave a file, including those that have left before. `files` are those of one
-    partition, which gets `new_rows`.
+    `leaving` has the number of rows to remove from each file, including rows that delete files already remove. `files`
+    are the data files of one partition, which gets `new_rows` rows.
     """
     if how == "copy-on-write":
         return {file.path for file in leaving}

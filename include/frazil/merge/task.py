@@ -1,4 +1,4 @@
-"""One task of a merge: the newest changes against some of the table's files."""
+"""One task of a merge: merges the newest changes into some of the table's files."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ NEVER = np.iinfo(np.int64).min
 def merge(
     context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None] = lambda _: None
 ) -> MergeResult:
-    """Run the task. Raises what the storage raises; a failed task's files are removed if possible.
+    """Run the task. Raises the storage's errors; the files of a failed task are removed if possible.
 
     A task of a stream with dedupe runs `frazil.merge.repeats` instead. `on_progress` is called repeatedly with the
-    number of rows read so far; it may raise to end the task.
+    number of rows read so far; it may raise an exception to end the task.
     """
     if context.changes.content == "candidates":
         return drop_repeats(context, task, on_progress=on_progress)
@@ -50,11 +50,11 @@ def merge(
 
 @dataclass(slots=True)
 class _Leaving:
-    """The rows that leave one data file."""
+    """The rows that are removed from one data file."""
 
     found: Located
     positions: NDArray[np.int64]
-    """Positions of the rows that leave it now."""
+    """Positions of the rows that this merge removes from the file."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ class _Merge:
         return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
 
     def _leaving(self, newest: Newest, matched: NDArray[np.bool_]) -> Iterator[_Leaving]:
-        """Match every file: write the new versions of rows, and mark the changes that have a row."""
+        """Match all files: write the new versions of rows, and mark the changes that have a row."""
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
         keys = self.schema.select(*rules.key)
@@ -115,7 +115,7 @@ class _Merge:
             yield _Leaving(found, leaves)
 
     def _updated(self, newest: Newest, found: Located, first: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return the positions of rows that leave the file, because a change updates or deletes them."""
+        """Return the positions of the rows that are removed from the file because a change updates or deletes them."""
         rules = self.context.rules
         with self.reader.open(found.file.path) as data:
             rows = data.at(self.schema, found.positions)
@@ -140,7 +140,7 @@ class _Merge:
         ]  # of a key that others wrote twice, one row stays
 
     def _moved(self, rows: pa.Table, changes: pa.Table) -> NDArray[np.bool_]:
-        """Mask of rows that their changes move to another window: both windows have changed."""
+        """Mask of rows that their changes move to another window. Both windows have then changed."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
@@ -176,7 +176,9 @@ class _Merge:
         self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
 
     def _leave(self, leaving: list[_Leaving]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Rewrite files, or write delete files for them. Returns the paths of data files and delete files to remove."""
+        """Rewrite data files, or write delete files for them. Returns the paths of data files and of delete files to
+        remove.
+        """
         replaced: list[str] = []
         dropped: list[str] = []
         new_rows = self.counts.inserted + self.counts.updated

@@ -174,7 +174,7 @@ def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
     if needing:
         return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} a person"
     if loading := levels[Level.UNKNOWN]:
-        return f"Looking at {counted(loading, 'stream')}"
+        return f"Loading {counted(loading, 'stream')}"
     return "No stream needs a person, but Airflow does" if airflow else _calm(lines)
 
 
@@ -337,7 +337,7 @@ def _is_about_a_stream(alert: StandingAlert) -> bool:
 def health_of(
     tables: Collection[str], alerts: Iterable[StandingAlert], due: Mapping[str, Sequence[str]] | None
 ) -> Health | None:
-    """Return the combined shape of some tables. `due` are their due actions, by table; None if nothing is known.
+    """Return the combined shape of some tables. `due` are the due actions of measured tables; None if unknown.
 
     `alerts` are the alerts of the stream that writes them.
     """
@@ -347,6 +347,6 @@ def health_of(
     if due is None:
         return None
     actions = dict.fromkeys(action for table in sorted(tables) for action in due.get(table, ()))
-    if NOT_MEASURED in actions:
+    if NOT_MEASURED in actions or not due.keys() >= set(tables):
         return Health(Level.UNKNOWN, NOT_MEASURED)
     return Health(Level.QUIET, "maintenance due", tuple(actions)) if actions else Health(Level.WELL, "in shape")

@@ -1,9 +1,9 @@
-"""The JVM jars frazil runs on: pinned with their SHA-256 in `jars.lock`, fetched by coordinates, cached per user.
+"""The JVM jars that frazil needs: pinned by SHA-256 in `jars.lock`, downloaded by coordinates, cached per user.
 
-    $ python -m frazil.spark.jars fetch [SET…]   fetch what is missing (`kafka spark` by default), print all paths
+    $ python -m frazil.spark.jars fetch [SET…]   download what is missing (`kafka spark` by default), print all paths
     $ python -m frazil.spark.jars lock           resolve ROOTS again and rewrite the lock file (maintainers)
 
-The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`, shared by all checkouts.
+The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`. All checkouts share it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ LOCK_FILE = Path(__file__).with_name("jars.lock")
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """What a set is made of: with `transitive`, also all that the named modules need at run time."""
+    """Modules that a set of jars is made of. With `transitive`, the set includes all that the modules need at run
+    time.
+    """
 
     coordinates: tuple[str, ...]
     transitive: bool
@@ -52,7 +54,7 @@ ROOTS = {
     "registry": Roots(("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",), transitive=False),
 }
 EVERYWHERE = ("kafka", "spark")
-"""The sets that every checkout needs; each of the others is fetched once a catalog asks for it."""
+"""The sets that every checkout needs. Each other set is downloaded when a catalog needs it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,10 +75,10 @@ class LockedJar:
 
 
 def locked(set_name: str, lock_file: Path = LOCK_FILE) -> tuple[LockedJar, ...]:
-    """The jars of one set, in the lock file's order.
+    """Return the jars of one set, in the lock file's order.
 
     Raises:
-        EnvironmentUnusable: there is no such set.
+        EnvironmentUnusable: the set does not exist.
     """
     sets = tomllib.loads(lock_file.read_text())
     if set_name not in sets:
@@ -85,18 +87,19 @@ def locked(set_name: str, lock_file: Path = LOCK_FILE) -> tuple[LockedJar, ...]:
 
 
 def cache_folder() -> Path:
-    """The folder of the jars; not created here."""
+    """Return the folder of the jars. The folder is not created."""
     folder = os.environ.get("FRAZIL_JARS")
     return Path(folder).expanduser().absolute() if folder else home.cache_folder() / "jars"
 
 
 def ensure(set_name: str, lock_file: Path = LOCK_FILE) -> list[Path]:
-    """The jars of a set, each checked against its SHA-256, after fetching missing ones into the cache.
+    """Return the paths of a set's jars, each checked against its SHA-256. Missing jars are first downloaded into the
+    cache.
 
-    Two processes may ask at once: one fetches, the other waits. Progress goes to standard error.
+    If two processes call this at once, one downloads and the other waits. Progress is written to standard error.
 
     Raises:
-        EnvironmentUnusable: no such set, no Java, no network, or what was downloaded is not what the lock file pins.
+        EnvironmentUnusable: no such set, no Java, no network, or a downloaded file differs from the lock file.
     """
     jars = locked(set_name, lock_file)
     folder = cache_folder()
@@ -109,7 +112,9 @@ def ensure(set_name: str, lock_file: Path = LOCK_FILE) -> list[Path]:
 
 
 def _missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
-    """The jars missing from the cache; one that is not what was pinned is named, deleted, and so missing."""
+    """Return the jars missing from the cache. A jar with the wrong SHA-256 is reported and deleted, and counts as
+    missing.
+    """
     missing = []
     for jar in jars:
         path = folder / jar.coordinates.path
@@ -123,7 +128,7 @@ def _missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
 
 
 def _fetch(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None:
-    """Fetch into a folder of this fetch alone, check, and only then move each jar into its place."""
+    """Download into a temporary folder, check each jar, and only then move it into the cache."""
     cache = folder / ".ivy"
     wanted_mb = sum(jar.bytes for jar in missing) / 1e6
     shown = _Progress(set_name, len(missing), wanted_mb, cache)
@@ -164,7 +169,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 class _Progress:
-    """`n of m jars, MB`: one line that is rewritten on a terminal, a line every few jars elsewhere."""
+    """Shows progress as `n of m jars, MB`: one line that is rewritten on a terminal, else a line every few jars."""
 
     def __init__(self, set_name: str, jars: int, mb: float, cache: Path) -> None:
         self._what, self._jars, self._mb, self._cache = f"jars of {set_name}", jars, mb, cache
@@ -203,7 +208,7 @@ def _sha256(path: Path) -> str:
 
 
 def lock(lock_file: Path = LOCK_FILE) -> None:
-    """Resolve ROOTS with everything they need and write coordinates, sizes and SHA-256 of all jars down."""
+    """Resolve ROOTS with all dependencies, and write coordinates, size and SHA-256 of each jar to the lock file."""
     written = ["# Rewritten by `python -m frazil.spark.jars lock` from ROOTS in jars.py: coordinates, bytes, SHA-256."]
     with tempfile.TemporaryDirectory() as temporary:
         for name, roots in ROOTS.items():
@@ -220,7 +225,7 @@ def _pin(path: Path) -> LockedJar:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`fetch [SET…]` or `lock`; one sentence and 1 when it cannot be done."""
+    """Run `fetch [SET…]` or `lock`. An error is printed as one sentence and gives a non-zero exit code."""
     names: tuple[str, ...] = ()
     match arguments:
         case ["lock"]:

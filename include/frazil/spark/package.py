@@ -1,7 +1,8 @@
-"""Makes the archive that brings a writer's Python to the executors of a cluster, and to a driver that runs there.
+"""Creates the archive with the Python environment that executors of a cluster need, and drivers that run there.
 
-It has this Python with its standard library, frazil, and what a stage and a driver need: no Airflow, no quality gates,
-and no PySpark, which a cluster has. The loops over records are compiled in it, for the kind of CPU of this host.
+The archive contains this Python with its standard library, frazil, and the packages that staging and a driver need. It
+has no Airflow, no quality gates, and no PySpark, which the cluster has. The loops that decode records are compiled for
+this host's kind of CPU.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ NEEDED = (
     "sqlalchemy",
 )
 WHERE_INSTALLED = ("psycopg2-binary",)
-"""What a driver's catalog may need."""
+"""Packages that a driver's catalog may need. They are included if they are installed here."""
 STORAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
 LEFT_OUT = (
     "*.a",
@@ -56,7 +57,7 @@ LEFT_OUT = (
     "pyarrow/*flight*",
     "botocore/data/[!_]*/*.gz",
 )
-"""Parts of packages that no stage loads, as patterns of their files."""
+"""Patterns of files in packages that staging never loads."""
 KEPT = ("botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
 STANDARD_LEFT_OUT = (
     "site-packages",
@@ -89,11 +90,11 @@ TRIAL = (
 
 
 def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], None]) -> None:
-    """Write the archive, whole or not at all.
+    """Write the archive. The file appears complete or not at all.
 
     Raises:
         MissingExtra: a storage's packages are not installed here.
-        EnvironmentUnusable: the packed Python cannot stage.
+        EnvironmentUnusable: the packed Python cannot stage records.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:
@@ -110,7 +111,7 @@ def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], 
 
 
 def installed_storages() -> tuple[str, ...]:
-    """The storages whose packages are installed here."""
+    """Return the storages whose packages are installed here."""
     return tuple(name for name, requirement in STORAGES.items() if _is_installed(requirement))
 
 
@@ -123,7 +124,7 @@ def _is_installed(requirement: str) -> bool:
 
 
 def _copy_python(root: Path) -> Path:
-    """This Python, below `root`, with a launcher at `bin/python`. Returns the launcher."""
+    """Copy this Python below `root`, with a launcher at `bin/python`. Returns the launcher's path."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = root / "lib" / version
     skipped = shutil.ignore_patterns(*STANDARD_LEFT_OUT)
@@ -166,7 +167,10 @@ def _is_kept(file: str) -> bool:
 
 
 def _closure(requirements: Iterable[str]) -> Iterator[str]:
-    """The names of all distributions that these need, with themselves. Raises MissingExtra for one that is missing."""
+    """Yield the names of the required distributions and of all that they depend on.
+
+    Raises MissingExtra if a distribution is not installed.
+    """
     from packaging.requirements import Requirement  # noqa: PLC0415 - of the extra `spark`
 
     waiting = [Requirement(text) for text in requirements]
@@ -193,7 +197,7 @@ def _closure(requirements: Iterable[str]) -> Iterator[str]:
 
 
 def _prepare(root: Path, python: Path) -> None:
-    """Compile the loops into the package, and see that it can stage with the PySpark that executors have."""
+    """Compile the loops into the package, and check that it can stage records with the PySpark that executors have."""
     import pyspark  # noqa: PLC0415 - an extra
 
     (root / KEPT_WITH_PYTHON).mkdir(parents=True)
@@ -206,7 +210,9 @@ def _prepare(root: Path, python: Path) -> None:
 
 
 def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Make the files root's: unpacking gives them to the user, and root's executor trusts only its own."""
+    """Make root the owner, and remove write access for others. Unpacked files belong to the user who unpacks them, and
+    an executor that runs as root only trusts files owned by root.
+    """
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mode &= ~0o022

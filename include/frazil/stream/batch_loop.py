@@ -30,17 +30,17 @@ from frazil.stream.position import Position
 from frazil.stream.whole_transactions import whole_transactions
 
 UNTIL_CHECK_S = 0.1
-"""Interval of the checks for the end of the loop while brokers are silent."""
+"""Interval (s) at which the loop checks whether it must end, while brokers are silent."""
 
 
 @dataclass(slots=True)
 class BatchLoop:
-    """The batches after the marker, one after the other. Used once."""
+    """Runs the batches after the marker, one after the other. Used once."""
 
     engine: Engine
     runner: BatchRunner
     drain: bool
-    """Whether everything unread is due at once."""
+    """Whether all unread records are due at once."""
     planned: Callable[[PlannerReport | None], None]
     hosting: Hosting = field(default_factory=Hosting)
     commits: int = 0
@@ -48,7 +48,7 @@ class BatchLoop:
     """Set when the loop runs."""
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
-        """Return once `until` holds between two batches; raise the error that ends the epoch.
+        """Run batches until `until` holds between two of them; raise the error that ends the epoch.
 
         `wait` takes seconds, and returns early if `until` may have changed.
         """
@@ -84,12 +84,12 @@ class BatchLoop:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
     def is_left(self, tp: TopicPartition) -> bool:
-        """Whether the rest of a log is left unread: it was deleted, or a source transaction has not ended."""
+        """Whether the rest of a log stays unread: its topic was deleted, or a source transaction has not ended."""
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
     def _wait_for_turn(self) -> None:
-        """Report the waiting phase, so that a writer in the queue does not seem hung."""
+        """Report the waiting phase, so that a writer in the queue does not look stuck."""
         self.runner.emit(PhaseBegan(Phase.WAITING))
 
     def _run_batch(self, plans: Sequence[str], end: Position) -> None:
@@ -139,10 +139,10 @@ class BatchLoop:
 
 
 def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position | None:
-    """Return the planner's next position; None if `until` holds before it answers.
+    """Return the planner's next position; None if `until` holds before the planner answers.
 
     Polling silent brokers takes minutes, and a writer that is asked to stop must not wait for them. So the planner runs
-    in a thread that is not joined; it ends when the writer destroys the Kafka client.
+    in a thread that is not joined; the thread ends when the writer destroys the Kafka client.
     """
     answer: Future[Position] = Future()
     thread = threading.Thread(target=_answer, args=(planner, answer), name="planner", daemon=True)
@@ -179,7 +179,7 @@ def _answer(planner: BatchPlanner, answer: Future[Position]) -> None:
 
 
 def _clear_earlier_versions(runner: BatchRunner) -> None:
-    """Delete what earlier versions left in the run folder: Spark's checkpoints and the planner's report."""
+    """Delete the files of earlier versions in the run folder: Spark's checkpoints and the planner's report."""
     for old in runner.run_folder.glob("checkpoint-*"):
         shutil.rmtree(old, ignore_errors=True)
     (runner.run_folder / "planner.json").unlink(missing_ok=True)

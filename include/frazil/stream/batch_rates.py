@@ -1,4 +1,4 @@
-"""Rates that a landed batch shows, for planning the next ones."""
+"""Measures a committed batch, for planning the next batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frazil.stream.throttle import Measure
 
 
 def write_rates_of(exchange: Exchange, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float) -> None:
-    """Update the planner's rates after a batch that took `batch_s` in all."""
+    """Update the planner's rates after a batch whose total duration was `batch_s`."""
     task_s = [a.seconds for a in answers]
     rates = learned(
         read_rates(exchange),
@@ -32,7 +32,7 @@ def write_rates_of(exchange: Exchange, journal: Journal, answers: Sequence[TaskA
 def metadata_of(table: Table, *, commit_s: float, at_ms: int) -> Measure:
     """Measure a table's metadata after a commit.
 
-    Counts only main's snapshots, as maintenance does: an open branch has one for each of them.
+    Counts only main's snapshots, as maintenance does: an open branch has one snapshot for each of main's.
     """
     main = list(ancestors(table.metadata))
     manifests = len(manifests_of(main[0], table.io)) if main else 0

@@ -17,7 +17,7 @@ from frazil.table.renamed import Former, current_name, former_columns
 from frazil.table.schema_update import described, evolve
 
 MAX_NAMED = 5
-"""Ignored fields that a notice names."""
+"""Maximum number of ignored fields that a notice names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,18 @@ class Evolved:
     """Result of evolving the table by the schema drift of a batch."""
 
     changes: tuple[str, ...]
-    """The changes in words; empty if the batch's files may be committed as they are."""
+    """The changes in words; empty if the batch's files may be committed unchanged."""
     refused: tuple[Refusal, ...]
 
 
 def ignored(refused: Sequence[Refusal], *, table: str) -> str:
-    """Return the notice about fields that become no columns."""
+    """Return the notice about fields that do not become columns."""
     named = "; ".join(shortened([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
 
 def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift]) -> Evolved:
-    """Change the table as far as the stream's `evolution` allows. Raises what `evolve` raises."""
+    """Change the table as far as the stream's `evolution` allows. Raises the errors of `evolve`."""
     wanted, refused = requested_changes(joined_drift(drift))
     wanted, dropped = without_hidden(wanted, _hidden(table, spec))
     refused = (*refused, *dropped)
@@ -47,7 +47,10 @@ def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift]) -> Evo
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
-    """Return what never becomes a column: dropped fields, and other spellings and former names of protected ones."""
+    """Return the paths that never become columns.
+
+    These are dropped fields, and other spellings and former names of protected fields.
+    """
     if spec.sensitive is None:
         return []
     hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]
@@ -62,7 +65,7 @@ def _called_now(schema: Schema, former: Former, name: str) -> list[str]:
 
 
 def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the changes that add no hidden field, in any case, and refusals of the others."""
+    """Return the changes that add no hidden field (compared without case), and refusals of the other changes."""
     hidden = [tuple(part.lower() for part in path) for path in hidden]
     kept: list[Change] = []
     refused: list[Refusal] = []
@@ -80,7 +83,7 @@ def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[li
 
 
 def requested_changes(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the changes that would hold all drift, and the fields that no column can hold."""
+    """Return the changes with which the table would take all drift, and the fields that no column can take."""
     wanted: list[Change] = []
     refused: list[Refusal] = []
     for found in new_fields(drift):

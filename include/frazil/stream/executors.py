@@ -18,13 +18,13 @@ MISSING = {
     "Cannot run program": "is missing there",
     "PYTHON_VERSION_MISMATCH": "is of another version than the driver's",
 }
-"""Spark's messages for a task that cannot start, and ours about the executors' Python."""
+"""Spark's messages for a task that cannot start, and frazil's words for them, which follow "their Python"."""
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
-    """Run a tiny task in each slot, which waits for executors, and starts and warms up their Python.
+    """Run a tiny task in each slot; this waits for executors, and starts and warms up their Python.
 
-    Raises EnvironmentUnusable if their Python or their frazil is missing, or of another version than the driver's.
+    Raises EnvironmentUnusable if the executors' Python or frazil is missing, or has another version than the driver's.
     """
     try:
         slots = spec.resources.cores
@@ -38,7 +38,7 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
 
 
 def unlike(answers: Iterable[dict[str, str]]) -> str | None:
-    """Return how an executor differs from the driver; None if it does not."""
+    """Return how an executor differs from the driver; None if no executor differs."""
     for answer in answers:
         if "missing" in answer:
             return f"cannot stage records on {answer['host']}: {answer['missing']}"
@@ -62,7 +62,7 @@ def _refusal(spec: StreamSpec, python: str, said: str) -> str:
 
 
 def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
-    """Return what the probe's tasks run.
+    """Return the function that the probe's tasks run.
 
     A nested function is pickled by value, so executors need no frazil to load it.
     """

@@ -1,7 +1,7 @@
 """Lets a writer that commits nothing notice that a reset or another writer replaced it.
 
-Commits check the epoch anyway. Without this check, a writer without records would run on, and report no lag, until the
-next record arrives.
+Commits check the epoch anyway. Without this additional check, a writer that receives no records would run on, and
+report no lag, until the next record arrives.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 @dataclass(slots=True)
 class FenceWatch:
-    """The watch of one epoch. Its first check is due `POLL_INTERVAL_S` after the last commit, or after the epoch began.
+    """Checks the fence of one epoch, first `POLL_INTERVAL_S` after the last commit, or after the epoch began.
 
-    It runs in a thread, because a catalog may take minutes to fail, and records must be staged meanwhile. The thread
-    has its own catalog client, because some catalogs' clients serve only one thread.
+    The marker is loaded in a thread, because a catalog may take minutes to fail, and records must be staged meanwhile.
+    The thread has its own catalog client, because some catalogs' clients serve only one thread.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -50,13 +50,13 @@ class FenceWatch:
         self.committed()
 
     def committed(self) -> None:
-        """Note that a commit has just checked the epoch."""
+        """Record that a commit has just checked the epoch."""
         self._seen = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
         """Load the marker if that is due. Raises `Fenced` if a loaded marker has another epoch.
 
-        A catalog that does not answer does not end a writer without records: it is tried again the next time.
+        A catalog that does not answer does not end a writer without records: the next check tries again.
         """
         waited_s, pending = self.clock() - self._seen, self._pending
         if pending is None:

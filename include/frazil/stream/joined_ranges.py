@@ -1,4 +1,4 @@
-"""Joins the pieces of a batch that several tasks read."""
+"""Joins the ranges of a batch that several tasks read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from frazil.ingest.contract import RangeProgress
 def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
     """Join the pieces that several tasks read into one range per topic-partition.
 
-    Raises `StaleBatch` for a hole between two pieces, which is a bug, so that such a batch is never journaled.
+    Raises `StaleBatch` for a gap between two pieces, which would be a bug, so that such a batch is never journaled.
     """
     whole = []
     for (topic, partition), group in groupby(sorted(pieces, key=_by_offset), key=lambda p: p.topic_partition):

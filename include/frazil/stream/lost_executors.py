@@ -10,16 +10,16 @@ from contextlib import contextmanager
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 30.0
-"""Interval of the checks. A single one may find none just before new executors arrive."""
+"""Interval of the checks. A single check may find no executor just before new executors arrive."""
 
 
 @contextmanager
 def report_if_lost(
     executors: Callable[[], int], sentence: str, *, poll_interval_s: float = POLL_INTERVAL_S
 ) -> Iterator[None]:
-    """Log the sentence at each check that finds no executor, as did the one before, while the context lasts.
+    """Log the sentence, during the context, at each check that finds no executor for the second time in a row or more.
 
-    `executors` counts them. The checks end when it raises.
+    `executors` returns the number of executors. The checks end when `executors` raises.
     """
     over = threading.Event()
 

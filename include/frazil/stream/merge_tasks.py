@@ -1,4 +1,4 @@
-"""The function that an engine runs on each task of a merge: it takes a task and returns its result, both JSON."""
+"""The function that an engine runs on each task of a merge: it takes a task and returns the result, both as JSON."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MergeTasks:
-    """The function that an engine ships to its executors. It returns a FrazilError as an answer, like `StageRows`."""
+    """The function that an engine sends to its executors. It returns a FrazilError as an answer, like `StageRows`."""
 
     contexts: tuple[MergeContext, ...]
-    """One or more contexts of one stream; each plan has the index of its own."""
+    """One or more merge contexts of one stream. Each plan has the index of its context."""
     progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:
@@ -86,15 +86,15 @@ class _Request:
 class MergeRun:
     """Runs merges on an engine, with a progress count that starts again for each job.
 
-    One job runs at a time. Requests that arrive from several threads meanwhile are joined to the next one. So a batch
-    that is merged into hundreds of tables takes a few jobs.
+    One job runs at a time. Requests that arrive from several threads meanwhile are joined into the next job. So a batch
+    that is merged into hundreds of tables takes only a few jobs.
     """
 
     merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]
     """`Engine.merge`."""
     progress: ProgressFolder
     ran: Callable[[int, float], object] = lambda _tasks, _seconds: None
-    """Called after each job, with the number of its tasks and its seconds."""
+    """Called after each job, with the number of its tasks and its duration in seconds."""
     _waiting: list[_Request] = field(default_factory=list)
     _changing: threading.Lock = field(default_factory=threading.Lock)
     """Held while `_waiting` changes."""
@@ -151,7 +151,10 @@ class MergeRefusal:
 
 
 def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | MergeRefusal:
-    """Rebuild what a driver shipped. Keep this name, and `version` and `context.stream` in the argument."""
+    """Rebuild the tasks that a driver sent.
+
+    Keep this function's name, and `version` and `context.stream` in the argument.
+    """
     stream = work["context"]["stream"]
     try:
         if work["version"] == __version__:
@@ -170,7 +173,7 @@ def _context(value: Mapping[str, Any]) -> MergeContext:
 
 
 def read_results(answers: Iterable[str]) -> tuple[MergeResult, ...]:
-    """Parse the answers of `MergeTasks` in task order; raises the FrazilError that a task ended with."""
+    """Parse the answers of `MergeTasks` in task order. Raises the FrazilError that a task ended with."""
     return tuple(_read(json.loads(answer)) for answer in answers)
 
 

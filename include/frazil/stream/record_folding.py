@@ -25,12 +25,15 @@ PAUSE_S = 1.0
 
 @dataclass(slots=True)
 class RecordFolding:
-    """A context manager whose thread has its own catalog and storage. An interrupted fold continues next time."""
+    """A context manager whose thread folds the records, with its own catalog and storage.
+
+    An interrupted fold continues the next time.
+    """
 
     spec: StreamSpec
     emit: Callable[[StreamEvent], None]
     others: Foldings | None = None
-    """The thread that folds, if other streams share it; else the stream has its own."""
+    """The folding thread that other streams share; None if the stream has its own."""
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -61,7 +64,7 @@ class RecordFolding:
                 return
 
     def fold(self) -> int:
-        """Fold old records and return their number. Raises what the catalog and the storage raise."""
+        """Fold old records and return their number. Raises the errors of the catalog and the storage."""
         table = existing_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
 
         def marker_now() -> Marker | None:

@@ -1,4 +1,6 @@
-"""The tables of a stream's route: which value has which, how tasks write to them, and how new ones are created."""
+"""The tables of a stream's route: the table of each value, how tasks write to the tables, and how new tables are
+created.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,11 @@ log = logging.getLogger(__name__)
 
 
 def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    """Create a table whose rows of these batches wait next to the default table, and let it follow from there.
+    """Create a table whose rows of these batches wait next to the default table, and let it follow the default table.
 
     Raises RouteBehind for a table that existed before and was dropped, or that belongs to another owner. Raises
-    AdoptionRequired for one with batches that the default table does not have, and what a catalog and
-    `ensure_declared` raise.
+    AdoptionRequired for a table with batches that the default table does not have. Also raises the errors of the
+    catalog and of `ensure_declared`.
     """
     catalog, default_marker, value = (
         load_catalog(spec.table.catalog),
@@ -79,9 +81,9 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
 
 
 def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Whether an existing foreign table has the name of one that the template created or would create.
+    """Whether a foreign table has the name of a table that the template created or would create.
 
-    Raises what a catalog raises.
+    Raises the catalog's errors.
     """
     properties = tables.handle(target).current().properties
     is_named = spec.route is not None and target in spec.route.tables.values()
@@ -94,7 +96,9 @@ def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target) -> b
 
 
 def _noted_value(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
-    """Return the value that the template creates a table for, from its note; None for a table that the route names."""
+    """Return the value for which the template creates a table, from the table's note; None for a table that the route
+    names.
+    """
     named = spec.route is not None and target in spec.route.tables.values()
     note = None if named else note_of(tables, target)
     return None if note is None else note.value
@@ -135,10 +139,10 @@ def _full(limit: int) -> str:
 
 @dataclass(slots=True)
 class RoutedTables:
-    """The tables of one stream's route, as its writer knows them.
+    """The tables of one stream's route, as known to the stream's writer.
 
-    A table that cannot be loaded or created is `absent`: its rows wait next to the default table until its followers
-    have created it.
+    A table that cannot be loaded or created is `absent`: its rows wait next to the default table until the table has
+    been created.
     """
 
     spec: StreamSpec
@@ -146,9 +150,9 @@ class RoutedTables:
     catalog: Catalog
     tables: StreamTables
     behind: Mapping[Target, Behind] = field(default_factory=dict)
-    """Tables that are behind."""
+    """Tables that miss rows."""
     targets: dict[str, Target] = field(default_factory=dict)
-    """Tables by value."""
+    """Tables by route value."""
     refused: dict[str, str] = field(default_factory=dict)
     """Why some values get no table."""
     absent: dict[Target, str] = field(default_factory=dict)
@@ -156,17 +160,18 @@ class RoutedTables:
     _members: set[Target] = field(default_factory=set)
     """Tables that the route is known to have had."""
     _unread: set[Target] = field(default_factory=set)
-    """Tables that may be the template's and could not be loaded; their values are unknown."""
+    """Tables that the template may have created and that could not be loaded; their values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
-    """The layout of each table, with the location of its metadata."""
+    """The layout of each table, with the location of the metadata that it was derived from."""
     _texts: dict[str, str] = field(default_factory=dict)
 
     def open(self, default_marker: Marker) -> None:
-        """Load the existing tables, and create those that are declared. A failure of one does not affect the others.
+        """Load the existing tables, and create those that are declared. A failure of one table does not affect the
+        others.
 
         Raises AdoptionRequired for a table with batches that the default table does not have. For a table that commits
         atomically with the default table, also raises RouteBehind if another table has its name while rows wait, and
-        what `ensure_declared` raises.
+        the errors of `ensure_declared`.
         """
         self._members |= member_names(self.tables)
         with catalog_errors(self.catalog.name):
@@ -182,21 +187,21 @@ class RoutedTables:
 
     @property
     def made(self) -> int:
-        """Number of tables that the template has created, or may have."""
+        """Number of tables that the template has created, or may have created."""
         return len(self.targets.keys() - self.route.tables.keys()) + len(self._unread - set(self.targets.values()))
 
     def _values_of_missing(self) -> list[str]:
         """Return the values of tables that earlier writers could not create.
 
-        Rows may wait for a table that is no longer allowed: then its followers create it.
+        Rows may wait for a table that is no longer allowed; such a table is created when its rows are committed.
         """
         noted = [(note.value, note.target) for note in notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _keep_unread(self, default_marker: Marker) -> None:
-        """Keep the values of existing tables that cannot be loaded, whatever is allowed now.
+        """Keep the values of existing tables that cannot be loaded, regardless of what is allowed now.
 
-        An existing table gets its rows; otherwise they would be dead letters until a start can load it.
+        An existing table gets its rows; otherwise they would be dead letters until a start can load the table.
         """
         names = sorted(self._unread & self._members)
         members = filter(None, in_parallel(lambda name: member_of(self.tables, name), names) if names else [])
@@ -206,8 +211,9 @@ class RoutedTables:
         )
 
     def _values_of_dropped(self) -> list[str]:
-        """Return the values of templated tables that the catalog no longer has: their rows wait for an operator's
-        decision.
+        """Return the values of the template's tables that the catalog no longer has.
+
+        Rows of these tables wait for an operator's decision.
         """
         known = {*self.targets.values(), *self._unread}
         names = [n for n in sorted(self._members - known) if may_have_made(self.route, n)]
@@ -227,7 +233,10 @@ class RoutedTables:
         return table
 
     def _tried(self, target: Target, value: str | None, act: Callable[[], None]) -> None:
-        """Load or create a table. One that fails is absent, and is tried again with each batch; the others continue."""
+        """Load or create a table.
+
+        A table that fails is absent, and is tried again with each batch; the other tables continue.
+        """
         try:
             act()
         except (AdoptionRequired, Fenced):
@@ -249,7 +258,10 @@ class RoutedTables:
         return atomic if isinstance(atomic, bool) else target in atomic
 
     def try_again(self, default_marker: Marker) -> None:
-        """Try again to load or create the absent tables. Followers create those that rows wait for."""
+        """Try again to load or create the absent tables.
+
+        Tables for which rows wait are left out: they are created when these rows are committed.
+        """
         values = self._values()
 
         def again(target: Target) -> None:
@@ -287,7 +299,7 @@ class RoutedTables:
         self._side_by_side(found, named_like(self.catalog, self.route))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
-        """Create the tables of new values, up to the route's limit. Raises as `open` does."""
+        """Create the tables of new values, up to the route's limit. Raises the same errors as `open`."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
         new = new[: max(0, self.route.limit - self.made)]
         with catalog_errors(self.catalog.name):
@@ -321,7 +333,9 @@ class RoutedTables:
             return None
 
     def _follow(self, table: Table, value: str | None, default_marker: Marker) -> None:
-        """Evolve the table, register it and give it its marker, before any file is staged for it."""
+        """Evolve the table, record it as a member of the route and give it its marker, before any file is staged for
+        it.
+        """
         identifier = name_of(table)
         member = member_of(self.tables, identifier) if identifier in self._members else None
         _check_same(self.spec, self.tables, member, table)
@@ -344,7 +358,7 @@ class RoutedTables:
         begin_following(self.tables, handle, default_marker)
 
     def _check_whole(self, identifier: str) -> None:
-        """Check that no rows wait for a table that is about to get its first marker: they would be lost."""
+        """Check that no rows wait for a table that is about to get its first marker: such rows would be lost."""
         if identifier in self.behind:
             behind = self.behind[identifier]
             remedy = "Put the table back as it was" if behind.gone else "Fix that"
@@ -360,9 +374,9 @@ class RoutedTables:
                     pass
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
-        """Return the context of a batch with the routed tables as they are known; only one that failed is loaded.
+        """Return the context of a batch with the known routed tables. Loads only tables whose last commit failed.
 
-        Rows of absent tables are written next to the default table, in its format. Raises what a catalog raises for a
+        Rows of absent tables are written next to the default table, in its format. Raises the catalog's errors for a
         table that commits atomically with the default table.
         """
         limit = self.route.limit
@@ -385,7 +399,10 @@ class RoutedTables:
         return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
 
     def _placed(self, target: Target, value: str | None, key: BatchKey) -> TargetTable | None:
-        """Return how tasks write to a table; None if it became absent: a commit to it failed, so it is loaded."""
+        """Return how tasks write to a table.
+
+        A table whose last commit failed is loaded; returns None if it became absent.
+        """
         found = list[TargetTable]()
         self._tried(target, value, lambda: found.append(self._target(target, key)))
         return found[0] if found else None

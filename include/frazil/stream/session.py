@@ -1,7 +1,7 @@
 """The Spark context of a writer: small, quiet, and able to survive a dead Python worker.
 
-By default it uses only this host's loopback. On a cluster, executors are separate processes, perhaps on other hosts,
-and have neither the driver's folders nor its environment.
+By default the context uses only this host's loopback. On a cluster, executors are separate processes, perhaps on other
+hosts, and have neither the driver's folders nor its environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream import worker_daemon
 
 HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
-"""Environment variables; one of them names the folder of the Hadoop cluster's configuration."""
+"""Environment variables; one must name the folder with the Hadoop cluster's configuration."""
 OF_SUBMISSION = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
@@ -56,7 +56,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM. Raises `EnvironmentUnusable` if it does not start, or does not find its cluster."""
+    """Start the JVM. Raises `EnvironmentUnusable` if the JVM does not start, or does not find its cluster."""
     in_cluster, on_yarn = in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDERS)):
         raise EnvironmentUnusable(
@@ -78,7 +78,7 @@ def start_context(spec: StreamSpec) -> SparkContext:
 
 
 def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
-    """Return the Python that runs tasks: the package's if there is one, else the driver's own path."""
+    """Return the Python that runs tasks: the package's Python if there is a package, else the driver's own path."""
     packaged = PACKAGE_PYTHON if spec.resources.package else sys.executable
     return properties.get("spark.pyspark.python", packaged)
 

@@ -1,4 +1,4 @@
-"""Emits the beginning and the end of a stall, once each."""
+"""Emits one event when a stall begins and one event when it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class StallWatch:
         self._limits = self._declared.stretched(stretch)
 
     def evaluate(self, sample: Sample) -> Stall | None:
-        """Return the stall at that moment. While the writer takes over or stops, the last evaluation stays."""
+        """Return the stall at the sample's time.
+
+        While the writer takes over or stops, the last result is returned.
+        """
         self._history = remember(self._history, sample, limits=self._limits)
         if sample.phase in WORKING:
             found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)
@@ -32,7 +35,7 @@ class StallWatch:
         return self._stall
 
     def _emit_change(self, found: Stall | None, *, now_ms: int) -> None:
-        """Emit a change of the stall. One of the same kind is the same stall, even with another topic-partition."""
+        """Emit a change of the stall. A stall of the same kind is the same stall, even with another topic-partition."""
         before = self._stall
         if (before and before.kind) == (found and found.kind):
             return

@@ -276,7 +276,7 @@ def _child_of(parent: str | None) -> dict[str, str]:
 
 
 def _undo_pause(store: DesiredStore, seen: Desired | Unreadable, *, by: str, reason: str) -> None:
-    """Undo the pause that was seen, if it is of the same `by` and nobody has paused or resumed meanwhile."""
+    """Undo the pause that was seen, if it is of the same `by` and has not been replaced meanwhile."""
     if isinstance(seen, Desired) and _is_paused(seen) and seen.by == by:
         with suppress(DesiredMoved):
             store.resume(by=by, reason=reason, after=seen.generation)

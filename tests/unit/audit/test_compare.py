@@ -10,16 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from frazil.audit.compare import (
-    Evidence,
-    Finding,
-    FindingKind,
-    InKafka,
-    compare,
-    compare_counts,
-    compare_repeats,
-    missing,
-)
+from frazil.audit.compare import compare, compare_counts, compare_repeats, missing
+from frazil.audit.evidence import Evidence, InKafka
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.offsets.spans import between
 from frazil.offsets.tally import OffsetTally, spans

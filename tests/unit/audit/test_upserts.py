@@ -1,4 +1,4 @@
-"""What the audit of an upsert says of keys that a merge of all records would change."""
+"""What the audit of an upsert says about keys that a merge of all records would change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from frazil.audit import upserts
 from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
-from frazil.audit.compare import Finding, FindingKind
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.audit.upserts import _differences, _of_keys, _read_again
 from frazil.merge.contract import Counts

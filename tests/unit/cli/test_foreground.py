@@ -126,6 +126,7 @@ def test_of_merged_batches_the_lines_count_changes():
 def test_of_a_stream_that_drops_repeats_the_records_and_the_rows_are_reported():
     dedupe = {"key": ["n"], "within": "1h"}
     declared = {**SPEC.model_dump(by_alias=True, exclude_unset=True), "dedupe": dedupe}
+    declared |= {"schema": {"n": "timestamptz not null"}}
     totals = Totals(StreamSpec.model_validate(declared))
     said = totals.add(replace(landed(40), changes={"repeated": 30}))
     assert said == "batch 3-7: 40 records, 30 repeats dropped in 1 file, 1.2 s"

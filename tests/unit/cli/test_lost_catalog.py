@@ -1,4 +1,4 @@
-"""What every command says of a stream whose table the catalog has lost, and that it is well once that is back."""
+"""What every command says about a stream whose table the catalog has lost, and that it is well once that is back."""
 
 from __future__ import annotations
 

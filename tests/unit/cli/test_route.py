@@ -148,7 +148,7 @@ def test_a_table_that_lacks_more_than_the_default_tables_last_batch_is_behind_at
         made.batch({"shop.orders": 4})
     assert [behind["batches"] for behind in reported(tmp_path, "route", "shop")["behind"]] == [2]
     (status,) = reported(tmp_path, "status", "shop")["streams"]
-    assert status["amiss"] == {"shop.orders": "is missing 8 rows"}
+    assert status["amiss"] == {"shop.orders": "8 rows behind"}
     made.follow()
     assert reported(tmp_path, "route", "shop")["behind"] == []
 

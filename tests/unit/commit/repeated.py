@@ -130,7 +130,7 @@ class RepeatedWorld(World):
 
 
 def kept_of(rows: Sequence[tuple[int, int, int]], there: Sequence[tuple[int, int]] = ()) -> list[int]:
-    """The rule as a loop: the offsets of rows (offset, key, minute) that are kept next to those that are there."""
+    """The rule as a loop: the offsets of rows (offset, key, minute) that are kept next to those that are present."""
     kept, offsets = list(there), []
     for offset, number, minute in rows:
         if not any(k == number and abs(m - minute) * MINUTE_US <= WITHIN_US for k, m in kept):

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from frazil.audit.compare import FindingKind
+from frazil.audit.findings import FindingKind
 from frazil.audit.run import audit_stream
 from frazil.backfill import routes
 from frazil.backfill.commit import BackfillCommitter, abandon

@@ -1,4 +1,4 @@
-"""Dead letters of an upsert stream are merged in their place, once, wherever a replay is killed and whoever commits."""
+"""Dead letters of an upsert stream are merged in their place, once, wherever a replay is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from pyiceberg.exceptions import CommitFailedException
 
-from frazil.audit.compare import FindingKind
+from frazil.audit.findings import FindingKind
 from frazil.audit.upserts import audit_upserts
 from frazil.backfill.changes import changes_of
 from frazil.backfill.commit import BackfillCommitter, abandon

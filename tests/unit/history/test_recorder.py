@@ -52,7 +52,7 @@ class Storage(LocalStore):
     def __init__(self) -> None:
         self.fails: Exception | None = None
         self.puts_left: int | None = None
-        """After so many puts, the process is killed."""
+        """After that many puts, the process is killed."""
         self.answers = threading.Event()
         self.answers.set()
         self.put_paths: list[str] = []

@@ -517,7 +517,7 @@ NODES: dict[str, Record] = {
 
 
 def evolved(record: Record, schema: Schema, batches: int, mode: Literal["additive", "full"] = "additive") -> Schema:
-    """The table's schema after so many batches with the record."""
+    """The table's schema after that many batches with the record."""
     plain, value = record
     for _ in range(batches):
         decoded = decoder(plain, schema, {}, mode)(Chunk.of_values([value]))

@@ -304,7 +304,7 @@ PLACES = [("a", 0), ("a", 3), ("b", 0), ("c", 1)]
 
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[list[OffsetRange], list[Sent]]:
-    """Ranges, and what a consumer says of them: records with gaps, some past the end, ends, and errors in between."""
+    """Ranges, and what a consumer says about them: records with gaps, some past the end, ends, and errors."""
     ranges, queues = [], []
     for topic, partition in draw(st.lists(st.sampled_from(PLACES), unique=True, min_size=1)):
         start = draw(st.integers(0, 5))

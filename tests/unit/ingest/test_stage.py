@@ -185,7 +185,7 @@ def declared(
 
 
 def rows(result: StageResult, target: str) -> dict[int, dict[str, Any]]:
-    """What landed in a table, by offset; a record that is there twice fails."""
+    """What landed in a table, by offset; a record that is present twice fails."""
     found: dict[int, dict[str, Any]] = {}
     for file in result.files:
         if file.target == target:
@@ -371,7 +371,7 @@ def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(
     assert world.reader.readings == 1
 
 
-# What no one knows of yet
+# What no one knows about yet
 
 
 class Poison:

@@ -1,4 +1,4 @@
-"""What a client of Kafka that cannot be made, or a topic that is not there, is answered with."""
+"""What a client of Kafka that cannot be made, or a topic that does not exist, is answered with."""
 
 from __future__ import annotations
 

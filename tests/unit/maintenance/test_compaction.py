@@ -29,7 +29,7 @@ def of(  # noqa: PLR0913 - what a partition is
     spec: int = 0,
     due: tuple[int, int] = (0, 0),
 ) -> PartitionFiles:
-    """A partition of so many small files of a size, and two large ones; `deletes` are shared delete files, and `due`
+    """A partition of that many small files of a size, and two large ones; `deletes` are shared delete files, and `due`
     counts large and small files with many deleted rows.
     """
     large, few = due[0], min(due[1], small)
@@ -192,7 +192,7 @@ def _after(partition: PartitionFiles, rewrite) -> PartitionFiles:
 
 
 def _without_due(partition: PartitionFiles, files: int) -> PartitionFiles:
-    """After so many of its files with many deleted rows were written again: the largest first, each as it was."""
+    """After that many of its files with many deleted rows were written again: the largest first, each as it was."""
     due = partition.deletes
     large = max(due.due_files - due.due_small_files - files, 0)
     few = min(due.due_files - files, due.due_small_files)

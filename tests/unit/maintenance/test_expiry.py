@@ -45,7 +45,7 @@ def snapshot(number: int, *, at: int, parent: int | None, **summary: str) -> Sna
 
 
 def line(count: int, *, every: int = 1, said: Mapping[int, Mapping[str, str]] | None = None) -> list[Snapshot]:
-    """Main's snapshots 1 to `count`, so many minutes apart, the last one now."""
+    """Main's snapshots 1 to `count`, that many minutes apart, the last one now."""
     return [
         snapshot(n, at=(count - n) * every, parent=999 + n if n > 1 else None, **(said or {}).get(n, {}))
         for n in range(1, count + 1)

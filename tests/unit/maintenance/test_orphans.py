@@ -105,7 +105,7 @@ class World:
         return self.clean(table)
 
     def age(self) -> None:
-        """Everything that is there was written five days ago."""
+        """Everything that is present was written five days ago."""
         for file in self.root.parent.rglob("*.*"):
             if file.is_file() and "_maintenance" not in file.parts:
                 aged(file)
@@ -246,7 +246,7 @@ def begin_backfill(world: World) -> BackfillCommitter:
 
 
 def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfill_needs(world: World):
-    """The journals are of a stream that no one declares any more, whose writer is dead."""
+    """The journals are of a stream that is no longer declared, whose writer is dead."""
     gone = MadeStream(declared("gone"), world.made.now_ms, partitions=1)
     gone.begin()
     waiting = journaled(gone, 0)

@@ -348,6 +348,10 @@ def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_b
 
     assert step.resolved == ()
     assert {alert.rule: "is unknown now" in alert.sentence for alert in step.active} == dict.fromkeys(rules, True)
+    (unmeasured,) = (reading for reading in seen if reading.rule == "unmeasured")
+    assert unmeasured.is_beyond
+    assert "the run folder of stream made cannot be read" in unmeasured.sentence
+    assert "the catalog is out of reach" in unmeasured.sentence
 
 
 def test_a_pause_ends_the_alert_of_a_writer_that_was_given_up() -> None:

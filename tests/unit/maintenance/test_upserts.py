@@ -1,4 +1,4 @@
-"""What health says of a table that changes are merged into."""
+"""What health says about a table that changes are merged into."""
 
 from __future__ import annotations
 

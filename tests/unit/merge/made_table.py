@@ -65,7 +65,7 @@ class MadeTable:
         return writer.finish()
 
     def merge(self, staged: Sequence[StagedFile], tasks: int = 1, *, alone: bool = False) -> Counts:
-        """Merge with so many tasks that have all changes and a share of the files, and one more that inserts.
+        """Merge with that many tasks that have all changes and a share of the files, and one more that inserts.
 
         With `alone`, each partition has a task that inserts too.
         """

@@ -69,7 +69,7 @@ class Model:
         return Counts(**counts)
 
     def _after(self, before: Row | None, change: Row) -> Row:
-        """A change with what the one before it tells of the columns that it keeps."""
+        """A change with what the one before it tells about the columns that it keeps."""
         if before is None or not change.get(KEPT):
             return change
         if before.get(CHANGE) == DELETE:

@@ -1,4 +1,4 @@
-"""What a page tells of dead letters after replays and discards."""
+"""What a page tells about dead letters after replays and discards."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_summary_that_would_be_too_long_tells_hours_together_and_at_last_nothi
 
 
 class World:
-    """Letters of a stream, by the time of their rejection and error class, and the snapshots that tell of them."""
+    """Letters of a stream, by the time of their rejection and error class, and the snapshots that tell about them."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw, self.letters = draw, list[tuple[int, str]]()

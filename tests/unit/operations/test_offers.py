@@ -55,7 +55,7 @@ def declared(kind: str) -> StreamSpec:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_stream_offers_what_its_commands_do_for_it(kind: str):
     spec = declared(kind)
-    for now in (BEGUN, Standing()):  # also while nothing is known of its table
+    for now in (BEGUN, Standing()):  # also while nothing is known about its table
         found = offered(spec, now)
         assert found[:3] == ALWAYS
         assert {*found} - {*ALWAYS} == HAS[kind]

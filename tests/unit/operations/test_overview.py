@@ -211,7 +211,7 @@ def test_what_nobody_checked_for_minutes_is_shown_as_it_was_then(spec: StreamSpe
 
 def test_what_was_never_seen_is_being_checked(spec: StreamSpec):
     line = line_of("ticks", spec, Seen(), Around(), now_ms=NOW_MS)
-    assert (line.word, line.level, line.needs) == ("looking", Level.UNKNOWN, ())
+    assert (line.word, line.level, line.needs) == ("loading", Level.UNKNOWN, ())
 
 
 def test_a_check_that_failed_says_so(spec: StreamSpec):
@@ -245,7 +245,7 @@ def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_
 
 def test_a_file_that_is_broken_does_not_make_the_stream_unreadable_while_it_is_checked(spec: StreamSpec):
     line = line_of("ticks", spec, Seen(broken="ticks.yaml: name: is missing"), Around(), now_ms=NOW_MS)
-    assert (line.word, line.level, len(line.needs)) == ("looking", Level.TROUBLE, 1)
+    assert (line.word, line.level, len(line.needs)) == ("loading", Level.TROUBLE, 1)
 
 
 def test_what_cannot_be_read_is_not_called_in_shape(spec: StreamSpec):
@@ -353,8 +353,8 @@ def test_those_that_need_a_person_come_first_and_then_the_names():
         ({"not begun": Level.QUIET}, "The stream has not begun yet"),
         ({"not begun": Level.QUIET, "running": Level.WELL}, "No stream needs a person: 1 of 2 streams are well"),
         ({"paused": Level.QUIET}, "The stream is paused"),
-        ({"looking": Level.UNKNOWN, "running": Level.WELL}, "Looking at 1 stream"),
-        ({"late": Level.TROUBLE, "looking": Level.UNKNOWN}, "1 of 2 streams needs a person"),
+        ({"loading": Level.UNKNOWN, "running": Level.WELL}, "Loading 1 stream"),
+        ({"late": Level.TROUBLE, "loading": Level.UNKNOWN}, "1 of 2 streams needs a person"),
         ({"late": Level.TROUBLE, "stopped": Level.BROKEN, "paused": Level.QUIET}, "2 of 3 streams need a person"),
     ],
 )
@@ -411,6 +411,7 @@ def test_a_table_is_in_shape_or_has_something_due_or_an_alert_and_says_which():
     tables = ["demo.ticks", "demo.ticks_eu"]
     assert health_of(tables, [shape, writer], due) == Health(Level.TROUBLE, "alert", ("small-files",))
     assert health_of(tables, [writer], due) == Health(Level.QUIET, "maintenance due", ("compaction", "expiry"))
-    assert health_of(tables, [], {}) == Health(Level.WELL, "in shape")
+    assert health_of(tables, [], dict.fromkeys(tables, ())) == Health(Level.WELL, "in shape")
+    assert health_of(tables, [], {}) == Health(Level.UNKNOWN, "not measured"), "no run of frazil_health had them"
     assert health_of(tables, [], {"demo.ticks_eu": ["not measured"]}) == Health(Level.UNKNOWN, "not measured")
     assert health_of(tables, [], None) is None

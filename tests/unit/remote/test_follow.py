@@ -128,7 +128,7 @@ def test_a_submission_without_an_answer_is_awaited_then_made_again() -> None:
 
 
 def test_a_driver_that_may_start_after_its_agent_has_ended_finds_that_it_is_to_stop() -> None:
-    """The cluster may have it in a queue: no one has heard of it."""
+    """The cluster may have it in a queue: no one has heard from it."""
     lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN), "report": None}
     assert decided(**lost, stop="SIGTERM", ordered_since_s=1.0) == (Act.ASK_TO_STOP, 0)
     assert decided(**lost, force=True, ordered_since_s=UNHEARD_S) == (Act.KILL, 0)

@@ -100,7 +100,7 @@ class Shop(MadeRoute):
         return self.route.routed
 
     def land(self, **rows: int) -> None:
-        """A batch with so many rows of each value."""
+        """A batch with that many rows of each value."""
         self.route.try_again(self.home())
         self.route.make([value for value in rows if value not in self.routed.targets], self.home())
         self.absent = self.routed.absent

@@ -168,7 +168,7 @@ def test_ends_are_not_remembered_for_ever() -> None:
 def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
     sizes: list[int], crashes: list[tuple[int, int]], polls: list[tuple[int, int, bool]]
 ) -> None:
-    """Each look is at so many events, with the ends of the last ones unheard of, and perhaps by a new writer."""
+    """Each look is at that many events, with the ends of the last ones unheard of, and perhaps by a new writer."""
     source = [(f"t{t}", order) for t, size in enumerate(sizes) for order in range(1, size + 1)]
     counts = {f"t{t}": size for t, size in enumerate(sizes)}
     sent: list[Event] = []
@@ -186,7 +186,7 @@ def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
             transaction, order = sent[offset]
             log.add(transaction, order, place(int(transaction[1:])), offset + 1)
         for transaction, count in counts.items():
-            # Its end comes behind its events: what is known of the log has them all.
+            # Its end comes behind its events: what is known about the log has them all.
             if (transaction, count) in sent[: max(0, end - unheard)]:
                 log.ended(transaction, count)
         log.settle(whole=end == len(sent) or unheard % 2 == 1)

@@ -1,4 +1,4 @@
-"""What the tasks of a merge tell of their progress, and what the heartbeat and the supervisor make of it."""
+"""What the tasks of a merge tell about their progress, and what the heartbeat and the supervisor make of it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class MergingWriter:
         return found
 
     def after(self, minutes: int) -> Decision | None:
-        """What the supervisor decides so many minutes later."""
+        """What the supervisor decides that many minutes later."""
         self.now_ms += minutes * MINUTE_MS
         launch = Launch("L", LaunchKind.SUPERVISED, BEGAN_MS, "f", 0, writer=ProcessMark(1, 1.0))
         writer = Observation(ProcessState.RUNNING, launch, self.heartbeat(), ())

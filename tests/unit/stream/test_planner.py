@@ -44,7 +44,7 @@ class StandInKafka:
         """Topics of which no leader answers, because they were deleted."""
         self.described = 0
         self.hidden: set[str] = set()
-        """Topics that the stream may not describe (any more)."""
+        """Topics that the stream may not describe (now)."""
 
     def check_not_hidden(self, topics):
         self._answer()

@@ -1,4 +1,4 @@
-"""The tables that a route has, and those that it makes: by what the catalog says of them, and never another owner's."""
+"""The tables that a route has, and those that it makes: by the catalog, and never another owner's."""
 
 from __future__ import annotations
 

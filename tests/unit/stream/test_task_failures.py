@@ -1,4 +1,4 @@
-"""What Spark says of a task that it gave up, as an error of ours."""
+"""What Spark says about a task that it gave up, as an error of ours."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ ORDERS = ("public.orders",)
 
 
 class StandInTopics:
-    """Two topics, in which a connector writes transactions of so many events."""
+    """Two topics, in which a connector writes transactions of that many events."""
 
     def __init__(self) -> None:
         self.log: list[Said] = []

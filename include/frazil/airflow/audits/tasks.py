@@ -12,8 +12,8 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.declared import declared_stream
 from frazil.airflow.side_by_side import side_by_side
-from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit
+from frazil.audit.findings import FindingKind
 from frazil.audit.run import Audit
 from frazil.commit.period import Period, complete_hours
 from frazil.errors import AdoptionRequired, FrazilError
@@ -30,8 +30,8 @@ WITHIN = timedelta(minutes=20)
 """Time after which a stream's audit, for example behind a silent catalog, is left to a separate task."""
 
 AuditJson = dict[str, Any]
-"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether everything was compared and
-what was not, the number of findings, and the first ones as sentences.
+"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether everything was compared,
+the number of findings, and the first ones as sentences. `not-compared` describes what was left out.
 """
 
 

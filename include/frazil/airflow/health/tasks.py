@@ -95,14 +95,18 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
 
 
 def _due(found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]) -> dict[str, list[str]]:
-    """Return the due actions of each table, for the page; maintenance decides again when it runs."""
-    due_now = {
-        name: [str(action) for action, answer in due(health, tables[name].settings).items() if answer.due]
-        for name, health in found.items()
-        if isinstance(health, TableHealth)
-    }
-    unmeasured = {name: [NOT_MEASURED] for name, health in found.items() if isinstance(health, str)}
-    return {name: actions for name, actions in due_now.items() if actions} | unmeasured
+    """Return the due actions of each table, for the page; maintenance decides again when it runs.
+
+    A table that was not measured is left out, or has `NOT_MEASURED`.
+    """
+
+    def actions(name: str, health: TableHealth | str | None) -> list[str]:
+        if isinstance(health, str):
+            return [NOT_MEASURED]
+        decided = due(health, tables[name].settings) if health else {}
+        return [str(action) for action, answer in decided.items() if answer.due]
+
+    return {name: actions(name, health) for name, health in found.items()}
 
 
 @contextmanager

@@ -154,7 +154,7 @@ function open(name, subject, page, given) {
         h("h3", {}, "What will happen"),
         state.plan
           ? h("ul", { class: "says" }, state.plan.says.map((said) => h("li", {}, words(said))))
-          : !state.problem && h("p", { class: "soft" }, "Looking …"),
+          : !state.problem && h("p", { class: "soft" }, "Loading …"),
         (state.plan?.refused || state.plan?.missing) && h("p", { class: "problem" }, words(state.plan.refused || state.plan.missing)),
         // An act is refused in the words of the plan that is asked for again.
         [state.problem, state.failed].filter((said) => said && said !== (state.plan?.refused || state.plan?.missing)).map((said) => h("p", { class: "problem", role: "alert" }, words(said))),

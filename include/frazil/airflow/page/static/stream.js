@@ -103,7 +103,7 @@ function happened(view) {
 }
 
 function nothingYet(view) {
-  if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Looking at the table …"));
+  if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Loading the table …"));
   return h("section", { class: "empty" }, h("h2", {}, "Nothing is committed yet"), h("p", {}, "Pictures of its commits appear here with the second batch."));
 }
 

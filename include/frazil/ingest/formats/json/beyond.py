@@ -27,11 +27,11 @@ from frazil.ingest.schema_drift import (
 
 _untyped = msgspec.json.Decoder().decode
 _MAX_REFUSED = 1000
-"""Refused records of a chunk that are examined; others fail in the same ways, or are examined later."""
+"""Maximum number of rejected records of a chunk that are examined. The others mostly fail in the same way."""
 
 
 class BeyondSchema:
-    """Examines single records of one schema."""
+    """Examines single records for fields and types that one schema does not have."""
 
     def __init__(
         self, schema: iceberg.StructType, units: Units, *, widening: bool, within: Sequence[Within] = WHOLE
@@ -41,7 +41,9 @@ class BeyondSchema:
         self._readers: dict[Widening, RecordReader] = {}
 
     def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> SchemaDrift:
-        """Return what records need that were read one by one; `read` is the result of each."""
+        """Return the fields and types that the schema needs for records that were read one by one. `read` has their
+        results.
+        """
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
         sound = [value for value, row in found if not isinstance(row, Refused)]
         records = 0
@@ -55,7 +57,7 @@ class BeyondSchema:
         return joined_drift([SchemaDrift(new, records=records), *parts])
 
     def new(self, values: Iterable[bytes | None]) -> dict[Path, Seen]:
-        """The fields of valid records that are not columns, by path."""
+        """Return the fields of valid records that are not columns, by path."""
         found: dict[Path, Seen] = {}
         for value in values:
             for part in self._parts(_parsed(value)):
@@ -63,7 +65,7 @@ class BeyondSchema:
         return found
 
     def _parts(self, record: object) -> Iterator[object]:
-        """The parts of a record to examine."""
+        """Yield the parts of a record that are examined for new fields."""
         for part in self._within:
             around, found = None, record
             for name in part.path:
@@ -72,7 +74,9 @@ class BeyondSchema:
                 yield found
 
     def _wider(self, value: bytes) -> SchemaDrift:
-        """The columns that must change for a refused record to become a row; nothing if that would not be enough."""
+        """Return which columns must change so that a rejected record becomes a row; empty if no change would
+        suffice.
+        """
         record = _parsed(value)
         if not any(True for _ in self._parts(record)):
             return SchemaDrift()
@@ -88,7 +92,7 @@ class BeyondSchema:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The fields of a type that records may have, by name; entries of lists and maps have a name of their own."""
+    """The known fields of a type, by name. The entries of a list are named `element`, those of a map `value`."""
 
     fields: Mapping[str, _Known]
     entries: str = ""
@@ -137,7 +141,7 @@ def _add(found: dict[Path, Seen], more: Iterable[tuple[Path, Seen]]) -> None:
 
 
 def _parsed(value: bytes | None) -> object:
-    """The record parsed without a schema; None if the parser refuses it."""
+    """Return the record parsed without a schema; None if the parser rejects it."""
     try:
         text = stripped(value)
         try:

@@ -1,4 +1,4 @@
-"""Reads chunks into Arrow with the compiled loop, and marks the records that the loop is unsure of."""
+"""Reads chunks into Arrow with the compiled loop, and marks the records about which the loop is unsure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from frazil.ingest.no_rows import no_rows
 from frazil.ingest.schema_drift import Path
 
 _MAX_KEYS = 4096
-"""Records with a larger map are read one by one."""
+"""Maximum number of keys in a map that the loop reads. Records with a larger map are read one by one."""
 
 
 class ChunkReader:
-    """Reads chunks of one schema. Its memory is reused for the next chunk, but results are copies."""
+    """Reads chunks with one schema. The memory is reused for the next chunk; results are copies."""
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self._columns = Columns(schema, arrow_schema, units)
@@ -33,17 +33,20 @@ class ChunkReader:
         self._slots = np.zeros(2 * _MAX_KEYS, np.int64)
         self._new_keys = new_keys.memory(on=False)
         self.new, self.samples = 0, np.zeros(0, np.int64)
-        """After a call: the number of sure records with keys outside the schema, and the positions of samples of them.
+        """Number of records with keys outside the schema that the loop read in the last call, and the positions of a
+        sample.
         """
 
     def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
-        """Search for new keys from now on, starting afresh; only inside the structs at these paths, if given."""
+        """Search for new keys from now on, without counting earlier ones. `within` limits the search to structs at
+        these paths.
+        """
         self._new_keys = new_keys.memory(on=True)
         if within is not None:
             self._columns.watch(within)
 
     def __call__(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.bool_]]:
-        """The rows of the sure records, in order, and the mask of unsure values."""
+        """Return the rows of the records that the loop is sure about, in order, and the mask of the unsure values."""
         unsure = np.ones(len(values), np.uint8)
         tables = [self._read(values[part], unsure[part]) for part in self._columns.parts(len(values))]
         rows = pa.concat_tables(tables) if tables else no_rows(self._columns.arrow_schema)

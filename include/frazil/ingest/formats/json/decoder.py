@@ -1,7 +1,7 @@
-"""Decodes JSON messages to Arrow: with a compiled loop, and one by one where the loop is unsure.
+"""Decodes JSON messages to Arrow with a compiled loop. Records about which the loop is unsure are read one by one.
 
 `columns` reads a chunk and marks the unsure records; `record` reads one record and is the reference. A record's row or
-rejection depends on no other record.
+rejection does not depend on other records.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from frazil.ingest.schema_drift import WHOLE, SchemaDrift, Within, is_open
 
 
 class JsonDecoder:
-    """Decodes chunks to tables of one schema. Fields that the schema does not name are ignored."""
+    """Decodes chunks to tables with one schema. Fields that the schema does not have are ignored."""
 
     def __init__(self, schema: Schema, units: Mapping[int, str]) -> None:
-        """Raises SpecError when JSON cannot fill a column's type."""
+        """Raises SpecError for a column type that JSON cannot fill."""
         struct = schema.as_struct()
         check_supported(struct)
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
@@ -48,7 +48,7 @@ class JsonDecoder:
         return is_other_event(record)
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Decode the values. Rows that were read one by one come last."""
+        """Decode the values. Rows of records that were read one by one come last."""
         rows, unsure = self._columns(chunk.values)
         sure = Decoded(rows, np.flatnonzero(~unsure), drift=self._drift(chunk))
         if len(sure.kept) == len(chunk):
@@ -57,7 +57,7 @@ class JsonDecoder:
         return joined([sure, self._singly([*chunk.values.take(places)], places.tolist())])
 
     def _drift(self, chunk: Chunk) -> SchemaDrift:
-        """What the records that the loop read have beyond the schema."""
+        """Return the new fields of the records that the loop read."""
         if self._beyond is None or not self._columns.new:
             return SchemaDrift()
         new = self._beyond.new(chunk.values.take(self._columns.samples))
@@ -66,7 +66,7 @@ class JsonDecoder:
         return SchemaDrift(new, records=self._columns.new)
 
     def _singly(self, values: Sequence[bytes | None], places: Iterable[int]) -> Decoded:
-        """Read messages one by one; `places` are their positions in the chunk."""
+        """Read messages one by one. `places` are their positions in the chunk."""
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []
@@ -91,7 +91,7 @@ def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:
-    """The type without extension types, which Arrow cannot build inside nested values."""
+    """Return the type without extension types, which Arrow cannot build inside nested values."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""Finds which columns must become wider or optional for a JSON record to become a row. Pure."""
+"""Finds which columns must become wider or optional so that a JSON record becomes a row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGS = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class Widening:
-    """Columns by path: those that need another Iceberg type, and those that must be optional."""
+    """Columns that need another Iceberg type, and columns that must become optional, by path."""
 
     wider: frozenset[tuple[Path, str]] = frozenset()
     optional: frozenset[Path] = frozenset()
@@ -27,7 +27,7 @@ NOTHING = Widening()
 
 
 def demanded(value: object, schema: iceberg.StructType) -> Widening:
-    """What a parsed record needs from a schema, even if that would not be enough."""
+    """Return what a parsed record needs from a schema. The record may be invalid for other reasons, too."""
     wider: dict[Path, str] = {}
     optional: set[Path] = set()
     for path, kind in _struct(value, schema, ()):
@@ -80,7 +80,7 @@ def _beyond(number: float) -> bool:
 
 
 def widened(schema: iceberg.StructType, by: Widening) -> iceberg.StructType:
-    """The schema with these columns wider or optional, and the same field ids."""
+    """Return the schema with these columns wider or optional. Field ids stay the same."""
     kinds = dict(by.wider)
 
     def field_of(field: iceberg.NestedField, path: Path) -> iceberg.NestedField:

@@ -1,4 +1,4 @@
-"""Finds what a written message has beyond a table's columns: new fields, and columns that must be wider. Pure."""
+"""Finds what a writer's Protobuf message has beyond a table's columns: new fields, and columns that must be wider."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PLAIN = {
     **dict.fromkeys((_F.TYPE_INT64, _F.TYPE_SINT64, _F.TYPE_SFIXED64, _F.TYPE_UINT32, _F.TYPE_FIXED32), "long"),
 }
 _MAX_PARTS = 10_000
-"""Limit of parts in a new column's type."""
+"""Maximum number of parts in the type of a new column."""
 
 
 def beyond_message(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return what the table needs for records of a message, whatever values they have."""
+    """Return what the table needs to hold records of this message, whatever values the records have."""
     found = list(_beyond(written, struct, (), frozenset()))
     new = {path: seen for path, seen, _ in found if seen is not None}
     return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
@@ -60,15 +60,17 @@ def _beyond(
 
 
 def seen_type(written: FieldDescriptor, inside: frozenset[str] = frozenset()) -> Seen:
-    """Return the column type for a field's values, nested in the messages with the names `inside`.
+    """Return the column type for a field's values. `inside` has the names of the messages that enclose the field.
 
-    MIXED if a column can hold only some values or none, or if the message contains itself.
+    Returns MIXED if a column could not hold all values of the field, or if the message contains itself.
     """
     return _Unfolding().field(written, inside)
 
 
 class _Unfolding:
-    """Counts parts of a type: types that are named repeatedly may have exponentially many."""
+    """Finds a field's column type, and limits the number of its parts: repeatedly named types may have exponentially
+    many.
+    """
 
     def __init__(self) -> None:
         self._parts = 0

@@ -22,16 +22,16 @@ from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_at, 
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 _INDEXES = 32
-"""Bits of message indexes in the key of a record's type; the schema's id is above them."""
+"""Number of bits for the message indexes in the key of a record's type. The schema id is in the bits above."""
 
 
 class ProtobufDecoder(AvroDecoder):
-    """Decodes chunks to tables of one schema; differs from Avro in a record's framing and in the loop."""
+    """Decodes chunks to tables with one schema. Only the framing of records and the loop differ from Avro."""
 
     _read_records = staticmethod(read_records)
     _frame_words = 5
     _max_depth = 100
-    """The limit of other Protobuf readers."""
+    """Maximum nesting of messages, as in other Protobuf readers."""
     _name = "protobuf"
 
     def __init__(
@@ -43,9 +43,10 @@ class ProtobufDecoder(AvroDecoder):
         *,
         framed: bool = True,
     ) -> None:
-        """`schemas` is as for Avro. `message` names the declared schema's message, whose records are `framed` or not.
+        """`schemas` is as for Avro. `message` names the message of a declared schema; `framed` tells whether records
+        have frames.
 
-        Raises SpecError when Protobuf cannot fill a column's type.
+        Raises SpecError for a column type that Protobuf cannot fill.
         """
         super().__init__(schema, units, schemas)
         self._message = message
@@ -127,7 +128,7 @@ class ProtobufDecoder(AvroDecoder):
 
 
 def indexes_of(packed: int) -> Sequence[int]:
-    """Message indexes from their bytes: zigzag varints, their count first; 0 is the first message."""
+    """Unpack message indexes: zigzag varints after their count. A single byte 0 stands for the first message."""
     numbers, value, shift = [], 0, 0
     for octet in packed.to_bytes(4, "big"):
         value |= (octet & 127) << shift
