@@ -134,11 +134,11 @@ class _Run:
         wanted = Wanted(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         letters = tally(self.tables.dead_letters.refresh(), wanted)
         own = self.tables.dead_letters.current().properties
-        lane = unsettled(self.table.properties, own, self.marker.stream)
-        if lane is None:
+        backfill = unsettled(self.table.properties, own, self.marker.stream)
+        if backfill is None:
             return letters
-        if not lane.replays:
-            staged = replace(wanted, branch=branch_name(lane.stream))
+        if not backfill.replays:
+            staged = replace(wanted, branch=branch_name(backfill.stream))
             return together([letters, tally(self.tables.dead_letters.current(), staged)])
         settled = {tp: claimed.replayed[tp] for tp in letters.keys() & claimed.replayed.keys()}
         return {**letters, **{tp: OffsetTally([*(letters[tp].seen - offsets)]) for tp, offsets in settled.items()}}

@@ -29,7 +29,7 @@ def merging_older(tables: StreamTables, files: tuple[StagedFile, ...]) -> Snapsh
     """Return the writer of staged files, which are older than rows of records that followed them in Kafka.
 
     Files of a stream that appends become the table's as they are. Others are merged, in a task for each group of them:
-    a task whose files nobody touched is not done again where a round is lost.
+    a task whose files are unchanged is not done again where a round is lost.
     """
     merging = tables.merging
     if merging is None or not files or files[0].content not in MERGED:

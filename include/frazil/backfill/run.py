@@ -315,8 +315,8 @@ class Backfill:
         check_declared(files, merges=self._merges, backfill=committer.backfill)
         branch = Wanted({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
         routed: dict[Target, Tallies] = {**tally_routed(table, journals)}
-        home = together([tally(table, branch), tally_merged(table, journals)])
-        rows = together([home, *routed.values()])
+        default = together([tally(table, branch), tally_merged(table, journals)])
+        rows = together([default, *routed.values()])
         if self._by_letters:
             elsewhere: tuple[Tallies, ...] = (settled_meanwhile(rows, self._letters(spans, marker.source)),)
         else:
@@ -338,7 +338,7 @@ class Backfill:
             name = self.opened.tables.main.identifier
             there: dict[Target, Tallies] = {name: tally(table, dataclasses.replace(branch, branch=MAIN))}
             there.update(self._routed(table, marker, spans))
-            said += backfill_audit.in_other_tables({name: home, **routed}, there)
+            said += backfill_audit.in_other_tables({name: default, **routed}, there)
         if said:
             raise FrazilError(
                 f"backfill {committer.backfill.id} is not published: {'; '.join(said)}. Abandon it with "

@@ -74,7 +74,7 @@ class _Attempt:
     head: Snapshot | None
     """Main's head at the time of the attempt."""
     folder: str
-    told: Mapping[str, str]
+    reported: Mapping[str, str]
     """What its summary reports."""
 
 
@@ -108,7 +108,7 @@ class MergeWriter:
         context = self._context(table)
         if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
             last = self._merged(table, context, head)  # else its answer is unknown: try the same again
-        return last.writer.prepare(table, summary={**summary, **last.told}, now_ms=now_ms)
+        return last.writer.prepare(table, summary={**summary, **last.reported}, now_ms=now_ms)
 
     def _context(self, table: Table) -> MergeContext:
         """Return the context for the tasks, with the newest credentials.
@@ -139,8 +139,8 @@ class MergeWriter:
         snapshot_id = table.metadata.new_snapshot_id()
         base = _without(gone, plan, table, head, snapshot_id) if gone else None
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
-        told = self._counted(results, context.rules)
-        attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, told)
+        reported = self._counted(results, context.rules)
+        attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, reported)
         self.attempts.append(attempt)
         return attempt
 
