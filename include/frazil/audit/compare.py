@@ -248,8 +248,8 @@ def compare_repeats(
         if by_source or records <= rows:
             return ()
         sentence = (
-            f"{counted(records - rows, 'committed record')} without a row are repeats, or their rows are missing: how "
-            "many were dropped is not known after a reset, a rollback or a backfill, or once their snapshots have "
+            f"{counted(records - rows, 'committed record')} without a row are repeats, or their rows are missing. How "
+            "many were dropped is unknown after a reset, a rollback or a backfill, or once their snapshots have "
             "expired. `--source` compares with Kafka's records"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)

@@ -194,7 +194,7 @@ def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
     again = "" if newest is None else f": `{registration(catalog, target, newest.path)}`"
     return (
         f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route has it by this name, "
-        f"`frazil route {tables.stream}` shows the remedy; if not, its rows stay missing until it is renamed back, "
+        f"`frazil route {tables.stream}` shows the remedy. If not, its rows stay missing until it is renamed back, "
         f"declared in route.tables by its new name, or registered again{again}"
     )
 

@@ -63,9 +63,9 @@ log.cleaner.dedupe.buffer.size=16777216
 class EmbeddedKafka(process.EmbeddedServer):
     """A broker with its data, log and process record in one folder.
 
-    Later starts on the same folder reuse the first one's port, unless another is given; a broker that already runs
-    there, started by this process or another, is used as it is. Clients that have no credentials use `port`; further
-    `listeners`, ports by name, need `settings`, which are the broker's own and replace those that it has here.
+    Later starts on the same folder reuse the first one's port, unless another is given. A broker that already runs
+    there, started by this process or another, is used as it is. Clients without credentials use `port`. Further
+    `listeners` are ports by name; they need `settings` of the broker, which replace those that it has here.
     """
 
     TITLE, RECORD, READY_WITHIN_S = "Kafka", "kafka", 120

@@ -130,8 +130,8 @@ def check_not_cut(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartit
         raise OffsetGap(
             f"Kafka lost records that stream {stream!r} had read already, and gives their offsets to new ones: {lost}. "
             "The log was truncated (an unclean leader election, a disk or a broker restored from a backup). The table "
-            f"keeps what it has; `frazil reset {stream} --to marker` continues where the log was truncated, and new "
-            "records land next to the old rows; with `source.on-gap: skip` a writer does so automatically"
+            f"keeps what it has. `frazil reset {stream} --to marker` continues where the log was truncated, and new "
+            "records land next to the old rows. With `source.on-gap: skip` a writer does so automatically"
         )
 
 

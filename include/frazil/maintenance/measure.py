@@ -46,8 +46,8 @@ def measure(
 ) -> TableHealth | None:
     """The table's current health, or None if it does not exist yet.
 
-    With `ask_kafka`, Kafka is asked for the lag of a stream that no writer on this host reports, but only if the lag
-    matters: its last commit is older than the freshness alert allows.
+    With `ask_kafka`, reads the lag from Kafka for streams whose lag no writer on this host reports. It does so only if
+    the last commit is older than the freshness alert allows.
 
     Raises AccessDenied or CommitUnavailable, MadeElsewhere, and what the storage's client raises.
     """

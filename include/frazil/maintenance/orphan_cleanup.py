@@ -127,7 +127,7 @@ def clean_orphans(
 ) -> OrphanReport:
     """Delete the orphans of a table that an earlier run found too; a dry run deletes and remembers nothing.
 
-    `neighbours` are `all_folders` of the catalog, up to an hour old, for callers that clean many tables: a file that
+    `neighbours` are `all_folders` of the catalog, up to an hour old, for callers that clean many tables. A file that
     another table added since then was not found by the earlier run.
 
     A reason not to delete becomes `refused`, not an error. Raises SpecError if the table does not exist, MadeElsewhere,

@@ -89,8 +89,8 @@ def unused_suites(folder: Path, tables: Collection[str]) -> list[Path]:
 def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[GateResult, ...]:
     """Evaluate windows of one table in order, in one child process, which is killed at the timeout.
 
-    Raises SpecError if the suite cannot be used on this table, AccessDenied and CommitUnavailable as the catalog does,
-    and FrazilError if the process crashed or was too slow; then no window is judged.
+    Raises SpecError if the suite cannot be used on this table, and AccessDenied and CommitUnavailable as the catalog
+    does. Raises FrazilError if the process crashed or was too slow; then no window is evaluated.
     """
     if not requests:
         return ()

@@ -85,9 +85,9 @@ def _no_switch(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Marks an `int` of a declaration as a whole number from `least` to `most`, by default as Spark and Iceberg count.
+    """Marks an `int` of a declaration as a whole number. The default range is that of Spark and Iceberg.
 
-    Bounds belong here and not in the key's `Field`: two upper bounds at once, and one next to a validator, get lost on
+    Bounds belong here and not in the key's `Field`. Two upper bounds at once, and one next to a validator, get lost on
     the way into pydantic's check or its JSON Schema.
     """
 

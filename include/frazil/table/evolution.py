@@ -149,8 +149,8 @@ class Comparison:
             return None
         return Conflict(
             path,
-            f"is another column than before: that one was renamed to {now} in the table, and its name reused; "
-            f"rename them back, or accept the table's columns as they are by setting its property {ACCEPTED_SCHEMA} to "
+            f"is another column than before: that one was renamed to {now} in the table, and its name reused. "
+            f"Rename them back, or accept the table's columns as they are by setting its property {ACCEPTED_SCHEMA} to "
             f"{self.table.schema_id}",
         )
 

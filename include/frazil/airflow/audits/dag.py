@@ -167,9 +167,9 @@ def report(found: dict[str, Any]) -> None:
 _CRON_HOURS = {1: "*", 24: "0"}
 _PAGE = f"""### Audits
 
-For the complete hours since the run before (one, unless `{EVERY_VARIABLE}` says otherwise): does each record that a
-stream committed in them stand in the table, or in the dead-letter table, exactly once? A run that failed says what is
-off: its tasks `stream.report` carry the names of the streams. So does the event of the asset
+Checks the complete hours since the run before: one, unless `{EVERY_VARIABLE}` is set. Each record that a stream
+committed in them must be in the table or the dead-letter table exactly once. A failed run shows what is wrong: its
+tasks `stream.report` carry the names of the streams. So does the event of the asset
 `{audit_asset("<stream>").name}`.
 
 - `frazil audit STREAM`: the whole table, now.

@@ -131,7 +131,7 @@ def _shared_page(name: str, members: Sequence[DeclaredStream]) -> str:
             "",
             f"""Pausing this DAG leaves the application running. `frazil pause`, `resume` and `restart` take the name of
 a stream, or `{name}` for all of them. In this DAG, *Clear* of `{TASK_ID}` replaces the whole application, and *Mark
-failed* ends it until it is cleared or resumed; the same on a stream's task restarts or pauses that stream alone.
+failed* ends it until it is cleared or resumed. On a stream's task they restart or pause that stream alone.
 """,
         ]
     )
