@@ -338,7 +338,7 @@ class World:
         """Those that must be in the table, and are."""
         good, bad = self.due()
         for found, due in ((self.landed(), good), (self.rejected(), bad)):
-            assert found == due, self._tell(found, due)
+            assert found == due, self._log_findings(found, due)
         self._check_pyiceberg(good)
         return good
 
@@ -359,7 +359,7 @@ class World:
                 kept[key] = coordinates, row
         return Counter(kept.values()), bad
 
-    def _tell(self, found: Counter[Any], due: Counter[Any]) -> str:
+    def _log_findings(self, found: Counter[Any], due: Counter[Any]) -> str:
         """All that a person needs who can no longer read the tables."""
         said = []
         for name, side in (("too many", found - due), ("missing", due - found)):

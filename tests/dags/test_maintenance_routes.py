@@ -176,7 +176,7 @@ def test_health_has_one_alert_a_rule_for_all_tables_that_a_route_has_made(
 
 
 def test_what_was_found_of_a_table_stays_until_its_next_turn(made: MadeRoute, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_routes, "FEWEST", 1)
+    monkeypatch.setattr(health_routes, "MIN_TABLES_PER_RUN", 1)
     found, turns = RouteFindings({}), []
     for _ in range(4):
         found, _ = health_routes.reread_route(made.spec, [made.spec], found, now_ms=made.now_ms)

@@ -235,7 +235,7 @@ KINDS_OF_TABLES = {
     "demo.orders_of_2": "routed",
     "demo.orders_dead_letters": "dead letters",
 }
-OF_TABLES = ("maintain", "release", "send-again")
+TABLE_RULES = ("maintain", "release", "send-again")
 OURS = {"X-Frazil": "page", "Origin": "http://airflow.example", "Sec-Fetch-Site": "same-origin"}
 
 
@@ -260,10 +260,10 @@ def test_what_another_page_sends_with_the_persons_cookie_is_refused(ask: Ask, he
 
 
 @pytest.mark.usefixtures("declared")
-@pytest.mark.parametrize("act", ["pause", "resume", "restart", "reset", "backfill", "abandon", "replay", *OF_TABLES])
+@pytest.mark.parametrize("act", ["pause", "resume", "restart", "reset", "backfill", "abandon", "replay", *TABLE_RULES])
 def test_a_viewer_may_not_act_and_who_is_not_signed_in_even_less(ask: Ask, act: str):
     for what in ("plan", "act"):
-        path = f"api/{what}/{act}/{'demo.ticks' if act in OF_TABLES else 'ticks'}"
+        path = f"api/{what}/{act}/{'demo.ticks' if act in TABLE_RULES else 'ticks'}"
         assert ask("VIEWER", path, method="POST", headers=OURS, body={})["status"] == 403
         assert ask(None, path, method="POST", headers=OURS, body={})["status"] == 401
 

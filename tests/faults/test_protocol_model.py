@@ -570,11 +570,11 @@ class Protocol(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self._end()
+            self._first_excluded_batch()
         finally:
             shutil.rmtree(self.folder)
 
-    def _end(self) -> None:
+    def _first_excluded_batch(self) -> None:
         """One epoch of each stream in which nothing fails: all that was produced is in, and no file is orphaned."""
         self.world.catalog.land_late()
         self.world.clock.wait(60)

@@ -50,7 +50,7 @@ __all__ = [
     "writer_dags",
 ]
 
-_HOMES = {
+_MODULES = {
     "PartitionCompleteSensor": "frazil.airflow.partitions.sensor",
     "WriterOperator": "frazil.airflow.writers.operator",
     "WriterTrigger": "frazil.airflow.writers.trigger",
@@ -77,6 +77,6 @@ require("airflow")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -110,7 +110,7 @@ class ShownState:
 
     async def _write(self, instance: Instance, state: str, sentence: str) -> None:
         try:
-            await asyncio.wait_for(self._exchange(instance, state, sentence), ANSWER_S)
+            await asyncio.wait_for(self._set_xcom(instance, state, sentence), ANSWER_S)
         except Exception as error:  # whatever Airflow, its database or the way to them does
             self._turns.answered(None)
             if not self._is_silent:
@@ -120,7 +120,7 @@ class ShownState:
             self._turns.answered(state)
             self._is_silent = False
 
-    async def _exchange(self, instance: Instance, state: str, sentence: str) -> None:
+    async def _set_xcom(self, instance: Instance, state: str, sentence: str) -> None:
         value = {"state": state, "since": self._since, "as_of": utc(clock.now_ms()), "says": sentence[:LONGEST]}
         of = {"dag_id": instance.dag_id, "run_id": instance.run_id, "task_id": instance.task_id}
         # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.

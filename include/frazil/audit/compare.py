@@ -131,7 +131,7 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Witness:
+class _TableClaims:
     """One table's rows, and the number of rows that commit records claim for the table."""
 
     name: str
@@ -168,26 +168,26 @@ class _Witness:
         return missing_, 0 if given_twice & offsets else max(0, surplus)
 
 
-def _rows(e: Evidence) -> _Witness:
+def _rows(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return min(r.end - r.start, r.records + e.replayed.range_cardinality(r.start, r.end))
 
-    return _Witness("row", e.rows, claimed, e.groups, missing(e), covered(e.rewritten), _accepted(e))
+    return _TableClaims("row", e.rows, claimed, e.groups, missing(e), covered(e.rewritten), _accepted(e))
 
 
-def _letters(e: Evidence) -> _Witness:
+def _letters(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return max(0, r.rejected - e.replayed.range_cardinality(r.start, r.end))
 
     twice = covered(e.rewritten)
-    return _Witness("dead letter", e.dead_letters, claimed, e.letter_groups, BitMap64(), twice, _accepted(e))
+    return _TableClaims("dead letter", e.dead_letters, claimed, e.letter_groups, BitMap64(), twice, _accepted(e))
 
 
 def _accepted(e: Evidence) -> BitMap64:
     return covered(e.given_up) - e.rows.seen - e.dead_letters.seen
 
 
-def _miscounted(e: Evidence, witness: _Witness) -> Iterable[Finding]:
+def _miscounted(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
     """Compare commit records with a table. Records already reported as missing are not reported again."""
     fewer = more = 0
     first: Group | None = None

@@ -110,14 +110,14 @@ def routed_rows(  # noqa: PLR0913 - what is read, and where
         return ()
     waiting = Followers.of(tables, marker).waiting
     spans: Within = {tp: ((0, end),) for tp, end in marker.offsets.items()} if within is None else within
-    step = partial(_rows_of, _Sought(tables, waiting, spans, replays, named))
+    step = partial(_rows_of, _RowSearch(tables, waiting, spans, replays, named))
     found = in_parallel(step, targets)
     more = sorted({one.renamed for one in found if one.renamed} - {*targets})
     return (*found, *(in_parallel(step, more) if more else ()))
 
 
 @dataclass(frozen=True, slots=True)
-class _Sought:
+class _RowSearch:
     """The rows to look for in each table, and the places to look in."""
 
     tables: StreamTables
@@ -127,7 +127,7 @@ class _Sought:
     named: Collection[Target]
 
 
-def _rows_of(sought: _Sought, target: Target) -> RoutedRows:
+def _rows_of(sought: _RowSearch, target: Target) -> RoutedRows:
     """Read a table, and read it again if a waiting file has disappeared: the table has the file's rows by now."""
     waiting = sought.waiting.get(target, ())
     for _ in range(MAX_READS):
@@ -137,7 +137,7 @@ def _rows_of(sought: _Sought, target: Target) -> RoutedRows:
     return found
 
 
-def _read_rows(sought: _Sought, waiting: Sequence[Journal], target: Target) -> RoutedRows:
+def _read_rows(sought: _RowSearch, waiting: Sequence[Journal], target: Target) -> RoutedRows:
     tables, within = sought.tables, sought.within
     problem, renamed_to, default_io = None, None, tables.main.current().io
     found = defaultdict[TopicPartition, OffsetTally](OffsetTally)
@@ -180,7 +180,7 @@ def _read_rows(sought: _Sought, waiting: Sequence[Journal], target: Target) -> R
     return RoutedRows(target, dict(found), waits, problem, renamed_to)
 
 
-def _first_now(sought: _Sought, target: Target, table: Table) -> Target | None:
+def _first_now(sought: _RowSearch, target: Target, table: Table) -> Target | None:
     """Return the new name of the route's table, if it was renamed and another table now has its name."""
     if property_name(sought.tables.stream) in table.properties:
         return None

@@ -182,7 +182,7 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
         evidence, notes = run.evidence(claimed)
         if not _replayed_meanwhile(run):
             break
-    evidence = _checked_twice(run, claimed, evidence, compare)
+    evidence = _with_other_claims(run, claimed, evidence, compare)
     if drops_repeats:
         repeats = None if marker.routed else claimed.repeats  # routed tables drop some of their own
         by_source = replayed_from_source
@@ -210,7 +210,7 @@ def audit_changes(
         evidence = gather(marker, claimed, rows={}, dead_letters=run.letters(claimed), kafka={}, whole=window is None)
     if _replayed_meanwhile(run):
         return None
-    evidence = _checked_twice(run, claimed, evidence, compared)
+    evidence = _with_other_claims(run, claimed, evidence, compared)
     rows = sum(len(e.rows.seen) for e in evidence)
     return (*notes, *(finding for each in evidence for finding in compared(each))), max(0, claimed.records - rows)
 
@@ -252,7 +252,7 @@ def _replayed_meanwhile(run: _Run) -> bool:
     )
 
 
-def _checked_twice(
+def _with_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
     """Add all other claims to a period with errors, because a reset may explain the errors.
@@ -261,13 +261,13 @@ def _checked_twice(
     no records of other times are read.
     """
     if run.window is None or not (
-        any(f.kind.is_wrong for e in evidence for f in compared(e)) or _created_again(run, claimed)
+        any(f.kind.is_wrong for e in evidence for f in compared(e)) or _has_recreated_topic(run, claimed)
     ):
         return evidence
     return explained(evidence, claims(run.tables.journals, run.marker, run.table.metadata), claimed)
 
 
-def _created_again(run: _Run, claimed: Claims) -> bool:
+def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
     """Whether a topic of the audited ranges had, or has, another id, by the marker or the oldest commit record."""
     oldest = next(run.tables.journals.records(), None)
     ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}

@@ -101,11 +101,11 @@ class BackfillCommitter:
             return taken(found, request)
 
         backfill = _append(tables, tables.main, begun)
-        committer = cls(tables, _own(tables, backfill.id), backfill)
+        committer = cls(tables, _staging_tables(tables, backfill.id), backfill)
         _append(tables, tables.dead_letters, committer._fenced_letters)
         committer._settle()
         if len(backfill.batches) == 1:
-            committer._tell(f"begins, for the run {request.run}" if request.run else "begins")
+            committer._add_to_history(f"begins, for the run {request.run}" if request.run else "begins")
         return committer
 
     def journals(self) -> list[Journal]:
@@ -159,16 +159,16 @@ class BackfillCommitter:
                 raise CommitUnavailable(overtaken(self.backfill, str(error))) from error
             raise
         failed = f", and {counted(self.backfill.rejected, 'dead letter')}" if self.backfill.rejected else ""
-        self._tell(f"is published: it brought {counted(self.backfill.records, 'record')}{failed}")
+        self._add_to_history(f"is published: it brought {counted(self.backfill.records, 'record')}{failed}")
         clear_ended(self.tables)
         return self.backfill
 
-    def _tell(self, what: str) -> None:
+    def _add_to_history(self, what: str) -> None:
         """Add a backfill's event to the history. A replay is added when its dead letters leave the dead-letter
         table.
         """
         if not self.backfill.replays:
-            _tell(self.tables, f"backfill {self.backfill.id} {what}")
+            _add_to_history(self.tables, f"backfill {self.backfill.id} {what}")
 
     def _commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
         def with_chunk(backfill: BackfillMarker) -> BackfillMarker | Done[BackfillMarker]:
@@ -297,11 +297,11 @@ def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = 
         raise FrazilError(ended_before(backfill, ended))
     clear_ended(tables)
     if by and ended.abandoned_by == by:
-        _tell(tables, f"{'replay' if backfill.replays else 'backfill'} {backfill.id} was abandoned by {by}")
+        _add_to_history(tables, f"{'replay' if backfill.replays else 'backfill'} {backfill.id} was abandoned by {by}")
     return ended
 
 
-def _tell(tables: StreamTables, sentence: str) -> None:
+def _add_to_history(tables: StreamTables, sentence: str) -> None:
     """Append a sentence to the stream's history."""
     tell_act(tables.main.current(), tables.stream, sentence, at_ms=tables.clock_ms())
 
@@ -330,7 +330,7 @@ def clear_ended(tables: StreamTables) -> str | None:
 
 
 def _clear(tables: StreamTables, backfill: BackfillMarker) -> None:
-    own = _own(tables, backfill.id)
+    own = _staging_tables(tables, backfill.id)
     if backfill.state is BackfillState.PUBLISHED:
         settle_published(tables, backfill)
         _sweep(own, backfill)
@@ -391,7 +391,7 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
             discard_batch(own, key)
 
 
-def _own(tables: StreamTables, backfill_id: str) -> StreamTables:
+def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
     """Return the tables with the backfill's own folders and journals, which the live stream's sweep never touches."""
     return dataclasses.replace(
         tables,

@@ -60,7 +60,7 @@ def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], 
         {
             tp: piece
             for tp, found in there.items()
-            if (piece := _of_rank(spans[tp], found, *_shares(len(found), i, count)))
+            if (piece := _between_ranks(spans[tp], found, *_shares(len(found), i, count)))
         }
         for i in range(count)
     )
@@ -70,7 +70,7 @@ def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], 
 def first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> Spans:
     """Return the beginnings of the spans that contain the first `most` records of each topic-partition."""
     there = within(spans, records)
-    return {tp: _of_rank(spans[tp], found, 0, min(limit, len(found))) for tp, found in there.items()}
+    return {tp: _between_ranks(spans[tp], found, 0, min(limit, len(found))) for tp, found in there.items()}
 
 
 def _share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
@@ -89,7 +89,7 @@ def _shares(length: int, index: int, count: int) -> Span:
     return length * index // count, length * (index + 1) // count
 
 
-def _of_rank(of: tuple[Span, ...], found: BitMap64, low: int, high: int) -> tuple[Span, ...]:
+def _between_ranks(of: tuple[Span, ...], found: BitMap64, low: int, high: int) -> tuple[Span, ...]:
     """Return the parts of the spans from the `low`-th record up to, and without, the `high`-th record."""
     if low == high:
         return ()

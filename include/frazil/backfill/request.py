@@ -69,7 +69,7 @@ class BackfillRequest(Model):
             begin, end = getattr(self, f"from_{kind}"), getattr(self, f"to_{kind}")
             if begin and end and begin >= end:
                 name = kind.replace("_", "-")
-                raise ValueError(f"to-{name} ({_said(end)}) does not lie after from-{name} ({_said(begin)})")
+                raise ValueError(f"to-{name} ({_utc_text(end)}) does not lie after from-{name} ({_utc_text(begin)})")
         return self
 
     @field_validator("files")
@@ -124,12 +124,12 @@ def check_not_ahead(request: BackfillRequest, now_ms: int) -> None:
     begin = request.from_time
     if begin is not None and _us(begin) > now_ms * 1000:
         raise SpecError(
-            f"this backfill is impossible: from-time ({_said(begin)}) lies in the future, for it is {utc(now_ms)}. "
+            f"this backfill is impossible: from-time ({_utc_text(begin)}) lies in the future, for it is {utc(now_ms)}. "
             "Kafka has no records of then, and what comes is read by the stream itself"
         )
 
 
-def _said(moment: datetime) -> str:
+def _utc_text(moment: datetime) -> str:
     return utc(_us(moment) // 1000)
 
 

@@ -18,7 +18,7 @@ from frazil.errors import AdoptionRequired, BackfillAbandoned, Fenced, SpecError
 from frazil.ingest.contract import StagedFile
 from frazil.spec.model import StreamSpec
 
-_MOVES = frozenset({"reset", "adopt", "forget"})
+_POSITION_CHANGES = frozenset({"reset", "adopt", "forget"})
 
 
 def check_begun(spec: StreamSpec, marker: Marker | None) -> Marker:
@@ -214,6 +214,6 @@ def check_not_reset(table: Table, stream: str, audited_at: int, backfill: Backfi
         if snapshot.snapshot_id == audited_at:
             return
         summary = snapshot.summary
-        if summary and summary.get("frazil.stream") == stream and summary.get("frazil.operation") in _MOVES:
+        if summary and summary.get("frazil.stream") == stream and summary.get("frazil.operation") in _POSITION_CHANGES:
             break
     raise StaleBatch(f"the stream was moved, or main went back, since backfill {backfill.id} was audited")

@@ -107,7 +107,7 @@ def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[St
     published during each attempt.
     """
     for _ in range(ATTEMPTS):
-        opened, histories, tables = _checked(names, folder, whole=whole)
+        opened, histories, tables = _load_streams(names, folder, whole=whole)
         # Main tables are loaded first: what is published later is in the other tables, and in no main table.
         met = [of.stream for of in opened if _published_meanwhile(of, tables[of.main.identifier][0])]
         if not met:
@@ -127,7 +127,7 @@ def _published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
     return now.state is BackfillState.PUBLISHED and before.state is not BackfillState.PUBLISHED
 
 
-def _checked(
+def _load_streams(
     names: Sequence[str], folder: Path, *, whole: bool
 ) -> tuple[list[StreamTables], list[StreamHistory], Tables]:
     streams: list[StreamTables] = []

@@ -42,7 +42,7 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
       frazil doctor --streams include/streams
     """
     streams, declared = declarations(streams_folder)
-    environment, ports, ours = _of_dev()
+    environment, ports, ours = _dev_environment()
     checks = {
         "python": Check(host.python),
         "java": Check(host.java, within_s=65),
@@ -77,7 +77,7 @@ def _show(one: Finding) -> None:
         echo(f"  {'':<14} → {one.fix}")
 
 
-def _of_dev() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
+def _dev_environment() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
     """Return the environment of the Airflow to check, the default ports of `frazil dev up`, and its ports in use.
 
     If the Airflow of `frazil dev up --airflow` runs, that Airflow is checked.

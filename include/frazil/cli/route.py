@@ -66,7 +66,7 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
         what = "has no route" if opened.spec.route is None else "was never started: its first start makes its tables"
         raise SpecError(f"stream {stream!r} {what}")
     with catalog_errors(opened.tables.main.catalog_name):
-        found = _Found.of(opened, marker)
+        found = _Differences.of(opened, marker)
         done = [table for table in given_up if _give_up(opened, marker, found, table, _Asking(teller, yes))]
         if not given_up:
             _show(found, stream, teller)
@@ -89,7 +89,7 @@ class _Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Differences:
     """The tables of a route that differ from the default table."""
 
     behind: list[Behind]
@@ -100,7 +100,7 @@ class _Found:
     ahead: list[str]
 
     @classmethod
-    def of(cls, opened: OpenStream, default_marker: Marker) -> _Found:
+    def of(cls, opened: OpenStream, default_marker: Marker) -> _Differences:
         route, catalog = opened.spec.route, opened.tables.main.current().catalog
         there = {} if route is None else tables_of(catalog, route, stream=opened.spec.name)
         behind, dropped = behind_default_table(opened.spec, opened.tables, default_marker, there)
@@ -142,7 +142,7 @@ def _ahead(opened: OpenStream, default_marker: Marker, there: Mapping[str, Table
     return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
 
 
-def _show(found: _Found, stream: str, teller: Teller) -> None:
+def _show(found: _Differences, stream: str, teller: Teller) -> None:
     if found.behind:
         rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms)) for b in found.behind]
         teller.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
@@ -165,7 +165,7 @@ def _show(found: _Found, stream: str, teller: Teller) -> None:
         teller.say(f"All tables of the route of {stream} have all rows that its default table has.")
 
 
-def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: str, asking: _Asking) -> bool:
+def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, asking: _Asking) -> bool:
     """Let one table continue if the user confirms. Return False if there was nothing to give up."""
     _check_routed(opened, default_marker, found, table)
     has, there = route_has(opened.spec, opened.tables, table), _is_there(opened, table)
@@ -199,7 +199,7 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: s
             )
             return True
         following.give_up(opened.tables, table, default_marker)
-        _take(opened, table)
+        _record_current_table(opened, table)
     except Exception as error:  # catalogs' clients raise anything
         if note_of(opened.tables, table) is None:
             raise
@@ -209,7 +209,7 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: s
     return True
 
 
-def _is_well(opened: OpenStream, default_marker: Marker, found: _Found, table: str, *, there: bool) -> bool:
+def _is_well(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, there: bool) -> bool:
     """Whether a table for which no row waits agrees with the default table, or was given up before."""
     if table in found.amiss:
         return False
@@ -225,7 +225,7 @@ def _is_well(opened: OpenStream, default_marker: Marker, found: _Found, table: s
     return marker is not None
 
 
-def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Found, table: str, *, there: bool) -> bool:
+def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, there: bool) -> bool:
     """Discard rows that wait for a table that the route no longer has; the table is not created again.
 
     Returns whether that was all, so that the table itself, if it is `there`, stays as it is.
@@ -238,14 +238,14 @@ def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Found, tabl
     return not there or (waiting is not None and not of_batches)
 
 
-def _take(opened: OpenStream, table: str) -> None:
+def _record_current_table(opened: OpenStream, table: str) -> None:
     """Record the current table of this name as a table of the route, if the route had a table of this name before."""
     member = member_of(opened.tables, table)
     if member is not None:
         write_member(opened.tables, table, member.value, opened.tables.handle(table).current())
 
 
-def _check_routed(opened: OpenStream, default_marker: Marker, found: _Found, table: str) -> None:
+def _check_routed(opened: OpenStream, default_marker: Marker, found: _Differences, table: str) -> None:
     spec = opened.spec
     own = table in {spec.table.identifier, spec.dead_letter_table}
     named = spec.route is not None and table in spec.route.tables.values()

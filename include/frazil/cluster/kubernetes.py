@@ -17,7 +17,7 @@ CONTAINER = "spark-kubernetes-driver"
 """The name that Spark gives the driver's container. An admission controller may have added other containers to
 the pod.
 """
-_WAITS: dict[str, str] = {
+_WAITING_REASONS: dict[str, str] = {
     "ImagePullBackOff": "its image cannot be pulled",
     "ErrImagePull": "its image cannot be pulled",
     "InvalidImageName": "its image has no valid name",
@@ -101,7 +101,7 @@ def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
     container = _driver_container(status)
     ended = container.get("state", {}).get("terminated")
     if ended:  # containers of others, a mesh's proxy for one, may keep the pod in the phase Running
-        return _end(ended)
+        return _terminated_status(ended)
     if phase == "Succeeded":
         return DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
     if phase == "Failed":
@@ -120,7 +120,7 @@ def _driver_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((each for each in found if each.get("name") == CONTAINER), found[0])
 
 
-def _end(ended: Mapping[str, Any]) -> DriverStatus:
+def _terminated_status(ended: Mapping[str, Any]) -> DriverStatus:
     code, reason = ended.get("exitCode"), ended.get("reason")
     if code == 0:
         return DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
@@ -132,7 +132,7 @@ def _end(ended: Mapping[str, Any]) -> DriverStatus:
 
 def _why_pending(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
     waiting = container.get("state", {}).get("waiting") or {}
-    if said := _WAITS.get(waiting.get("reason", "")):
+    if said := _WAITING_REASONS.get(waiting.get("reason", "")):
         return f"{said}: {waiting.get('message') or waiting['reason']}"
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":

@@ -72,7 +72,7 @@ def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
     refused, unreached = [], None
     for address in addresses:
         try:
-            found = _ask("POST", f"{address}/v1/submissions/create", json=dict(request))
+            found = _request("POST", f"{address}/v1/submissions/create", json=dict(request))
         except Unreached as problem:
             unreached = problem
             continue
@@ -95,7 +95,7 @@ class StandaloneDriver:
         reason = f"no address of {WHO} is known"
         for address in self._addresses:
             try:
-                found = _ask("GET", f"{address}/v1/submissions/status/{self._submission}")
+                found = _request("GET", f"{address}/v1/submissions/status/{self._submission}")
             except Silent as silent:
                 reason = str(silent)
                 continue
@@ -110,7 +110,7 @@ class StandaloneDriver:
         reason = ""
         for address in self._addresses:
             try:
-                found = _ask("POST", f"{address}/v1/submissions/kill/{self._submission}")
+                found = _request("POST", f"{address}/v1/submissions/kill/{self._submission}")
             except Silent as silent:
                 reason = str(silent)
                 continue
@@ -150,7 +150,7 @@ def submission_status(found: Mapping[str, Any]) -> DriverStatus:
     return DriverStatus(state, reason)
 
 
-def _ask(method: str, url: str, **how: Any) -> dict[str, Any]:
+def _request(method: str, url: str, **how: Any) -> dict[str, Any]:
     with requests.Session() as session:
         answer = call(session, method, url, who=WHO, **how)
     return body(answer, who=WHO)

@@ -17,11 +17,11 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 WHO = "YARN's ResourceManager"
 _WAITING = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"})
 _SUBMITTED = re.compile(r"\bSubmitted application (application_\d+_\d+)")
-_PYTHONS_EXIT = re.compile(r"User application exited with status (\d+)")
+_PYTHON_EXIT_CODE = re.compile(r"User application exited with status (\d+)")
 _ENDED_EARLY = "User did not initialize spark context!"
 """Error that Spark's ApplicationMaster reports if Python exited with code 0 before it started Spark."""
-_CONTAINERS_EXIT = re.compile(r"exited with\s+exitCode: (-?\d+)")
-_ENDS = {
+_CONTAINER_EXIT_CODE = re.compile(r"exited with\s+exitCode: (-?\d+)")
+_EXIT_CODE_REASONS = {
     -103: "its container exceeded its virtual memory",
     -104: "its container exceeded its memory: raise resources.driver-memory, or spark.driver.memoryOverhead",
     -100: "its node was lost",
@@ -145,7 +145,9 @@ class YarnDriver:
 
     def _file(self, url: str, limit_bytes: int) -> str | None:
         with requests.Session() as session:
-            answer = call(session, "GET", url, who="YARN's NodeManager", params={**self._as(), "size": -limit_bytes})
+            answer = call(
+                session, "GET", url, who="YARN's NodeManager", params={**self._user_parameters(), "size": -limit_bytes}
+            )
         return contents(answer.text) if answer.status_code == 200 else None
 
     def _application_now(self) -> dict[str, Any] | None:
@@ -166,7 +168,7 @@ class YarnDriver:
             url = f"{address}/ws/v1/cluster/apps/{self._application}{part}"
             try:
                 with requests.Session() as session:
-                    answer = call(session, method, url, who=WHO, params=self._as(), **how)
+                    answer = call(session, method, url, who=WHO, params=self._user_parameters(), **how)
                 if answer.status_code not in {401, 403, 404}:
                     body(answer, who=WHO)
             except Silent as silent:
@@ -175,7 +177,7 @@ class YarnDriver:
                 return answer
         raise problem
 
-    def _as(self) -> dict[str, str]:
+    def _user_parameters(self) -> dict[str, str]:
         return {"user.name": self._user} if self._user else {}
 
 
@@ -199,12 +201,14 @@ def application_status(found: Mapping[str, Any]) -> DriverStatus:
 
 def _failure(said: str, first: str) -> DriverStatus:
     """Return the status of a failed application. The last exit code in the text belongs to the last attempt."""
-    if codes := _PYTHONS_EXIT.findall(said):
+    if codes := _PYTHON_EXIT_CODE.findall(said):
         return DriverStatus(DriverState.FAILED, f"its Python ended with exit code {codes[-1]}", int(codes[-1]))
     if _ENDED_EARLY in said:
         return DriverStatus(DriverState.SUCCEEDED, "it ended in order, before it started Spark", 0)
-    if codes := _CONTAINERS_EXIT.findall(said):
-        return DriverStatus(DriverState.FAILED, _ENDS.get(int(codes[-1]), f"its container ended with {codes[-1]}"))
+    if codes := _CONTAINER_EXIT_CODE.findall(said):
+        return DriverStatus(
+            DriverState.FAILED, _EXIT_CODE_REASONS.get(int(codes[-1]), f"its container ended with {codes[-1]}")
+        )
     return DriverStatus(DriverState.FAILED, first or "YARN gives no reason")
 
 

@@ -208,7 +208,7 @@ def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
 @contextmanager
 def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: int) -> Iterator[Table]:
     name = f"{PREFIX}{now_ms}_{uuid.uuid4().hex[:8]}"
-    place = f"{_place(location)}/{name}" if location else None
+    place = f"{_probe_folder(location)}/{name}" if location else None
     try:
         table = catalog.create_table(f"{namespace}.{name}", _SCHEMA, location=place, properties=DEFAULT_PROPERTIES)
     except ValueError as error:
@@ -219,7 +219,7 @@ def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: in
         _best_effort("drop its table", lambda: _remove(catalog, table))
 
 
-def _place(location: str) -> str:
+def _probe_folder(location: str) -> str:
     """Return a folder for the probe's table in the stream's own location.
 
     Permissions may end at that location, and listings skip the folder.
@@ -234,7 +234,9 @@ def leaving_no_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
     Only for use while no writer is starting: a writer that creates its table at that moment could lose its folders.
     """
     namespace, location = spec.table.identifier.rpartition(".")[0], spec.table.location
-    place = _place(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
+    place = (
+        _probe_folder(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
+    )
     folder, is_local = Path(urlsplit(place).path), urlsplit(place).scheme in {"", "file"}
     missing = [one for one in (folder, *folder.parents) if not one.exists()] if is_local else []
     try:

@@ -100,7 +100,7 @@ class _Line:
         """Return the index of the newest snapshot that was committed at `at_ms` or before."""
         if at_ms is None:
             return 0
-        return self._checked(
+        return self._require_unexpired(
             next((p for p, s in enumerate(self.snapshots) if s.timestamp_ms <= at_ms), len(self.snapshots))
         )
 
@@ -108,13 +108,13 @@ class _Line:
         """Return the index of the newest snapshot, from index `begin` on, whose history has none of the stream's
         excluded commits.
         """
-        return self._checked(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
+        return self._require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def place_without(self, is_left_out: Callable[[Snapshot], bool]) -> int:
         """Return the index of the newest snapshot whose history has none of the snapshots that are left out."""
-        return self._checked(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
+        return self._require_unexpired(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
 
-    def _checked(self, place: int) -> int:
+    def _require_unexpired(self, place: int) -> int:
         """Return the index. Raises FrazilError if the snapshot at that index has expired.
 
         An index after the table's first snapshot is valid: the table had no snapshot then.
@@ -144,7 +144,7 @@ def cut_of(streams: Sequence[StreamHistory], tables: Mapping[str, Table], *, at_
         watermark = min(_watermark(lines[h.main], h.stream, mains[h.main]) for h in streams)
         for history in streams:
             line, begin = lines[history.main], mains[history.main]
-            mains[history.main] = line.place_before(history.stream, begin, lambda s: _later(s, watermark))
+            mains[history.main] = line.place_before(history.stream, begin, lambda s: _is_past_watermark(s, watermark))
     left_out = dict[str, Callable[[Snapshot], bool]]()
     for history in streams:
         mains[history.main], left_out[history.stream] = _settled(history, lines, mains[history.main])
@@ -170,7 +170,7 @@ def _check_not_rolled_back(history: StreamHistory, tables: Mapping[str, Table]) 
             check(metadata, marker, table=name)
 
 
-def _end(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> BatchKey | None:
+def _first_excluded_batch(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> BatchKey | None:
     """Return the first batch that is not in the set; None if the stream has no settled batch."""
     line = lines[history.main]
     later = [key for _, s in line.commits(history.stream, 0, main) if (key := _batch(s))]
@@ -197,7 +197,7 @@ def _settled(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> t
     The filter selects snapshots to leave out: batches and publications later than the default table's snapshot. If
     another table got a batch only after a snapshot that it leaves out, the set ends before that batch.
     """
-    line, end = lines[history.main], _end(history, lines, main)
+    line, end = lines[history.main], _first_excluded_batch(history, lines, main)
     while True:
         if end is not None:
             main = line.place_before(history.stream, main, partial(_is_from, end))
@@ -205,7 +205,7 @@ def _settled(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> t
         out_of_order = [
             key
             for name in (history.dead_letters, *history.routed)
-            for key in _after(lines[name], history.stream, later)
+            for key in _batches_after(lines[name], history.stream, later)
             if end is not None and key < end
         ]
         if not out_of_order:
@@ -213,7 +213,7 @@ def _settled(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> t
         end = min(out_of_order)
 
 
-def _after(line: _Line, stream: str, later: Collection[str]) -> list[BatchKey]:
+def _batches_after(line: _Line, stream: str, later: Collection[str]) -> list[BatchKey]:
     """Return the batches that a table got after the first of the backfills in `later`."""
     first = max((place for place, s in enumerate(line.snapshots) if _published(s) in later), default=0)
     return [key for _, s in line.commits(stream, 0, first) if (key := _batch(s))]
@@ -241,7 +241,7 @@ def _follower_place(line: _Line, is_left_out: Callable[[Snapshot], bool], at_ms:
         and line.snapshots[place].timestamp_ms > at_ms
         and not (_batch(line.snapshots[place]) or _published(line.snapshots[place]))
     ):
-        place = line._checked(place + 1)
+        place = line._require_unexpired(place + 1)
     return place
 
 
@@ -295,7 +295,7 @@ def _watermark_ms(snapshot: Snapshot) -> int | None:
     return int(watermark_ms) if watermark_ms else None
 
 
-def _later(snapshot: Snapshot, watermark: int | None) -> bool:
+def _is_past_watermark(snapshot: Snapshot, watermark: int | None) -> bool:
     watermark_ms = _watermark_ms(snapshot)
     return watermark_ms is not None and watermark is not None and watermark_ms > watermark
 

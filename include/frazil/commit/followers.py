@@ -71,7 +71,7 @@ table.
 """
 
 
-class _MadeAgain(CommitUnavailable):
+class _TableRecreated(CommitUnavailable):
     """A table was recreated under its name after files had been prepared for it."""
 
 
@@ -241,10 +241,10 @@ class Followers:
                 self.waiting[target] = not_given_up(self.waiting[target], note_of(self.tables, target))
             if not (journals := self.waiting[target]):
                 return None  # a person gave them up
-            self._made(target, journals)
+            self._create_if_waiting(target, journals)
             waited, late = 0, again or self._is_inherited(target)
             if late:
-                _check_there(self.tables, handle, journals, target=target)
+                _check_files_exist(self.tables, handle, journals, target=target)
                 waited = _rows(missing_journals(self.tables, handle.current(), journals), target)
             merges = self.merges.setdefault(target, {})
             follow(self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy, merges=merges)
@@ -277,7 +277,7 @@ class Followers:
         """Whether an earlier writer staged files that the table may not have."""
         return any(journal.key.epoch < self.epoch for journal in self.waiting[target])
 
-    def _made(self, target: Target, journals: Sequence[Journal]) -> None:
+    def _create_if_waiting(self, target: Target, journals: Sequence[Journal]) -> None:
         """Create the table if its rows wait in files next to the default table."""
         if self.make is not None and some_beside(self.tables, journals, target):
             self.make(target, journals)
@@ -288,7 +288,7 @@ class Followers:
         Rows that wait in files next to the default table are rewritten as files of this table.
         """
         if made:
-            self._made(target, journals)
+            self._create_if_waiting(target, journals)
         table = self.tables.handle(target).current()
         return tuple(file for journal in journals for file in moved(self.tables, table, journal, target))
 
@@ -341,7 +341,7 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
         if any(file.content in MERGED for journal in later for file in journal.staged_for(target)):
             later = later[:1]
         commit = _commit(tables, handle, later, files_of(target, later), target=target, merges=merges)
-        with suppress(_MadeAgain):
+        with suppress(_TableRecreated):
             commit_snapshots((commit,), retry_policy=retry_policy)
 
 
@@ -360,7 +360,7 @@ def _commit(  # noqa: PLR0913 - the place and the contents of a commit
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
         marker = present_marker(found, table, tables.stream)
         if table.metadata.table_uuid != prepared_for:
-            raise _MadeAgain(f"table {target} was made again meanwhile: its rows are to be written again for it")
+            raise _TableRecreated(f"table {target} was made again meanwhile: its rows are to be written again for it")
         check_routed_not_rolled_back(table.metadata, marker, table=target)
         if len(later_journals(marker, journals)) < len(journals):
             return Done(marker)  # others committed some of them meanwhile: what is left is prepared again
@@ -369,7 +369,7 @@ def _commit(  # noqa: PLR0913 - the place and the contents of a commit
                 f"rows that wait for table {target} were written for a schema or partition spec that it gave up: make "
                 "the columns optional that were made required since"
             )
-        return reduce(_with, journals, marker)
+        return reduce(_advanced_by, journals, marker)
 
     summary = {
         "frazil.operation": "follow",
@@ -384,7 +384,7 @@ def _commit(  # noqa: PLR0913 - the place and the contents of a commit
     return commit_of(tables, handle, decide, files=files, merge=merge, summary=summary)
 
 
-def _with(marker: Marker, journal: Journal) -> Marker:
+def _advanced_by(marker: Marker, journal: Journal) -> Marker:
     ends = {p.topic_partition: p.end for p in journal.progress}
     owned = marker if journal.key.epoch in marker.batches else marker.owned_by(journal.key.epoch)
     return dataclasses.replace(
@@ -419,7 +419,9 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
         ) from error
 
 
-def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target) -> None:
+def _check_files_exist(
+    tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
+) -> None:
     """Check that the files of batches that the table does not have yet exist: a table must never reference a missing
     file.
 

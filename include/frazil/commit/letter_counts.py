@@ -20,7 +20,7 @@ from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 NAME = "frazil.letters-by"
 SPAN = "frazil.letters-by-hours"
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
-LATELY_MS = timedelta(days=1) // timedelta(milliseconds=1)
+RECENT_MS = timedelta(days=1) // timedelta(milliseconds=1)
 SPANS = (1, 4, 12)
 """Numbers of hours that may be counted together, under the first hour, to shorten a summary. Each number divides the
 next.
@@ -48,7 +48,7 @@ def listed(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
     their counts by that span.
     """
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
-    first = span_of((now_ms - LATELY_MS) // HOUR_MS, SPANS[-1])
+    first = span_of((now_ms - RECENT_MS) // HOUR_MS, SPANS[-1])
     meant = pc.fill_null(pc.greater_equal(at, pa.scalar(first * HOUR_MS * 1000, at.type)), False)
     if "discarded_at" in rows.column_names:
         meant = pc.and_(meant, pc.is_null(rows["discarded_at"]))

@@ -137,7 +137,7 @@ class MergeWriter:
             files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in gone)
             gone = set()  # none of them was in the table
         snapshot_id = table.metadata.new_snapshot_id()
-        base = _without(gone, plan, table, head, snapshot_id) if gone else None
+        base = _base_without(gone, plan, table, head, snapshot_id) if gone else None
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
         reported = self._counted(results, context.rules)
         attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, reported)
@@ -204,7 +204,7 @@ def _added_since(sequence_number: int, table: Table) -> set[str]:
     return {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}
 
 
-def _without(gone: set[str], plan: MergePlan, table: Table, head: Snapshot | None, snapshot_id: int) -> Base:
+def _base_without(gone: set[str], plan: MergePlan, table: Table, head: Snapshot | None, snapshot_id: int) -> Base:
     """Return the manifests that stay. Manifests with files that leave are rewritten."""
     stays: list[ManifestFile] = []
     written: list[ManifestFile] = []

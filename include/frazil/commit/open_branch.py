@@ -74,13 +74,13 @@ class TimeField:
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class _TimeFields:
     """The time field of each of a table's partition specs."""
 
     fields: dict[int, TimeField]
 
     @classmethod
-    def of(cls, metadata: TableMetadata, column: str) -> _Times:
+    def of(cls, metadata: TableMetadata, column: str) -> _TimeFields:
         source = metadata.schema().find_field(column).field_id
         found = {spec_id: TimeField.of(spec, source) for spec_id, spec in metadata.specs().items()}
         return cls({spec_id: field for spec_id, field in found.items() if field})
@@ -107,7 +107,7 @@ def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None
     head = head_of(table.metadata, open_branch(stream))
     if head is None:
         return None
-    times = _Times.of(table.metadata, column)
+    times = _TimeFields.of(table.metadata, column)
     spans = [times.of_manifest(manifest) for manifest in head.manifests(table.io)]
     return min((span[0] for span in spans if span), default=None)
 
@@ -123,7 +123,7 @@ def check_aligned(
     """
     if align is None:
         return
-    fine = {i for i, f in _Times.of(metadata, align.column).fields.items() if f.length_us <= align.grain.us}
+    fine = {i for i, f in _TimeFields.of(metadata, align.column).fields.items() if f.length_us <= align.grain.us}
     if metadata.default_spec_id not in fine:
         raise SchemaIncompatible(
             f"commit.align: watermark waits for every {align.grain} of {align.column}, and table {table} is not "
@@ -140,7 +140,7 @@ def check_aligned(
 def aligned(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
     """Return which files of a batch wait on the open branch, and which waiting files move to main, with this marker."""
     head = head_of(table.metadata, open_branch(marker.stream))
-    times = _Times.of(table.metadata, align.column)
+    times = _TimeFields.of(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
 
     def waits(span: tuple[int, int] | None) -> bool:

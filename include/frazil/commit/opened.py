@@ -33,7 +33,7 @@ class OpenStream:
     tables: StreamTables
 
 
-class _Letters(TableHandle):
+class _ReadOnlyDeadLetters(TableHandle):
     """Read-only handle of the dead-letter table; never creates the table."""
 
     def __init__(self, main: Table, spec: StreamSpec) -> None:
@@ -65,7 +65,7 @@ def read_stream(spec: StreamSpec) -> OpenStream:
     """
     table = _own_table(spec)
     opened = _opened(spec, {"main": table})
-    targets = {**opened.tables.targets, "dead-letters": _Letters(table, spec)}
+    targets = {**opened.tables.targets, "dead-letters": _ReadOnlyDeadLetters(table, spec)}
     return OpenStream(spec, replace(opened.tables, targets=targets))
 
 

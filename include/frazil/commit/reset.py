@@ -175,14 +175,14 @@ def moved(  # noqa: PLR0913 - the state, the target and Kafka
         source=merged_identity(before.source, source),
         max_event_times_us=of_same_topics(before.max_event_times_us, before.source, source),
         idle=frozenset(),
-        leader_epochs=_still_known(before, target, source),
+        leader_epochs=_kept_leader_epochs(before, target, source),
         transaction=NO_TRANSACTION,
         rewritten=_rewritten(before, target, source, cut),
         given_up=_given_up(seen, before, target, source),
     )
 
 
-def _still_known(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
+def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
     """Return the leader epochs of offsets that do not move forward. Skipped records may have later leader epochs."""
     known = of_same_topics(before.leader_epochs, before.source, source)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}

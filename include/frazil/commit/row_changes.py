@@ -121,7 +121,7 @@ class RowChangeWriter:
         last = self.attempts[-1] if self.attempts else None
         if last and last.writer.files and last.head == head:  # its answer is unknown: try the same again
             return last.writer.prepare(table, summary=last.summary, now_ms=now_ms)
-        copied = _Copies(table, self.change, now_ms)
+        copied = _FileRewrite(table, self.change, now_ms)
         copied.run()
         self.rows = copied.chosen
         snapshot_id = table.metadata.new_snapshot_id()
@@ -139,7 +139,7 @@ class RowChangeWriter:
 
 
 @dataclass(slots=True)
-class _Copies:
+class _FileRewrite:
     """One round: copies of the files that have chosen rows."""
 
     table: Table

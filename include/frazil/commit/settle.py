@@ -70,12 +70,12 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
             committed.append(journal)
             log.info("batch %s of an earlier epoch was committed from its journal", journal.key)
     if discarded:
-        _hold(tables, epoch=committer.epoch)
+        _commit_proof(tables, epoch=committer.epoch)
     deleted = sweep(tables, below_epoch=committer.epoch, just_settled=True, keys=keys)
     return Settled(tuple(committed), tuple(discarded), deleted)
 
 
-def _hold(tables: StreamTables, *, epoch: int) -> None:
+def _commit_proof(tables: StreamTables, *, epoch: int) -> None:
     """Commit only the next batch number, as proof that no later epoch has begun.
 
     A later epoch that read a journal before it was voided here may still commit the journal. Loading the table would
@@ -101,12 +101,12 @@ def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables
     """Commit a waiting journal. Raises `StaleBatch` also if the marker is past the journal, for example after a
     reset.
     """
-    _check_whole(tables, journal)
+    _check_staged_files(tables, journal)
     if committer.commit(journal).settled != journal.key:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lies before the marker")
 
 
-def _check_whole(tables: StreamTables, journal: Journal) -> None:
+def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
     """Check that all staged files exist: a table must never reference a missing file.
 
     Files of routed tables are checked when they are committed.

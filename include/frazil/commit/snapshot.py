@@ -142,14 +142,14 @@ class SnapshotWriter:
                 AssertRefSnapshotId(ref=self.branch, snapshot_id=snapshot.parent_snapshot_id),
                 AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
                 AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
-                *self._beside_main(metadata),
+                *self._new_branch_requirements(metadata),
             ),
             manifest_list=path,
         )
         self.attempts.append(prepared)
         return prepared
 
-    def _beside_main(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
+    def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
         """Require main's newest head for the first snapshot of another branch.
 
         Without a parent, this snapshot could otherwise set sequence numbers back.

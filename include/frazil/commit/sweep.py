@@ -54,19 +54,19 @@ def sweep(
     marker = tables.marker()
     if marker is None:
         return 0
-    view = _View(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
+    view = _SweepState(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
     _drop_dead_journals(view, below_epoch)
     # What becomes of a routed table's file is reported by the default table and the journals alone.
-    return sum(_sweep_side(view, side, below_epoch) for side in _sides(tables))
+    return sum(_sweep_table(view, side, below_epoch) for side in _sides(tables))
 
 
-def _sides(tables: StreamTables) -> Iterator[_Side]:
+def _sides(tables: StreamTables) -> Iterator[_SweptTable]:
     """Yield all known tables, except routed tables that cannot be loaded."""
     for target, handle in tables.all.items():
         if not is_routed(target):
-            yield _Side(target, handle.refresh(), tables.stream)
+            yield _SweptTable(target, handle.refresh(), tables.stream)
         elif table := _loaded(target, handle):
-            yield _Side(target, table, tables.stream)
+            yield _SweptTable(target, table, tables.stream)
 
 
 def _loaded(target: Target, handle: TableHandle) -> Table | None:
@@ -86,11 +86,11 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
     marker = tables.marker()
     if marker is None or not tables.routed:
         return 0
-    view = _View(tables, marker, just_settled=True, keys=tables.journals.keys())
+    view = _SweepState(tables, marker, just_settled=True, keys=tables.journals.keys())
 
     def swept(target: Target) -> int:
         try:
-            return _sweep_side(view, _Side(target, tables.handle(target).current(), tables.stream), below_epoch)
+            return _sweep_table(view, _SweptTable(target, tables.handle(target).current(), tables.stream), below_epoch)
         except NoSuchTableError:
             log.warning(
                 "table %s of the route is not in the catalog: it was dropped or renamed, and what failed batches left "
@@ -106,17 +106,17 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
     return sum(in_parallel(swept, sorted(tables.routed)))
 
 
-def _sweep_side(view: _View, side: _Side, below_epoch: int) -> int:
+def _sweep_table(view: _SweepState, side: _SweptTable, below_epoch: int) -> int:
     store, deleted = view.tables.store_of(side.target), 0
     for key, folder in batch_folders(store, side.table, view.tables.stream):
         if key.epoch < below_epoch and not (view.just_settled and _swept_before(view, key)):
-            kept = _kept(view, side, key)
+            kept = _paths_to_keep(view, side, key)
             deleted += 0 if kept is None else _delete_others(store, folder, kept)
     return deleted
 
 
 @dataclass
-class _View:
+class _SweepState:
     """The state of the stream that a sweep uses."""
 
     tables: StreamTables
@@ -138,7 +138,7 @@ class _View:
 
 
 @dataclass
-class _Side:
+class _SweptTable:
     """One of the stream's tables."""
 
     target: Target
@@ -185,7 +185,7 @@ def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
     return {bare_path(e.data_file.file_path) for e in entries if e.snapshot_id == snapshot.snapshot_id}
 
 
-def _drop_dead_journals(view: _View, below_epoch: int) -> None:
+def _drop_dead_journals(view: _SweepState, below_epoch: int) -> None:
     """Remove journals and closed keys of passed batches that were never committed; a fenced writer may leave such
     journals.
     """
@@ -200,7 +200,7 @@ def _drop_dead_journals(view: _View, below_epoch: int) -> None:
     view.tables.journals.delete(dead)
 
 
-def _swept_before(view: _View, key: BatchKey) -> bool:
+def _swept_before(view: _SweepState, key: BatchKey) -> bool:
     """Whether a batch was already swept completely: by its own writer, or by many starts.
 
     A writer sweeps a batch again before it begins the batch after the next. Until then, executors may leave files in
@@ -210,15 +210,15 @@ def _swept_before(view: _View, key: BatchKey) -> bool:
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
 
 
-def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
+def _paths_to_keep(view: _SweepState, side: _SweptTable, key: BatchKey) -> Set[str] | None:
     """Return the bare paths to keep in a batch's folder of one table; None to skip the folder."""
     fate, record = view.marker.fate(key), view.entry(key)
     if record is Unusable.OTHER_TABLE:
         return None
     if fate is Fate.NEVER:
-        return _landed_alone(side, key) if _closed(view, key) else None
+        return _landed_without_batch(side, key) if _closed(view, key) else None
     if isinstance(record, Journal):
-        return _kept_of(record, side)
+        return _paths_to_keep_of(record, side)
     if is_routed(side.target) or (fate is Fate.UNKNOWN and record is Unusable.FOREIGN):
         return None  # a routed table's files may wait
     if view.oldest is not None and key < view.oldest:
@@ -227,7 +227,7 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
     return side.referenced if view.just_settled else None
 
 
-def _kept_of(record: Journal, side: _Side) -> Set[str] | None:
+def _paths_to_keep_of(record: Journal, side: _SweptTable) -> Set[str] | None:
     """Return the bare paths to keep of a committed batch; None to skip the batch's folder.
 
     Change files are no longer needed once they are merged. Until a routed table has the changes, another writer may be
@@ -240,7 +240,7 @@ def _kept_of(record: Journal, side: _Side) -> Set[str] | None:
     return side.merged(record.key)
 
 
-def _closed(view: _View, key: BatchKey) -> bool:
+def _closed(view: _SweepState, key: BatchKey) -> bool:
     """Whether it is certain that no writer will commit this uncommitted batch."""
     if view.passed(key):
         return True
@@ -252,7 +252,7 @@ def _closed(view: _View, key: BatchKey) -> bool:
     return isinstance(record, Unusable)
 
 
-def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
+def _landed_without_batch(side: _SweptTable, key: BatchKey) -> Set[str]:
     """Return the files of an uncommitted batch that a table may have.
 
     Only the dead-letter table may have files of the batch: dead letters can land before their batch is discarded.
@@ -274,9 +274,9 @@ def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = Tru
 def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
     """Delete, as far as possible, the change files of batches that waited for a table and that the table now has."""
     try:
-        side, store = _Side(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
+        side, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
-            if _is_merged(journal, target) and (kept := _kept_of(journal, side)) is not None:
+            if _is_merged(journal, target) and (kept := _paths_to_keep_of(journal, side)) is not None:
                 _delete_others(store, batch_folder(side.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info("changes that table %s has were left to the next start: %s", target, words_of(error))
@@ -299,13 +299,13 @@ def give_back(tables: StreamTables, key: BatchKey) -> int:
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NEVER:
         return 0
-    view = _View(tables, marker, just_settled=False, keys=(key,))
+    view = _SweepState(tables, marker, just_settled=False, keys=(key,))
     if not view.passed(key) and view.entry(key) is not Unusable.VOID:
         return 0
     _drop_dead_journals(view, below_epoch=marker.at.epoch)
     deleted = 0
     for side in _sides(tables):
-        kept = _landed_alone(side, key)
+        kept = _landed_without_batch(side, key)
         deleted += _delete_others(tables.store_of(side.target), batch_folder(side.table, tables.stream, key), kept)
     return deleted + _delete_others(tables.store, tables.waiting_folder(key), frozenset())
 
@@ -326,8 +326,10 @@ def _sweep_folders(
     for target, handle in handles.items():
         table = _loaded(target, handle) if is_routed(target) else handle.current()
         if table is not None:
-            side = _Side(target, table, tables.stream)
-            kept = frozenset() if record is None else _kept_of(record, side) if is_merged else _files_of(record)
+            side = _SweptTable(target, table, tables.stream)
+            kept = (
+                frozenset() if record is None else _paths_to_keep_of(record, side) if is_merged else _files_of(record)
+            )
             if kept is None:
                 continue
             deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)

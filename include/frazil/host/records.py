@@ -16,7 +16,7 @@ from typing import Any
 from frazil.host.json_file import read_json, replace_json
 
 EXITS_FILE = "exit.json"
-NOTES_FILE = "supervisor.json"
+SUPERVISOR_FILE = "supervisor.json"
 WATCH_FILE = "watch.json"
 EXITS_KEPT = 50
 
@@ -164,7 +164,7 @@ def append_exit(folder: Path, record: ExitRecord) -> None:
 
 
 def read_notes(folder: Path) -> Notes:
-    raw = read_json(folder / NOTES_FILE) or {}
+    raw = read_json(folder / SUPERVISOR_FILE) or {}
     return Notes(
         stop=StopRequest(**raw["stop"]) if raw.get("stop") else None,
         given_up=GivenUp(**raw["given_up"]) if raw.get("given_up") else None,
@@ -173,4 +173,4 @@ def read_notes(folder: Path) -> Notes:
 
 
 def write_notes(folder: Path, notes: Notes) -> None:
-    replace_json(folder / NOTES_FILE, dataclasses.asdict(notes))
+    replace_json(folder / SUPERVISOR_FILE, dataclasses.asdict(notes))

@@ -55,7 +55,7 @@ def captured(sample: Sample, encoding: Encoding) -> Captured | None:
     guessed = key or tuple(name for name in able if name.lower() == "id") or tuple(able[:1])
     if not guessed:
         return None
-    of_rows = tuple(_of_key(c) if c.name in guessed else replace(c, required=False) for c in columns)
+    of_rows = tuple(_as_key_column(c) if c.name in guessed else replace(c, required=False) for c in columns)
     return _with_metadata(of_rows, guessed, [event["source"] for event in events], is_guess=not key)
 
 
@@ -63,7 +63,7 @@ def _with_metadata(
     columns: tuple[Column, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
 ) -> Captured:
     taken = {column.name.lower() for column in columns}
-    place, committed_at = (_free(name, taken) for name in ("place", "committed_at"))
+    place, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}
     added = []
     if all(any(all(source.get(name) is not None for name in log) for log in _LOGS) for source in sources):
@@ -110,10 +110,10 @@ def _object(key: bytes | None) -> Mapping[str, Any] | None:
     return _unwrapped(found) if isinstance(found, dict) else None
 
 
-def _of_key(column: Column) -> Column:
+def _as_key_column(column: Column) -> Column:
     """Return the column as part of a key: required, and `long` instead of `int`, because counters grow."""
     return replace(column, required=True, remark="", type="long" if column.type == "int" else column.type)
 
 
-def _free(name: str, taken: set[str]) -> str:
-    return _free(f"source_{name}", taken) if name in taken else name
+def _unused_name(name: str, taken: set[str]) -> str:
+    return _unused_name(f"source_{name}", taken) if name in taken else name

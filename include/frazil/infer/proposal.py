@@ -50,7 +50,7 @@ def proposal(sample: Sample, named: Named, written: Registered | None = None) ->
     """
     encoding = encoding_of(sample, written)
     if (rows := captured(sample, encoding)) is not None:
-        return _written([*_upsert(sample, encoding, named, rows)], sample, _of_events(rows))
+        return _written([*_upsert(sample, encoding, named, rows)], sample, _event_remarks(rows))
     columns = _columns(sample, encoding, written)
     times = event_times(columns)
     event_time = times[0].name if times else KAFKA_TIME
@@ -63,7 +63,7 @@ def proposal(sample: Sample, named: Named, written: Registered | None = None) ->
         *_event_time(times),
         *_layout(sample, columns, event_time),
     ]
-    return _written(declared, sample, _of_registry(sample.topic, written, columns))
+    return _written(declared, sample, _registry_remarks(sample.topic, written, columns))
 
 
 def _written(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> str:
@@ -91,7 +91,7 @@ def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: Captured) ->
         yield f"order-by: {rows.order_by}"
 
 
-def _of_events(rows: Captured) -> Iterator[str]:
+def _event_remarks(rows: Captured) -> Iterator[str]:
     yield "# These are Debezium's events: the table gets their rows, by mode: upsert with envelope: debezium."
     yield '# See "Capture changes of a database". Declare dates and times as such, though they come as numbers.'
     if rows.order_by is None:
@@ -140,7 +140,7 @@ def _with_unit(column: Column, seen: Column | None) -> Column:
     return replace(column, type=seen.type, unit=seen.unit, is_time=True, near_s=seen.near_s)
 
 
-def _of_registry(topic: str, written: Registered | None, columns: Sequence[Column]) -> Iterator[str]:
+def _registry_remarks(topic: str, written: Registered | None, columns: Sequence[Column]) -> Iterator[str]:
     if {column.name for column in columns} >= ENVELOPE:
         yield (
             "# These look like Debezium's events. To get their rows, declare mode: upsert, format.envelope: debezium, "

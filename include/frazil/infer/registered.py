@@ -92,7 +92,9 @@ def json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Column]) -> tu
     written = _columns([_json_fields(schema) for schema in schemas])
     known = {column.name for column in written}
     beyond = [
-        replace(c, required=False, remark=_also(c.remark, "not in the schema")) for c in sampled if c.name not in known
+        replace(c, required=False, remark=_joined_remarks(c.remark, "not in the schema"))
+        for c in sampled
+        if c.name not in known
     ]
     return (*(_with_sample(column, by_name.get(column.name)) for column in written), *beyond)
 
@@ -102,16 +104,18 @@ def _with_sample(column: Column, sampled: Column | None) -> Column:
         return column
     seen = replace(column, distinct=sampled.distinct, near_s=sampled.near_s)
     if column.type is None or column.remark == _NO_TYPE:
-        return replace(sampled, required=column.required, remark=_also(sampled.remark, "the schema gives no type"))
+        return replace(
+            sampled, required=column.required, remark=_joined_remarks(sampled.remark, "the schema gives no type")
+        )
     if column.type == "long" and sampled.unit:
         return replace(seen, type=sampled.type, unit=sampled.unit, is_time=True)
     if column.type == "string" and sampled.type not in {"string", "binary"} and not sampled.remark:
         remark = f"the schema says string, all that was seen is a {sampled.type}"
-        return replace(seen, type=sampled.type, is_time=sampled.is_time, remark=_also(column.remark, remark))
+        return replace(seen, type=sampled.type, is_time=sampled.is_time, remark=_joined_remarks(column.remark, remark))
     return seen
 
 
-def _also(remark: str, more: str) -> str:
+def _joined_remarks(remark: str, more: str) -> str:
     return f"{remark}; {more}" if remark else more
 
 
@@ -146,7 +150,7 @@ def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
         if kind is None:
             remark = "no column of one type can hold what the schemas allow"
         elif len(having) < len(schemas):
-            remark = _also(remark, f"in {len(having)} of {len(schemas)} schemas")
+            remark = _joined_remarks(remark, f"in {len(having)} of {len(schemas)} schemas")
         required = len(having) == len(schemas) and all(field.required for field in having)
         is_time = kind in _TIMES
         near_s = 0.0 if is_time else float("inf")

@@ -115,7 +115,7 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
         )
         try:
             if (folder := code_folder()) is not None:
-                with _one_at_a_time(folder):
+                with _save_lock(folder):
                     self._opened().save_overload(sig, cres)
         except Exception as error:
             _cannot_be_kept(error)
@@ -235,7 +235,7 @@ _DIGEST = _digest()
 
 
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def _save_lock(folder: Path) -> Iterator[None]:
     """Hold a lock while code is saved. Numba numbers its files, and two processes would choose the same number."""
     with _saving, (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -84,7 +84,7 @@ class ColumnReader(RangeReader):
         self._ended = np.zeros(len(ranges), np.int32)
         self._open_by_topic = Counter(topic for topic, _ in self._open)
         self._before = np.zeros(2, np.int64)
-        self._know({})
+        self._set_known_topics({})
         self._columns = _Columns(_ROOM_BYTES, _ROOM_BYTES, _ROOM_BYTES // 16)
         self._client: int | None = None
         self._callbacks = ErrorCallback(self._on_trouble), ThrottleCallback(self._on_wait)
@@ -123,7 +123,7 @@ class ColumnReader(RangeReader):
         finally:
             self._library.topic_partition_list_destroy(ended)
         self._open_by_topic.subtract(topic for topic, _ in partitions)
-        self._know({rkt: name for rkt, name in self._known.items() if self._open_by_topic[name]})
+        self._set_known_topics({rkt: name for rkt, name in self._known.items() if self._open_by_topic[name]})
 
     def _watermarks(self, of: OffsetRange) -> tuple[int, int]:
         assert self._client is not None
@@ -137,7 +137,7 @@ class ColumnReader(RangeReader):
         return int(self._at[COUNT])
 
     def _chunks(self) -> Iterator[Chunk]:
-        at, before = self._at, self._taken()
+        at, before = self._at, self._copied_totals()
         while why := self._take():
             if why == CHUNK_FULL:
                 yield from self._rest()
@@ -148,19 +148,19 @@ class ColumnReader(RangeReader):
                 self._take_event()
             else:
                 self._learn_topic()
-        records, size = self._taken() - before
+        records, size = self._copied_totals() - before
         if records:
             self._bytes_per_record = max(1.0, size / records - 2)  # value and key are each followed by a newline
 
     def _rest(self) -> Iterator[Chunk]:
         if self._at[RECORDS]:
-            self._before = self._taken()
+            self._before = self._copied_totals()
             columns, self._columns = self._columns, self._columns.successor(self._at)
             chunk = columns.chunk(self._at)
             self._at[[RECORDS, *ENDS]] = 0
             yield chunk
 
-    def _taken(self) -> NDArray[np.int64]:
+    def _copied_totals(self) -> NDArray[np.int64]:
         """Return the number of records copied since the reader started, and the bytes of their values, keys and
         headers.
         """
@@ -216,11 +216,11 @@ class ColumnReader(RangeReader):
         rkt = self._next_message().rkt
         name = self._library.topic_name(rkt).decode()
         if self._open_by_topic[name]:
-            self._know({**self._known, rkt: name})
+            self._set_known_topics({**self._known, rkt: name})
         else:
             self._drop_message()
 
-    def _know(self, known: dict[int, str]) -> None:
+    def _set_known_topics(self, known: dict[int, str]) -> None:
         self._known = known
         rows = [(rkt, *self._partitions[name]) for rkt, name in known.items()]
         self._topics = np.array(rows, np.int64).reshape(-1, 3)

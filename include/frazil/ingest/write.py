@@ -170,7 +170,7 @@ class TableWriter:
             self._held -= gathered.bytes
             gathered.add(part.rows)
             self._held += gathered.bytes
-            if gathered.bytes >= self._enough():
+            if gathered.bytes >= self._bytes_worth_writing():
                 self._flush(gathered)
 
     def rehearse(self, rows: pa.Table) -> None:
@@ -201,7 +201,7 @@ class TableWriter:
                 if self._io:
                     self._io.delete(staged.path)
 
-    def _enough(self) -> float:
+    def _bytes_worth_writing(self) -> float:
         """Return how many Arrow bytes of a partition are worth a write: a row group or, with a sort order, a whole
         file.
         """
@@ -216,7 +216,9 @@ class TableWriter:
         rows = sort(pa.concat_tables(gathered.rows), self._layout.schema, self._layout.order)
         if gathered.file is None:
             path = f"{self._folder}/{self._file_name()}"
-            gathered.file = ParquetFile(self._io, path, self._layout, gathered.values, encodings=self._suited(rows))
+            gathered.file = ParquetFile(
+                self._io, path, self._layout, gathered.values, encodings=self._encodings_for(rows)
+            )
         before = gathered.file.bytes
         gathered.file.write(rows)
         self._expansion = gathered.bytes / max(1, gathered.file.bytes - before)
@@ -230,7 +232,7 @@ class TableWriter:
             assert oldest.file
             self._close(oldest, oldest.file)
 
-    def _suited(self, rows: pa.Table) -> Encodings:
+    def _encodings_for(self, rows: pa.Table) -> Encodings:
         """Return the encodings for a file that begins with these rows.
 
         Encodings are chosen again for later files, until a file began with enough rows for a reliable choice.

@@ -180,7 +180,7 @@ class KafkaOffsets:
         """
         tps = list(partitions)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        stable, high = self._answers(
+        stable, high = self._offset_answers(
             tps, (latest, IsolationLevel.READ_COMMITTED), (latest, IsolationLevel.READ_UNCOMMITTED)
         )
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
@@ -220,10 +220,10 @@ class KafkaOffsets:
         return self.ends(partitions) if start == "latest" else self.at(start, partitions)
 
     def _list(self, partitions: Iterable[TopicPartition], which: OffsetSpec) -> dict[TopicPartition, int]:
-        (answers,) = self._answers(partitions, (which, IsolationLevel.READ_COMMITTED))
+        (answers,) = self._offset_answers(partitions, (which, IsolationLevel.READ_COMMITTED))
         return {tp: answer.offset for tp, answer in answers.items()}
 
-    def _answers(
+    def _offset_answers(
         self, partitions: Iterable[TopicPartition], *questions: tuple[OffsetSpec, IsolationLevel]
     ) -> list[dict[TopicPartition, Any]]:
         """Return the answers to concurrent requests. Requests are repeated while partitions have no leader.

@@ -35,12 +35,12 @@ _TOKEN_REFUSED = re.compile(
 temporary.
 """
 
-TROUBLE_STANDS_S = 30.0
+MAX_TROUBLE_AGE_S = 30.0
 """Time (s) for which a connection error explains a missing answer. librdkafka does not repeat the error within this
 time.
 """
 
-_left: deque[AdminClient] = deque()
+_unused_clients: deque[AdminClient] = deque()
 
 
 def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str) -> AccessDenied | None:
@@ -66,7 +66,7 @@ def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str
     return AccessDenied(f"{place}: {said}. Check {check}.")
 
 
-class _Troubles:
+class _ConnectionErrors:
     """Connection errors that `poll` delivers. Each error is stored with the time of the previous poll: it may have
     happened at any time since then.
 
@@ -83,7 +83,7 @@ class _Troubles:
 
     def polled(self) -> list[KafkaError]:
         self._polled_s = now_s = time.monotonic()
-        return [error for at_s, error in self.errors.copy() if now_s - at_s < TROUBLE_STANDS_S]
+        return [error for at_s, error in self.errors.copy() if now_s - at_s < MAX_TROUBLE_AGE_S]
 
 
 class AdminClient(confluent_admin.AdminClient):
@@ -95,8 +95,8 @@ class AdminClient(confluent_admin.AdminClient):
     """
 
     def __init__(self, properties: Mapping[str, str | int]) -> None:
-        _destroy_left()
-        self._troubles = _Troubles()
+        _destroy_unused_clients()
+        self._troubles = _ConnectionErrors()
         settings: dict[str, Any] = {**properties, "error_cb": self._troubles.met}
         super().__init__(settings)
 
@@ -112,17 +112,17 @@ class AdminClient(confluent_admin.AdminClient):
 
     def __del__(self) -> None:
         if _is_foreign_thread():
-            _left.append(self)
+            _unused_clients.append(self)
 
 
-def _destroy_left() -> None:
+def _destroy_unused_clients() -> None:
     if _is_foreign_thread():
         return
-    for _ in range(len(_left)):
+    for _ in range(len(_unused_clients)):
         with suppress(IndexError):  # another thread does the same
-            client = _left.popleft()
+            client = _unused_clients.popleft()
             if sys.getrefcount(client) > 2:  # besides `client` and the argument: the collector's thread still has it
-                _left.append(client)
+                _unused_clients.append(client)
             del client
 
 

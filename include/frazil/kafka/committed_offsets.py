@@ -60,12 +60,12 @@ def _drain(
 
     A range ends with its last record, or with the end of the log if its last offsets have no record.
     """
-    heard_at = time.monotonic()
+    last_message_at = time.monotonic()
     while open_ranges:
         messages = consumer.consume(AT_ONCE, timeout=0.5)
         if messages:
-            heard_at = time.monotonic()
-        elif time.monotonic() - heard_at > MAX_SILENCE_S:
+            last_message_at = time.monotonic()
+        elif time.monotonic() - last_message_at > MAX_SILENCE_S:
             raise KafkaUnavailable(f"Kafka sent nothing for {MAX_SILENCE_S:.0f} s; check the brokers, then audit again")
         pieces: dict[TopicPartition, list[int]] = {}
         for message in messages:

@@ -198,11 +198,11 @@ def librdkafka() -> Librdkafka:
     library = Librdkafka()
     if (built := library.version()) != (known := confluent_kafka.libversion()[1]):
         raise LibraryUnfit(f"its version is {built:#x}, and confluent-kafka has {known:#x}")
-    _try(library)
+    _check_message_layout(library)
     return library
 
 
-def _try(library: Librdkafka) -> None:
+def _check_message_layout(library: Librdkafka) -> None:
     """Check the layout of the message struct with a message that is purged from a producer's queue."""
     conf = library.configured({"log_level": "0"})
     library.conf_set_events(conf, EVENT_DR)

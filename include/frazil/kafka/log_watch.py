@@ -54,14 +54,14 @@ class LogWatch:
             for tp, end in ends.items()
         }
         self._check_outdated(answers)
-        cut = self._cut(kafka, offsets, epochs, ends, answers)
+        cut = self._truncations(kafka, offsets, epochs, ends, answers)
         for tp, end in ends.items():
             if tp in cut:
                 continue
             if answers[tp] is Answer.SOUND:
-                self._take(tp, max(end.stable, self.stable.get(tp, 0)), max(end.high, self.high.get(tp, 0)), end)
+                self._update_ends(tp, max(end.stable, self.stable.get(tp, 0)), max(end.high, self.high.get(tp, 0)), end)
             elif answers[tp] is Answer.ANOTHER_LEADER:
-                self._take(tp, end.stable, end.high, end)
+                self._update_ends(tp, end.stable, end.high, end)
         return cut
 
     def is_silent(self, tp: TopicPartition, offset: int) -> bool:
@@ -91,12 +91,12 @@ class LogWatch:
                 "metadata was restored from a backup. Check the brokers"
             )
 
-    def _take(self, tp: TopicPartition, stable: int, high: int, end: LogEnd) -> None:
+    def _update_ends(self, tp: TopicPartition, stable: int, high: int, end: LogEnd) -> None:
         self.stable[tp], self.high[tp] = stable, high
         if end.leader_epoch is not None:
             self.leader_epochs[tp] = end.leader_epoch
 
-    def _cut(
+    def _truncations(
         self,
         kafka: LogSource,
         offsets: Mapping[TopicPartition, int],

@@ -21,13 +21,13 @@ def property_problems(properties: Mapping[str, str]) -> dict[str, str]:
     """
     found = {}
     for key, value in properties.items():
-        said = "" if key in _NOT_TRIED else _said(key, value)
+        said = "" if key in _NOT_TRIED else _error_text(key, value)
         if said.startswith(_UNKNOWN) or (said.startswith(_UNFIT) and "${" not in value and not is_secret(key)):
             found[key] = said
     return found
 
 
-def _said(key: str, value: str) -> str:
+def _error_text(key: str, value: str) -> str:
     try:
         Consumer({"group.id": "frazil", "log_level": "0", key: value}).close()
     except KafkaException as error:

@@ -30,7 +30,7 @@ truncated.
 """
 OUTDATED_POLLS = 60
 """Consecutive polls that may be answered by a replaced broker before reading fails."""
-ASK_WITHIN_S = 20.0
+ANSWER_TIMEOUT_S = 20.0
 _AT_ONCE = 100
 _SETTINGS = {
     "group.id": "frazil",  # never joined
@@ -92,7 +92,7 @@ def diverged(
     consumer = Consumer({**properties, **_SETTINGS})
     try:
         consumer.assign([KafkaTopicPartition(*tp, o, leader_epoch=epoch) for tp, (o, epoch) in positions.items()])
-        deadline = time.monotonic() + ASK_WITHIN_S
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while waiting:
             for message in consumer.consume(_AT_ONCE, timeout=0.05):
                 tp = (message.topic() or "", message.partition() or 0)
@@ -106,14 +106,14 @@ def diverged(
             if waiting and time.monotonic() > deadline:
                 raise KafkaUnavailable(
                     f"Kafka was asked whether the logs of {_names(waiting)} still lead to the stream's position, but "
-                    f"did not answer within {ASK_WITHIN_S:.0f} s. Check the brokers"
+                    f"did not answer within {ANSWER_TIMEOUT_S:.0f} s. Check the brokers"
                 )
     finally:
         consumer.close()
     return frozenset(found)
 
 
-def cut_ranges(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int]) -> str:
+def truncated_ranges(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int]) -> str:
     """Return, as text, the offsets that each log lost between its truncation and the position; empty if none were
     lost.
     """
@@ -126,7 +126,7 @@ def cut_ranges(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition
 
 def check_not_cut(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int], *, stream: str) -> None:
     """Raise OffsetGap if a log was truncated below the stream's position."""
-    if lost := cut_ranges(wanted, cut):
+    if lost := truncated_ranges(wanted, cut):
         raise OffsetGap(
             f"Kafka lost records that stream {stream!r} had read already, and gives their offsets to new ones: {lost}. "
             "The log was truncated (an unclean leader election, a disk or a broker restored from a backup). The table "

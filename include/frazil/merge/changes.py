@@ -94,7 +94,7 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
         found = replace(found, deleted_by=deleted_by[numbers])
     if bare.any() or rules.replays:
         found = replace(found, places=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
-    return _Earlier(changes, ordered, keys, places).completed(found, ids)
+    return _ChangesByKey(changes, ordered, keys, places).completed(found, ids)
 
 
 def _order_of_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
@@ -110,7 +110,9 @@ def _order_of_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbe
     latest = known[_highest(of_times[ordered], begins)]
     before = np.where(begins, 0, np.r_[0, latest[:-1]])
     later = latest > before
-    moved = _moved(completed.name, ordered, later, first) | _moved(completed.server, ordered, later, first)
+    moved = _differs_from_last(completed.name, ordered, later, first) | _differs_from_last(
+        completed.server, ordered, later, first
+    )
     anew = later & (before > 0) & (latest >= before + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
     number, at = np.cumsum(anew), order[ordered]
     found = np.empty_like(order)
@@ -119,7 +121,9 @@ def _order_of_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbe
     return found
 
 
-def _moved(parts: pa.Array, ordered: Numbers, later: NDArray[np.bool_], first: Numbers) -> NDArray[np.bool_]:
+def _differs_from_last(
+    parts: pa.Array, ordered: Numbers, later: NDArray[np.bool_], first: Numbers
+) -> NDArray[np.bool_]:
     """Mask of later changes whose name or server (`parts`) differs from that of the last later change of their
     group.
     """
@@ -180,7 +184,7 @@ def _ends(*groups: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Earlier:
+class _ChangesByKey:
     """All changes of a batch, ordered by key, topic-partition and order value."""
 
     changes: pa.Table

@@ -9,12 +9,11 @@ from frazil.merge.contract import How, TableFile
 MAX_DELETED_SHARE = 0.2
 """Maximum share of a file's rows that delete files may remove. Above this share, `auto` rewrites the file."""
 TIER = 4
-"""Files at most this many times as large as the new file are rewritten with it, if there are at least `TOGETHER` of
-them.
+"""Files at most this many times as large as the new file are rewritten with it, if `MIN_JOINED_FILES` or more exist.
 
 So each row is rewritten once per size tier, and a partition has few files of each tier.
 """
-TOGETHER = 4
+MIN_JOINED_FILES = 4
 SMALL_BYTES = 64 * 2**10
 """Files below this size all cost readers the same."""
 SMALLER_BYTES = 2**20
@@ -37,11 +36,11 @@ def rewritten(how: How, leaving: Mapping[TableFile, int], files: Sequence[TableF
         return {file.path for file in leaving}
     if how == "merge-on-read":
         return {file.path for file, rows in leaving.items() if rows == file.records}
-    found = {file.path for file, rows in leaving.items() if rows > _may_have_left(file)}
+    found = {file.path for file, rows in leaving.items() if rows > _max_deleted_rows(file)}
     return found | _joining(files, found, leaving, new_rows)
 
 
-def _may_have_left(file: TableFile) -> float:
+def _max_deleted_rows(file: TableFile) -> float:
     return MAX_DELETED_SHARE * file.records * min(1.0, file.bytes / SMALLER_BYTES)
 
 
@@ -55,7 +54,7 @@ def _joining(
     joined: set[str] = set()
     while True:
         tier = [file for file in rest if file.bytes <= TIER * size]
-        if len(tier) < TOGETHER:
+        if len(tier) < MIN_JOINED_FILES:
             return joined
         joined |= {file.path for file in tier}
         size += sum(file.bytes for file in tier)

@@ -49,7 +49,7 @@ def merge(
 
 
 @dataclass(slots=True)
-class _Leaving:
+class _RemovedRows:
     """The rows that are removed from one data file."""
 
     found: Located
@@ -94,13 +94,13 @@ class _Merge:
         leaving = list(self._leaving(newest, matched))
         if last:
             self._insert(newest.without(matched))
-        replaced, dropped = self._leave(leaving)
+        replaced, dropped = self._remove_rows(leaving)
         numbers = b"" if last else BitMap64(newest.numbers[matched].tolist()).serialize()
         files = (*self.writer.finish(), *self.staged)
         read = self.reader.bytes_read
         return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
 
-    def _leaving(self, newest: Newest, matched: NDArray[np.bool_]) -> Iterator[_Leaving]:
+    def _leaving(self, newest: Newest, matched: NDArray[np.bool_]) -> Iterator[_RemovedRows]:
         """Match all files: write the new versions of rows, and mark the changes that have a row."""
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
@@ -112,7 +112,7 @@ class _Merge:
             first &= once
             matched[found.changes] = True
             leaves = self._updated(newest, found, first) if len(found.positions) else found.positions
-            yield _Leaving(found, leaves)
+            yield _RemovedRows(found, leaves)
 
     def _updated(self, newest: Newest, found: Located, first: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the positions of the rows that are removed from the file because a change updates or deletes them."""
@@ -134,7 +134,7 @@ class _Merge:
         )
         self._write(changes.filter(pa.array(new & first)))
         self._put(changes.filter(pa.array(renews & first)))
-        self._saw(rows.filter(pa.array(first & (gone | new & self._moved(rows, changes)))))
+        self._count_windows(rows.filter(pa.array(first & (gone | new & self._moved(rows, changes)))))
         return found.positions[
             (gone | new | renews) & first | ~old & ~first
         ]  # of a key that others wrote twice, one row stays
@@ -158,7 +158,7 @@ class _Merge:
 
     def _write(self, rows: pa.Table) -> None:
         if rows.num_rows:
-            self._saw(self._put(rows))
+            self._count_windows(self._put(rows))
 
     def _put(self, rows: pa.Table) -> pa.Table:
         schema = self.writer.layout.arrow_schema
@@ -166,7 +166,7 @@ class _Merge:
         self.writer.add(rows)
         return rows
 
-    def _saw(self, rows: pa.Table) -> None:
+    def _count_windows(self, rows: pa.Table) -> None:
         """Count rows by window."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None or not rows.num_rows:
@@ -175,7 +175,7 @@ class _Merge:
         starts, counts = np.unique(times // rules.window_us * rules.window_us, return_counts=True)
         self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
 
-    def _leave(self, leaving: list[_Leaving]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _remove_rows(self, leaving: list[_RemovedRows]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Rewrite data files, or write delete files for them. Returns the paths of data files and of delete files to
         remove.
         """
@@ -213,8 +213,8 @@ class _Merge:
         self.counts += dataclasses.replace(Counts(), **found)
 
 
-def _by_partition(leaving: list[_Leaving]) -> list[list[_Leaving]]:
-    found: dict[tuple[object, ...], list[_Leaving]] = {}
+def _by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]:
+    found: dict[tuple[object, ...], list[_RemovedRows]] = {}
     for one in leaving:
         found.setdefault((one.found.file.spec_id, one.found.file.partition), []).append(one)
     return list(found.values())

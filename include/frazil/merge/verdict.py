@@ -22,7 +22,7 @@ def stale(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Tabl
     of `Newest.deletes_of` for these changes.
     """
     orders = column(changes, rules.order_by) if rules.order_by else None
-    old = _outlived(orders, changes, rows, rules)
+    old = _is_kept(orders, changes, rows, rules)
     if deletes is None:
         return old
     gone = _earlier(rows, deletes, unknown=not rules.replays)
@@ -30,7 +30,7 @@ def stale(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Tabl
     return np.where(never, old, ~gone & (old | bare_deletes(changes, rules)))
 
 
-def _outlived(orders: pa.Array | None, places: pa.Table | None, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+def _is_kept(orders: pa.Array | None, places: pa.Table | None, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
     """Mask of rows that are not replaced by changes with these order values and Kafka coordinates (`places`).
 
     For the coordinates, see `MergeRules.replays`.
@@ -118,7 +118,7 @@ def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newe
         orders, places = (
             None if all_ is None else all_.take(pa.array(numbers[of])) for all_ in (newest.orders, newest.places)
         )
-        older = _outlived(orders, places, rows, rules) & (numbers[of] != newest.numbers[of]) & ~cut
+        older = _is_kept(orders, places, rows, rules) & (numbers[of] != newest.numbers[of]) & ~cut
         if older.any():
             at, old = changes.schema.get_field_index(name), rows.column(name).combine_chunks()
             new = changes.column(name).combine_chunks().cast(old.type)

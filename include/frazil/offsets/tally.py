@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 
 from frazil.offsets.spans import TopicPartition
 
-SINGLES_A_RUN = 8
+OFFSETS_PER_RUN = 8
 
 
 class OffsetTally:
@@ -89,7 +89,7 @@ def _bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) -> Bi
 
     Adding a run costs about as much as adding ten single offsets, so short runs are added offset by offset.
     """
-    if len(breaks) * SINGLES_A_RUN > len(values):
+    if len(breaks) * OFFSETS_PER_RUN > len(values):
         return BitMap64(values)
     whole = BitMap64()
     if len(values):

@@ -251,11 +251,11 @@ def _backfill(now: Situation) -> tuple[str, ...]:
             "published in one commit, each of them once."
         ),
         "A dry run says in its log what it would touch, and stops there.",
-        *_beside(now),
+        *_open_backfill_words(now),
     )
 
 
-def _beside(now: Situation) -> tuple[str, ...]:
+def _open_backfill_words(now: Situation) -> tuple[str, ...]:
     if not now.staged:
         return ()
     return (

@@ -54,7 +54,7 @@ class Answer(Generic[T]):
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _CacheEntry:
     group: _Group
     read: Callable[[], object]
     value: object = None
@@ -70,15 +70,15 @@ class _Kept:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    queue: deque[_Kept] = field(default_factory=deque)
-    running: set[_Kept] = field(default_factory=set)
+    queue: deque[_CacheEntry] = field(default_factory=deque)
+    running: set[_CacheEntry] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingAnswer(Generic[T]):
     """A request for an answer, to be passed to `gather`."""
 
-    kept: _Kept
+    kept: _CacheEntry
 
 
 class Answers:
@@ -98,7 +98,7 @@ class Answers:
     ) -> None:
         self._threads, self._around, self._monotonic, self._now_ms = threads, around, monotonic, now_ms
         self._groups: dict[str, _Group] = {}
-        self._kept: dict[Hashable, _Kept] = {}
+        self._kept: dict[Hashable, _CacheEntry] = {}
         self._swept_s = monotonic()
         self._changed = threading.Condition()
 
@@ -115,7 +115,7 @@ class Answers:
             self._drop_old(now_s)
             one = self._kept.get(key)
             if one is None:
-                one = self._kept[key] = _Kept(self._groups.setdefault(group, _Group()), read)
+                one = self._kept[key] = _CacheEntry(self._groups.setdefault(group, _Group()), read)
             one.read, one.requested_s = read, now_s
             fresh = one.answered_s is not None and now_s - one.answered_s < keep_s
             if one.waiting and first:
@@ -136,7 +136,7 @@ class Answers:
         with self._changed:
             if key not in self._kept:
                 now_s = self._monotonic()
-                one = _Kept(self._groups.setdefault(group, _Group()), lambda: value, value)
+                one = _CacheEntry(self._groups.setdefault(group, _Group()), lambda: value, value)
                 age_s = max(self._now_ms() - at_ms, 0) / 1000
                 one.answered_s, one.answered_ms, one.requested_s = now_s - age_s, at_ms, now_s
                 self._kept[key] = one
@@ -171,26 +171,26 @@ class Answers:
     def _forget(self, key: Hashable) -> None:
         """Replace the cache entry, so that the result of a running read is discarded and no older answer is shown."""
         if one := self._kept.get(key):
-            self._kept[key] = _Kept(one.group, one.read, requested_s=one.requested_s)
+            self._kept[key] = _CacheEntry(one.group, one.read, requested_s=one.requested_s)
 
-    def _is_waited_for(self, one: _Kept) -> bool:
+    def _is_waited_for(self, one: _CacheEntry) -> bool:
         if one.began_s is None and not one.waiting:
             return False
         if one.answered_s is not None and not self._is_old(one):
             return False
         return self._silent_since_s(one) is None
 
-    def _is_old(self, one: _Kept) -> bool:
+    def _is_old(self, one: _CacheEntry) -> bool:
         return one.answered_s is not None and self._monotonic() - one.answered_s >= TOO_OLD_S
 
-    def _answer(self, one: _Kept) -> Answer[object]:
+    def _answer(self, one: _CacheEntry) -> Answer[object]:
         since_s = self._silent_since_s(one)
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
         reading = one.waiting or one.began_s is not None
         renewed = reading and self._is_old(one)
         return Answer(one.value, one.answered_ms, one.problem, since_ms, renewed=renewed, outdated=one.outdated)
 
-    def _silent_since_s(self, one: _Kept) -> float | None:
+    def _silent_since_s(self, one: _CacheEntry) -> float | None:
         """Return the start of an unresponsive read. A queued read is unresponsive if all threads of its group are."""
         now_s = self._monotonic()
         if one.began_s is not None:
@@ -207,7 +207,7 @@ class Answers:
         group.running.add(one)
         threading.Thread(target=self._run, args=(one,), name="frazil-look", daemon=True).start()
 
-    def _run(self, one: _Kept | None) -> None:
+    def _run(self, one: _CacheEntry | None) -> None:
         with self._around():
             while one is not None:
                 value: object = None
@@ -221,7 +221,7 @@ class Answers:
                         log.warning("a look failed: %s", problem, exc_info=error)
                 one = self._done(one, value, problem, outdated=restart is not None)
 
-    def _done(self, one: _Kept, value: object, problem: str | None, *, outdated: bool) -> _Kept | None:
+    def _done(self, one: _CacheEntry, value: object, problem: str | None, *, outdated: bool) -> _CacheEntry | None:
         """Store the answer, and return the next read of the group's queue."""
         with self._changed:
             one.value = value if problem is None else one.value

@@ -34,7 +34,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Treated:
+class Treatment:
     """One replay or discard of a stream's dead letters."""
 
     at_ms: int
@@ -46,9 +46,9 @@ class Treated:
         return Happened(self.at_ms, Kind.LETTERS, self.sentence)
 
 
-def treated(letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int) -> list[Treated]:
+def treated(letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int) -> list[Treatment]:
     """Return the replays and discards after `since_ms`, oldest first, from the snapshots of the dead-letter table."""
-    found: list[Treated] = []
+    found: list[Treatment] = []
     landed = {summary["frazil.backfill"]: summary for summary in published(main, stream, since_ms=since_ms)}
     for snapshot in ancestors(letters) if letters else ():
         if snapshot.timestamp_ms < since_ms:
@@ -61,7 +61,7 @@ def treated(letters: TableMetadata | None, main: TableMetadata, stream: str, *, 
             sentence = f"dead letters were discarded by {by}: {why}"
         else:
             continue
-        found.append(Treated(snapshot.timestamp_ms, sentence, letters_in(summary)))
+        found.append(Treatment(snapshot.timestamp_ms, sentence, letters_in(summary)))
     return found[::-1]
 
 
@@ -84,7 +84,7 @@ def _replayed(summary: Mapping[str, str] | None) -> str:
     return f"dead letters were replayed: {counted(int(landed), 'record')} landed, {int(failed):,} failed again"
 
 
-def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated], *, now_ms: int) -> list[Rejected]:
+def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int) -> list[Rejected]:
     """Count the last day's rejected records by error class, highest count first, and how many are still dead letters.
 
     The count begins later than a day ago if older snapshots have expired or the stream was reset. A replay or discard
@@ -114,7 +114,7 @@ def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated],
 
 
 def _changes(
-    main: TableMetadata, stream: str, treatments: Iterable[Treated], *, begin_ms: int
+    main: TableMetadata, stream: str, treatments: Iterable[Treatment], *, begin_ms: int
 ) -> Iterator[tuple[int, Reasons, Changes]]:
     """Yield the time, rejections and changes of each batch, replay and discard since `begin_ms`, oldest first."""
     batches = takewhile(lambda one: one.timestamp_ms >= begin_ms, (batch for batch, _ in commit_records(main, stream)))
@@ -141,7 +141,7 @@ def _since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]
     return found
 
 
-def with_treatments(happened: Iterable[Happened], treatments: Iterable[Treated]) -> tuple[Happened, ...]:
+def with_treatments(happened: Iterable[Happened], treatments: Iterable[Treatment]) -> tuple[Happened, ...]:
     """Merge replays and discards into the events, ordered by time."""
     return tuple(sorted((*happened, *(one.happened for one in treatments)), key=lambda what: what.at_ms))
 

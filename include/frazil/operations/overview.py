@@ -17,7 +17,7 @@ from frazil.timetext import utc
 
 NOT_MEASURED = "not measured"
 """Stands in place of a table's due actions if the table could not be measured."""
-OF_TABLES = frozenset(
+TABLE_RULES = frozenset(
     {
         "manifest-list",
         "manifests",
@@ -346,7 +346,7 @@ def health_of(
     `due` maps tables to due actions; it is None if nothing was measured. `alerts` are the alerts of the stream that
     writes to the tables.
     """
-    rules = sorted({alert.rule for alert in alerts if alert.rule in OF_TABLES and not _is_about_a_stream(alert)})
+    rules = sorted({alert.rule for alert in alerts if alert.rule in TABLE_RULES and not _is_about_a_stream(alert)})
     if rules:
         return Health(Level.TROUBLE, "alert", tuple(rules))
     if due is None:

@@ -17,7 +17,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 MAX_BYTES = 64 * 2**20
 """Maximum size of an answer."""
-_asking = threading.local()
+_current_request = threading.local()
 """Thread-local state: `bound` is the `_Bound` of the request that this thread is making."""
 
 
@@ -25,7 +25,7 @@ def get(session: Session, url: str, *, within_s: float) -> requests.Response:
     """Return the complete answer. The time limit starts when the connection is established. `session` comes from
     `session()`.
     """
-    bound = _asking.bound = _Bound(within_s)
+    bound = _current_request.bound = _Bound(within_s)
     watch = threading.Timer(within_s, bound.end)
     watch.daemon = True
     watch.start()
@@ -107,21 +107,21 @@ def _shut(sock: socket.socket) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-class _Noted:
+class _RegisteringConnection:
     """A connection that registers its socket with the time limit before it waits for an answer."""
 
     sock: Any
 
     def getresponse(self) -> Any:
-        _asking.bound.note(self.sock)
+        _current_request.bound.note(self.sock)
         return super().getresponse()  # type: ignore[misc]
 
 
-class _Connection(_Noted, HTTPConnection):
+class _Connection(_RegisteringConnection, HTTPConnection):
     pass
 
 
-class _SecureConnection(_Noted, HTTPSConnection):
+class _SecureConnection(_RegisteringConnection, HTTPSConnection):
     pass
 
 

@@ -28,14 +28,14 @@ MAX_REFERENCES = 1000
 REFERENCES_WITHIN = 5
 """Time limit for fetching all references of one schema, in multiples of the registry's timeout."""
 RECORDS_WAIT = "Records wait until it gives their schemas"
-DEEPEST_REFERENCES = 200
+MAX_REFERENCE_DEPTH = 200
 """Maximum length of a chain of schemas in which each refers to the next."""
 MAX_CONCURRENT_REQUESTS = 8
 """Maximum number of concurrent requests to a registry."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
-_WAITS_S = (0.1, 0.3, 1.0)
+_RETRY_PAUSES_S = (0.1, 0.3, 1.0)
 """Pauses (s) between retries; the last pause repeats."""
-_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+_TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _NOT_FOUND = frozenset({"40401", "40402", "40403"})
 """The registry's own error codes for a missing subject, version or schema."""
 
@@ -163,13 +163,15 @@ class SchemaRegistry:
     def _text_of(self, answer: Mapping[str, Any]) -> SchemaText:
         references: dict[tuple[str, int], tuple[str, str]] = {}
         try:
-            self._refer(answer, references, inside=(), until_s=time.monotonic() + self._timeout_s * REFERENCES_WITHIN)
+            self._add_references(
+                answer, references, inside=(), until_s=time.monotonic() + self._timeout_s * REFERENCES_WITHIN
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             # Not the records' fault, which another kind of error would suggest.
             raise self._unavailable(f"returns invalid references ({type(error).__name__})") from None
         return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.values()))
 
-    def _refer(
+    def _add_references(
         self,
         answer: Mapping[str, Any],
         found: dict[tuple[str, int], tuple[str, str]],
@@ -185,10 +187,10 @@ class SchemaRegistry:
                 continue
             if len(found) + len(inside) >= MAX_REFERENCES:
                 raise UnknownSchema(f"the schema refers to more than {MAX_REFERENCES} others")
-            if len(inside) >= DEEPEST_REFERENCES:
-                raise UnknownSchema(f"the schema refers to a chain of more than {DEEPEST_REFERENCES} others")
+            if len(inside) >= MAX_REFERENCE_DEPTH:
+                raise UnknownSchema(f"the schema refers to a chain of more than {MAX_REFERENCE_DEPTH} others")
             referred = self._referred_to(key, until_s)
-            self._refer(referred, found, (*inside, key), until_s)
+            self._add_references(referred, found, (*inside, key), until_s)
             found[key] = (str(reference["name"]), str(referred["schema"]))
 
     def _referred_to(self, key: tuple[str, int], until_s: float) -> Mapping[str, Any]:
@@ -225,10 +227,10 @@ class SchemaRegistry:
                 late = time.monotonic() >= deadline
                 said = f"does not answer within {self._timeout_s:g} s" if late else f"does not answer: {_cause(error)}"
             else:
-                if response.status_code not in _PASSING:
+                if response.status_code not in _TRANSIENT_STATUSES:
                     return self._read(response)
                 said = f"answers with {response.status_code}"
-            wait_s = _WAITS_S[min(tries, len(_WAITS_S) - 1)]
+            wait_s = _RETRY_PAUSES_S[min(tries, len(_RETRY_PAUSES_S) - 1)]
             if time.monotonic() + wait_s >= deadline:
                 raise self._unavailable(said)
             time.sleep(wait_s)

@@ -146,7 +146,7 @@ class Agent:
         if self._order is None:
             self._order = self._folder.order()
         if self._order is not None:
-            self._hear(self._order)
+            self._read_report(self._order)
             self._ask(self._order)
         now_s = self._monotonic()
         followed = self._status.state in {DriverState.WAITING, DriverState.RUNNING}
@@ -165,7 +165,7 @@ class Agent:
             force=self._signals.force,
         )
 
-    def _hear(self, order: Order) -> None:
+    def _read_report(self, order: Order) -> None:
         """Read the driver's report, and copy it to the run folder."""
         report = self._folder.report(order.id)
         if report is None or (self._report is not None and report.number == self._report.number):

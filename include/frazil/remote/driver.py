@@ -35,7 +35,7 @@ from frazil.table.catalogs import load_catalog
 
 log = logging.getLogger(__name__)
 
-TELL_S = 3.0
+REPORT_INTERVAL_S = 3.0
 """Seconds between two reports. Readers consider a heartbeat stale after ten seconds."""
 DESIRED_S = 30.0
 """Seconds between two checks whether the stream was paused. An agent, if one runs, reports a pause sooner."""
@@ -69,7 +69,7 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
         # Loaded again: a catalog may give credentials that last for an hour.
         return DesiredStore(stream, found.load_table(table)).read().mode is DesiredMode.PAUSED
 
-    with Telling(folder, order, stream=stream, is_paused=is_paused) as telling:
+    with DriverReporter(folder, order, stream=stream, is_paused=is_paused) as telling:
         try:
             check_version(order.wanted.version)
             spec = validate_stream(order.declared, Path(f"{stream}.yaml"))
@@ -98,7 +98,7 @@ def check_version(of_agent: str) -> None:
         )
 
 
-class Telling:
+class DriverReporter:
     """A thread that reports the writer's state and reads its order, until it is closed."""
 
     def __init__(  # noqa: PLR0913 - what it tells, and to whom
@@ -109,7 +109,7 @@ class Telling:
         stream: str,
         is_paused: Callable[[], bool],
         stop: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
-        tell_s: float = TELL_S,
+        tell_s: float = REPORT_INTERVAL_S,
     ) -> None:
         self.ended: Exit | None = None
         """How the writer ended; reported when this is closed."""

@@ -53,7 +53,7 @@ ROOTS = {
     # An archive of the whole server: see frazil.dev.registry.
     "registry": Roots(("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",), transitive=False),
 }
-EVERYWHERE = ("kafka", "spark")
+DEFAULT_SETS = ("kafka", "spark")
 """The sets that every checkout needs. Each other set is downloaded when a catalog needs it."""
 
 
@@ -105,7 +105,7 @@ def ensure(set_name: str, lock_file: Path = LOCK_FILE) -> list[Path]:
     folder = cache_folder()
     if _missing(jars, folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with _exclusive_lock(folder):
             if missing := _missing(jars, folder):
                 _fetch(set_name, missing, folder)
     return [folder / jar.coordinates.path for jar in jars]
@@ -138,11 +138,11 @@ def _fetch(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None:
         finally:
             shown.end()
         for jar in missing:
-            _admit(jar, Path(temporary) / jar.coordinates.path, folder=folder, ivy_cache=cache)
+            _move_to_cache(jar, Path(temporary) / jar.coordinates.path, folder=folder, ivy_cache=cache)
     shutil.rmtree(cache, ignore_errors=True)
 
 
-def _admit(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> None:
+def _move_to_cache(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> None:
     if not fetched.is_file():
         raise EnvironmentUnusable(f"{jar.coordinates} was not delivered; see {ivy_cache / 'ivy.log'} and run it again.")
     found = _sha256(fetched)
@@ -158,7 +158,7 @@ def _admit(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> N
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _exclusive_lock(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str]) -> int:
         case ["lock"]:
             pass
         case ["fetch", *sets]:
-            names = tuple(sets) or EVERYWHERE
+            names = tuple(sets) or DEFAULT_SETS
         case _:
             _say(f"{__doc__}\n")
             return 2

@@ -39,7 +39,7 @@ NEEDED = (
     "requests",
     "sqlalchemy",
 )
-WHERE_INSTALLED = ("psycopg2-binary",)
+OPTIONAL = ("psycopg2-binary",)
 """Packages that a driver's catalog may need. They are included if they are installed here."""
 STORAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
 LEFT_OUT = (
@@ -100,13 +100,13 @@ def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], 
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:
         root = Path(made) / "root"
         python = _copy_python(root)
-        _copy_packages(root, [*NEEDED, *filter(_is_installed, WHERE_INSTALLED), *(STORAGES[name] for name in storages)])
+        _copy_packages(root, [*NEEDED, *filter(_is_installed, OPTIONAL), *(STORAGES[name] for name in storages)])
         say("copied Python and packages; compiling the loops over records")
         _prepare(root, python)
         say("packing")
         temporary = Path(made) / target.name
         with tarfile.open(temporary, "w:gz", compresslevel=4) as archive:
-            archive.add(root, arcname=".", filter=_nobodys)
+            archive.add(root, arcname=".", filter=_owned_by_root)
         temporary.replace(target)
 
 
@@ -209,7 +209,7 @@ def _prepare(root: Path, python: Path) -> None:
             raise EnvironmentUnusable(f"the package cannot stage records, and was not made: {done.stderr[-2000:]}")
 
 
-def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     """Make root the owner, and remove write access for others. Unpacked files belong to the user who unpacks them, and
     an executor that runs as root only trusts files owned by root.
     """

@@ -23,7 +23,7 @@ END = 1.2
 MIN_SAVED_FILES = 16
 """Minimum number of files that a shuffle must save. Fewer files do not slow readers down, and a shuffle costs CPU."""
 NEWEST_WEIGHT = 0.5
-FORGOTTEN = 0.01
+MIN_KEPT_SHARE = 0.01
 """Drop a partition without new rows if its bytes are below this fraction of the mean of the partitions with new
 rows.
 """
@@ -63,7 +63,7 @@ class Recent:
         alone = float(max(partitions or 0, count))
         if not self.bytes:
             return replace(self, bytes=_largest(newest), files_alone=alone)
-        threshold = FORGOTTEN * sum(newest.values()) / len(newest)
+        threshold = MIN_KEPT_SHARE * sum(newest.values()) / len(newest)
         mixed = {key: _mixed(self.bytes.get(key, 0.0), newest.get(key, 0.0)) for key in {*self.bytes, *newest}}
         kept = {key: size for key, size in mixed.items() if key in newest or size > threshold}
         return replace(self, bytes=_largest(kept), files_alone=_mixed(self.files_alone, alone))

@@ -36,7 +36,7 @@ POLL_S = 1.0
 DESCRIBE_S = 10.0
 MAX_ABSENT_POLLS = 3
 """Number of polls in a row that must miss a topic of a pattern before the topic counts as deleted."""
-QUEUE_FADES = 0.8
+QUEUE_DECAY = 0.8
 """Factor by which the queue time decays from batch to batch."""
 WARN_AFTER_S = 10.0
 """Time without an answer before a warning. Brokers that start or elect leaders answer with errors for some seconds,
@@ -139,7 +139,7 @@ class BatchPlanner:
         Without this maximum, streams that wait for each other would commit ever more often, and wait even longer.
         """
         longest_s = self.settings.policy.interval_s / 4
-        self.queue_s = min(max(seconds, QUEUE_FADES * self.queue_s), longest_s)
+        self.queue_s = min(max(seconds, QUEUE_DECAY * self.queue_s), longest_s)
 
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
         """Whether records after the offset are held back, because the source's transaction at this offset has not
@@ -161,7 +161,7 @@ class BatchPlanner:
             try:
                 self._poll(now)
             except KafkaUnavailable as error:
-                self._tolerate(error, now)
+                self._handle_silence(error, now)
                 return False
         return True
 
@@ -246,7 +246,7 @@ class BatchPlanner:
         self.source = merged_identity(self.source, found.identity)
         self._check_not_hidden(found.identity.topic_ids)
         self.polls += 1
-        self._miss(found.identity.topic_ids)
+        self._count_missing_polls(found.identity.topic_ids)
         beginnings = self.kafka.earliest(found.partitions)
         check_no_gap(self.position.offsets, beginnings, stream=self.settings.stream)
         new = {tp: offset for tp, offset in beginnings.items() if tp not in self.position.offsets}
@@ -264,7 +264,7 @@ class BatchPlanner:
         if missing := sorted(t for t in read if t not in present and self.absent.get(t, 0) < MAX_ABSENT_POLLS):
             self.kafka.check_not_hidden(missing)
 
-    def _miss(self, present: Container[str]) -> None:
+    def _count_missing_polls(self, present: Container[str]) -> None:
         """Count how often each topic of the position was missing. Only topics of a pattern may be missing at all."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
@@ -295,7 +295,7 @@ class BatchPlanner:
             log.warning("Kafka answers again after %.0f s", now - self.silent_since)
         self.answered_at, self.silent_since = now, None
 
-    def _tolerate(self, error: KafkaUnavailable, since: float) -> None:
+    def _handle_silence(self, error: KafkaUnavailable, since: float) -> None:
         now = self.clock()
         self.silent_since = since if self.silent_since is None else self.silent_since
         silent_s = now - self.silent_since

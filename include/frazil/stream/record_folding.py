@@ -18,7 +18,7 @@ from frazil.table.tables import state_location
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 600.0
+FOLD_INTERVAL_S = 600.0
 PAUSE_S = 1.0
 """Pause between two objects, so that folding years of records does not slow batches down."""
 
@@ -60,7 +60,7 @@ class RecordFolding:
     def _run(self) -> None:
         while True:
             self._try()
-            if self._over.wait(EVERY_S):
+            if self._over.wait(FOLD_INTERVAL_S):
                 return
 
     def fold(self) -> int:

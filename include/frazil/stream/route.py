@@ -61,7 +61,7 @@ class StreamRoute:
         if followers is None or (spec.route is None and marker.routed is None):
             return None
         found = cls(spec, tables, followers, emit)
-        ended = found._tried_for_long()
+        ended = found._commit_overdue_rows()
         sweep_beside(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NOTHING)
         if not ended:
             found.tell()  # what has waited for too long stops the stream before more does
@@ -72,7 +72,7 @@ class StreamRoute:
         sweep_routed(tables, below_epoch=marker.at.epoch)
         return found
 
-    def _tried_for_long(self) -> bool:
+    def _commit_overdue_rows(self) -> bool:
         """Commit the waiting rows, and retry for a while if they are overdue; returns True if the writer is asked to
         end.
 

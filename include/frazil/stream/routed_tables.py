@@ -177,8 +177,8 @@ class RoutedTables:
         with catalog_errors(self.catalog.name):
             declared = sorted(set(self.route.tables.values()))
             self.targets.update(self.route.tables)
-            self._side_by_side(
-                lambda name: self._tried(name, None, lambda: self._declared(name, default_marker)), declared
+            self._in_parallel(
+                lambda name: self._load_or_create(name, None, lambda: self._declared(name, default_marker)), declared
             )
             self._find_made(default_marker)
             self._keep_unread(default_marker)
@@ -206,9 +206,7 @@ class RoutedTables:
         names = sorted(self._unread & self._members)
         members = filter(None, in_parallel(lambda name: member_of(self.tables, name), names) if names else [])
         values = [m.value for m in members if m.value is not None and self.route.made_table(m.value) == m.target]
-        self._side_by_side(
-            lambda value: self._make(value, default_marker), [v for v in values if v not in self.targets]
-        )
+        self._in_parallel(lambda value: self._make(value, default_marker), [v for v in values if v not in self.targets])
 
     def _values_of_dropped(self) -> list[str]:
         """Return the values of the template's tables that the catalog no longer has.
@@ -232,7 +230,7 @@ class RoutedTables:
             table = ensure_declared(self.catalog, routed_table(self.spec, identifier, value), self.spec.name)
         return table
 
-    def _tried(self, target: Target, value: str | None, act: Callable[[], None]) -> None:
+    def _load_or_create(self, target: Target, value: str | None, act: Callable[[], None]) -> None:
         """Load or create a table.
 
         A table that fails is absent, and is tried again with each batch; the other tables continue.
@@ -271,11 +269,11 @@ class RoutedTables:
                 if value is None
                 else (lambda: self._made(value, default_marker))
             )
-            self._tried(target, value, act)
+            self._load_or_create(target, value, act)
 
         if names := [target for target in sorted(self.absent) if target not in self.behind]:
             with catalog_errors(self.catalog.name):
-                self._side_by_side(again, names)
+                self._in_parallel(again, names)
 
     def _values(self) -> dict[Target, str]:
         """Return the values of the tables that the template creates."""
@@ -294,26 +292,26 @@ class RoutedTables:
             value = None if table is None else made_for(table.properties, identifier, self.route, stream=self.spec.name)
             if table is not None and value is not None and value not in self.targets:
                 self.targets[value] = identifier
-                self._tried(identifier, value, lambda: self._follow(table, value, default_marker))
+                self._load_or_create(identifier, value, lambda: self._follow(table, value, default_marker))
 
-        self._side_by_side(found, named_like(self.catalog, self.route))
+        self._in_parallel(found, named_like(self.catalog, self.route))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
         """Create the tables of new values, up to the route's limit. Raises the same errors as `open`."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
         new = new[: max(0, self.route.limit - self.made)]
         with catalog_errors(self.catalog.name):
-            self._side_by_side(lambda value: self._make(value, default_marker), new)
+            self._in_parallel(lambda value: self._make(value, default_marker), new)
 
     def _make(self, value: str, default_marker: Marker) -> None:
         identifier = self.route.made_table(value)
-        self._tried(identifier, value, lambda: self._made(value, default_marker))
+        self._load_or_create(identifier, value, lambda: self._made(value, default_marker))
         if identifier in self.absent:
             self.targets[value] = identifier
 
     def _made(self, value: str, default_marker: Marker) -> None:
         identifier = self.route.made_table(value)
-        self._check_whole(identifier)
+        self._check_no_waiting_rows(identifier)
         table = self._ensured(identifier, value)
         if table.properties.get(value_property(self.spec.name)) != value:
             self.targets.pop(value, None)
@@ -354,10 +352,10 @@ class RoutedTables:
                 raise AdoptionRequired(_ahead(self.spec, identifier, marker))
         if marker is not None:
             return
-        self._check_whole(identifier)
+        self._check_no_waiting_rows(identifier)
         begin_following(self.tables, handle, default_marker)
 
-    def _check_whole(self, identifier: str) -> None:
+    def _check_no_waiting_rows(self, identifier: str) -> None:
         """Check that no rows wait for a table that is about to get its first marker: such rows would be lost."""
         if identifier in self.behind:
             behind = self.behind[identifier]
@@ -367,7 +365,7 @@ class RoutedTables:
                 f"`frazil route {self.spec.name} --give-up {identifier}`"
             )
 
-    def _side_by_side(self, act: Callable[[str], None], names: list[str]) -> None:
+    def _in_parallel(self, act: Callable[[str], None], names: list[str]) -> None:
         if names:
             with ThreadPoolExecutor(min(AT_ONCE, len(names)), thread_name_prefix="route") as pool:
                 for _ in pool.map(act, names):
@@ -404,7 +402,7 @@ class RoutedTables:
         A table whose last commit failed is loaded; returns None if it became absent.
         """
         found = list[TargetTable]()
-        self._tried(target, value, lambda: found.append(self._target(target, key)))
+        self._load_or_create(target, value, lambda: found.append(self._target(target, key)))
         return found[0] if found else None
 
     def _target(self, target: Target, key: BatchKey) -> TargetTable:

@@ -23,7 +23,7 @@ from frazil.stream import worker_daemon
 
 HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 """Environment variables; one must name the folder with the Hadoop cluster's configuration."""
-OF_SUBMISSION = frozenset(
+SUBMISSION_PROPERTIES = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
 """Properties that a driver in a cluster gets from its submission, which may have changed them."""
@@ -65,7 +65,7 @@ def start_context(spec: StreamSpec) -> SparkContext:
         )
     properties = writer_properties(spec)
     if in_cluster:
-        properties = {key: value for key, value in properties.items() if key not in OF_SUBMISSION}
+        properties = {key: value for key, value in properties.items() if key not in SUBMISSION_PROPERTIES}
     os.environ["PYSPARK_PYTHON"] = executors_python(spec, properties)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if properties.get("spark.driver.bindAddress") == "127.0.0.1":

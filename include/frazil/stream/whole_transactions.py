@@ -36,7 +36,7 @@ STEP = 100_000
 """Number of events to read before the events of complete transactions are forgotten."""
 SLICE = 20_000
 """Number of records of the transaction topic to read at once: ends that are not needed yet take memory."""
-CLOCKS = timedelta(minutes=10)
+MAX_CLOCK_STEP = timedelta(minutes=10)
 """Maximum time by which the connector's clock may step back. A transaction's end is written after its events."""
 LOOKBACK_RECORDS = 1_000
 """Number of offsets before the position that a new writer searches for the last transaction, if the marker does not
@@ -100,7 +100,7 @@ class WholeTransactions:
         """
         more = self._waits
         while more:
-            more = self._heard()
+            more = self._read_ends()
 
     @property
     def last(self) -> LastTransaction:
@@ -135,7 +135,7 @@ class WholeTransactions:
         open_one = log.settle(whole=all_read)
         more = not (all_read and self._waits)  # else all ends arrived before the log's end was requested
         while open_one and more:
-            more = self._heard()
+            more = self._read_ends()
             open_one = log.settle(whole=False)
         return open_one
 
@@ -180,7 +180,7 @@ class WholeTransactions:
                 "one stream cannot see their whole transactions: leave it out, or give each table its own topic"
             )
 
-    def _heard(self) -> bool:
+    def _read_ends(self) -> bool:
         """Read the next ends of transactions; returns whether there may be more."""
         assert self._log is not None
         if self._since_ms is None:
@@ -246,7 +246,7 @@ class KafkaTopics:
             self._next = dict(self.kafka.earliest(partitions))
         self._topic_ids = topic_ids
         if new := [tp for tp in partitions if tp not in self._next]:
-            self._next |= self.kafka.at(datetime.fromtimestamp(since_ms / 1000, UTC) - CLOCKS, new)
+            self._next |= self.kafka.at(datetime.fromtimestamp(since_ms / 1000, UTC) - MAX_CLOCK_STEP, new)
         stable = self.kafka.ends(partitions)
         ranges = [
             OffsetRange(*tp, at, min(stable[tp], at + SLICE))

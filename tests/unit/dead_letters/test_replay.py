@@ -148,7 +148,7 @@ def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_stream(live.spec)
-    monkeypatch.setattr(letter_counts, "LATELY_MS", opened.tables.clock_ms())
+    monkeypatch.setattr(letter_counts, "RECENT_MS", opened.tables.clock_ms())
     (done,) = replay(opened, Selection())
     assert (done.landed, done.failed) == (len(GOOD), len(BAD))
     check_settled(live)

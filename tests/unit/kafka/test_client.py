@@ -29,11 +29,11 @@ class Owner:
 owner = Owner()
 owner.itself, owner.client = owner, client.AdminClient(properties)
 answer, collected = owner.client.describe_cluster(request_timeout=0.2), threading.Event()
-answer.add_done_callback(lambda _: (gc.collect(), print(len(client._left)), collected.set()))
+answer.add_done_callback(lambda _: (gc.collect(), print(len(client._unused_clients)), collected.set()))
 del owner
 assert collected.wait(60)
 client.AdminClient(properties)
-print(len(client._left))
+print(len(client._unused_clients))
 """
 
 

@@ -147,7 +147,7 @@ def test_a_long_chain_of_references_is_an_unknown_schema(server: MadeRegistry) -
         reference = {"name": "x", "subject": f"s{i + 1}", "version": 1}
         server.answers[path] = [(200, {"schema": "{}", "references": [reference]})]
     said = "a chain of more than 8 others"
-    with mock.patch.object(client, "DEEPEST_REFERENCES", 8), pytest.raises(UnknownSchema, match=said):
+    with mock.patch.object(client, "MAX_REFERENCE_DEPTH", 8), pytest.raises(UnknownSchema, match=said):
         opened(server.url).get(1)
 
 
@@ -220,7 +220,7 @@ def test_a_host_that_a_late_redirect_leads_to_gets_no_more_time() -> None:
     with made_registry() as server:
         server.answers["/"] = [(200, {"padding": "x" * 10_000})]
         server.drip_s = 0.05
-        bound = bounded_http._asking.bound = bounded_http._Bound(60.0)
+        bound = bounded_http._current_request.bound = bounded_http._Bound(60.0)
         bound.end()  # as the timer does while the first host drips
         with pytest.raises(requests.exceptions.ConnectionError):
             bounded_http.session().get(server.url, timeout=60.0)

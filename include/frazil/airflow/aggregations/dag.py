@@ -106,7 +106,7 @@ def daily_dags(
     sound = [one.spec for one in declared_streams(Path(streams)) if one.spec]
     fed = {seen.table.identifier: seen for spec in sound for seen in with_windows(spec)}
     declared = [_declared(one, fed, Path(streams)) for one in found if not one.removed]
-    for one in _one_a_target(declared):
+    for one in _refuse_shared_targets(declared):
         dags.append(_daily_dag(one, Path(application), on_failure))
         if one.spec:
             dags.append(_reopened_dag(one, one.spec, on_failure))
@@ -114,7 +114,7 @@ def daily_dags(
     return {dag.dag_id: dag for dag in dags}
 
 
-def _one_a_target(declared: Sequence[_Declared]) -> list[_Declared]:
+def _refuse_shared_targets(declared: Sequence[_Declared]) -> list[_Declared]:
     """Refuse aggregations with the same target, because each would overwrite the other's days."""
     targets = Counter(found.spec.target for found in declared if found.spec)
     return [
@@ -220,7 +220,7 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
     # Parsing a DAG file must not load PyIceberg.
     from frazil.aggregate.day_input import choose_input, held  # noqa: PLC0415
 
-    with _for_a_person():
+    with _fail_on_user_errors():
         day = _signalled_day(name, aggregations)
         if waiting := held(day.signals):
             raise AirflowSkipException(f"a quality gate holds {', '.join(waiting)}: {day.day} runs when it is released")
@@ -257,7 +257,7 @@ def again(name: str, aggregations: str) -> None:
     """
     from frazil.aggregate.day_input import is_complete  # noqa: PLC0415 - as above
 
-    with _for_a_person():
+    with _fail_on_user_errors():
         day = _signalled_day(name, aggregations)
     if not is_complete(day.day, day.signals):
         raise AirflowSkipException(
@@ -269,12 +269,12 @@ def ask_for_late_days(name: str, aggregations: str) -> None:
     """Send an event for each late day that has no run."""
     from frazil.airflow.aggregations.reconcile import reconcile  # noqa: PLC0415 - as above
 
-    with _for_a_person():
+    with _fail_on_user_errors():
         reconcile(name, Path(aggregations), daily_dag_id(name), get_current_context())
 
 
 @contextmanager
-def _for_a_person() -> Iterator[None]:
+def _fail_on_user_errors() -> Iterator[None]:
     """Retry temporary errors; fail the task for good on errors that a user has to correct."""
     try:
         yield

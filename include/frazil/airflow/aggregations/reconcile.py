@@ -69,7 +69,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
             )
         # That queued run may be of another DAG, paused for ever. Then a day whose run failed is asked for again.
         runs = {day: [(REQUESTED, at_ms)] for day, at_ms in requested_before.items()}
-    requested = to_ask(found, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
+    requested = days_to_request(found, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
     if not requested:
         raise AirflowSkipException(f"each of {len(found)} days that wait was asked for, or has a run of {dag_id}")
     for one in requested:
@@ -80,7 +80,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
     outlet.extra = {str(one.day): {"revisions": one.revisions} for one in requested}
 
 
-def to_ask(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
+def days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
     """Return the days that no run covers and that were not requested after `requested_after_ms`. Pure."""
     return [
         one

@@ -96,7 +96,7 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
     ) as dag:
         # Typed as what the tasks get when they run.
         wrong: Any = task(inlets=[HEALTH])(audit)(names, str(folder.absolute()))
-        _of_a_stream.partial(folder=str(folder.absolute())).expand(name=wrong)
+        _stream_tasks.partial(folder=str(folder.absolute())).expand(name=wrong)
     return dag
 
 
@@ -111,7 +111,7 @@ def _hours(every: timedelta) -> int:
 
 
 @task_group(group_id="stream")
-def _of_a_stream(name: Any, folder: str) -> None:
+def _stream_tasks(name: Any, folder: str) -> None:
     found: Any = task(outlets=[AUDITS], map_index_template="{{ task.op_args[0] }}")(confirm)(name, folder)
     task(retries=0, map_index_template="{{ task.op_args[0]['stream'] }}")(report)(found)
 

@@ -57,13 +57,13 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
             hours = [min(begin, kept[0]), max(end, kept[1])] if kept else [begin, end]
             with_kafka = found["source"] or (kept is not None and WITH_KAFKA in kept[3:])
             after[stream] = [*hours, said, *([WITH_KAFKA] if with_kafka else [])]
-        elif kept and (_takes_back(found, kept) or _is_old(kept, found["to"])):
+        elif kept and (_clears(found, kept) or _is_old(kept, found["to"])):
             del after[stream]
     if after != before:
         store.set(FOUND, after)
 
 
-def _takes_back(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
+def _clears(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
     if not found["complete"] or (WITH_KAFKA in kept[3:] and not found["source"]):
         return False
     return bool(found["from"] <= kept[0] and kept[1] <= found["to"])

@@ -95,7 +95,7 @@ def audit_hours(
         "findings": len(result.wrong),
         "sentences": [f"{f.where}: {f.sentence}" for f in result.wrong[:SENTENCES]],
     }
-    _tell(result, found)
+    _log_findings(result, found)
     return found
 
 
@@ -110,7 +110,7 @@ def _audited(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
         raise AirflowSkipException(str(not_begun)) from not_begun
 
 
-def _tell(result: Audit, found: AuditJson) -> None:
+def _log_findings(result: Audit, found: AuditJson) -> None:
     for finding in result.findings:
         is_open = finding.kind is FindingKind.NOT_COMPARED
         level = logging.ERROR if finding.kind.is_wrong else logging.WARNING if is_open else logging.INFO

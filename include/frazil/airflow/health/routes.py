@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 RUNS = 12
 """Number of runs in which each table is measured once: at a run in five minutes, an hour."""
-FEWEST = 50
+MIN_TABLES_PER_RUN = 50
 """Minimum of tables measured in each run."""
 NAMED = 5
 AT_ONCE = 8
@@ -100,7 +100,7 @@ def next_after(last: str, names: Sequence[str]) -> list[str]:
 
     Each name comes up once in `RUNS` runs.
     """
-    share = max(FEWEST, ceil(len(names) / RUNS))
+    share = max(MIN_TABLES_PER_RUN, ceil(len(names) / RUNS))
     ordered = sorted(names)
     return [*(name for name in ordered if name > last), *(name for name in ordered if name <= last)][:share]
 

@@ -138,7 +138,9 @@ def subjects_of(
     feeds = [seen for one in sound for seen in with_windows(one)]
     for table, spec in specs.items():
         if spec.window is not None:
-            found[f"care of {table}"] = _care(table, [one for one in feeds if one.table.identifier == table], now_ms)
+            found[f"care of {table}"] = _windows_subject(
+                table, [one for one in feeds if one.table.identifier == table], now_ms
+            )
     for name, spec in routes(sound).items():
         if spec.route is not None and spec.route.template is not None:
             found[name] = Subject(spec.maintenance.alerts, _made(name, spec, sound, kept.routes, now_ms))
@@ -166,7 +168,7 @@ def _stream(stream: DeclaredStream, kept: Kept, now_ms: int) -> Subject:
     return Subject(alerts, read)
 
 
-def _care(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Subject:
+def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Subject:
     alerts = specs[0].maintenance.alerts
 
     def read() -> Iterable[Reading]:

@@ -161,7 +161,7 @@ class WriterTrigger(FollowingTrigger):
         settled_at_s = time.monotonic() + SETTLED_SECONDS
         while True:
             step = await in_thread(supervisor.step)
-            self._tell(step)
+            self._log_step(step)
             self._show(step)
             if step.decision.action == "give up":
                 await in_thread(partial(self._announce, step))
@@ -187,7 +187,7 @@ class WriterTrigger(FollowingTrigger):
         supervisor = await self._make_supervisor()
         run_id = self.task_instance.run_id if self.task_instance else "unknown"
         step = await in_thread(partial(follow, act, supervisor, run_id=run_id))
-        self._tell(step)
+        self._log_step(step)
         if act is Act.MARKED:  # the state of a task that was cleared is its next try's
             self._show(step)
 
@@ -250,7 +250,7 @@ class WriterTrigger(FollowingTrigger):
         program = kind(self.stream, Path(self.streams), Path(self.application), self.parent)
         return Supervisor(program, connections=connections)
 
-    def _tell(self, step: Step) -> None:
+    def _log_step(self, step: Step) -> None:
         """Log the selected lines of the writer's log.
 
         Log the decision if it changed, or was last logged an hour ago.
@@ -263,7 +263,7 @@ class WriterTrigger(FollowingTrigger):
         decision = step.decision
         if decision.action is WriterAction.START:
             self._lines.begin()
-        said, now_s, now_ms = self._what(step), time.monotonic(), clock.now_ms()
+        said, now_s, now_ms = self._stable_parts(step), time.monotonic(), clock.now_ms()
         if said == self._said and now_s - self._said_at_s < PROGRESS_SECONDS:
             return
         since = f", as since {utc(self._said_since_ms)}" if said == self._said else ""
@@ -274,7 +274,7 @@ class WriterTrigger(FollowingTrigger):
             self.log.error("%s: that failed, and is tried again: %s", self.stream, step.problem)
 
     @staticmethod
-    def _what(step: Step) -> tuple[object, ...]:
+    def _stable_parts(step: Step) -> tuple[object, ...]:
         """Return the parts of a step that are compared to find a new decision."""
         decision = step.decision
         return (decision.action, decision.cause, decision.until_ms, shape(step.problem or ""))

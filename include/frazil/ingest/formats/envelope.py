@@ -155,7 +155,7 @@ class EnvelopeDecoder:
             for row in np.flatnonzero(missing & (deletes | states)).tolist():
                 where = "before" if deletes[row] else "after"
                 wrong.setdefault(row, ("MissingRequired", f"{where}.{names[0]}: required, and missing or null"))
-        for row, why in self._untold(parts, op, columns, self._named(chunk, decoded, parts)):
+        for row, why in self._ambiguous_nulls(parts, op, columns, self._named(chunk, decoded, parts)):
             wrong.setdefault(row, why)
         snapshot = true_where(pc.equal(op, "r"))
         unavailable, columns = self._kept(columns, snapshot=snapshot)
@@ -246,7 +246,7 @@ class EnvelopeDecoder:
             lists[row] = [self._ids[name] for name, mask in masks.items() if mask[row]]
         return pa.array(lists, pa.list_(pa.int32()))
 
-    def _untold(
+    def _ambiguous_nulls(
         self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array], named: Callable[[int], Collection[str]]
     ) -> Iterator[tuple[int, tuple[str, str]]]:
         """Yield the updates whose null may mean "unchanged", because the event does not have the row before the update.
