@@ -203,7 +203,7 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
         if is_of_others(spec, again, member.value):
             on = f"leave the new one alone, so that records of {member.value!r} become dead letters"
     else:
-        what = f"is no longer in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
+        what = f"is not in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
         first, on = "register it again", "let it go on, empty" if has else "let the rows go that wait for it"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
     if newest is not None:  # the command names the folder
