@@ -21,8 +21,8 @@ from frazil.airflow.declared import nobody_feeds
 from frazil.airflow.health.tasks import measure_all
 from frazil.airflow.partitions import dag
 from frazil.airflow.partitions.dag import partition_dags
-from frazil.airflow.partitions.gates import gates_of
 from frazil.airflow.partitions.sent_events import to_send
+from frazil.airflow.partitions.tasks import gates_of
 from frazil.airflow.partitions.wait import CompletionTrigger
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window

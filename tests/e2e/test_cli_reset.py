@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from frazil.cli.person import person
+from frazil.cli.options import person
 from frazil.commit.marker import property_name
 from frazil.errors import AdoptionRequired, MarkerUnreadable, OffsetGap, RolledBack, TopicRecreated
 from frazil.history.points import Kind

@@ -12,7 +12,7 @@ import pytest
 
 from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
 from frazil.dev.airflow_client import AirflowClient, wait_for
-from frazil.doctor import airflow as doctor
+from frazil.doctor import host as doctor
 from frazil.doctor.finding import State
 from frazil.errors import EnvironmentUnusable
 from tests.polling import eventually

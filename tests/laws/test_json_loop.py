@@ -23,8 +23,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded
-from frazil.ingest.formats.json.columns import ChunkReader
-from frazil.ingest.formats.json.decoder import JsonDecoder
+from frazil.ingest.formats.json.decoder import ChunkReader, JsonDecoder
 
 SCALARS: list[tuple[t.IcebergType, list[str]]] = [
     (t.BooleanType(), ["true", "false"]),

@@ -33,7 +33,7 @@ class TaskLink(BaseOperatorLink):
         from frazil.airflow.backfills.stage import StageOperator  # noqa: PLC0415
         from frazil.airflow.maintenance.rewrite import RewriteOperator  # noqa: PLC0415
         from frazil.airflow.partitions.wait import CompletionOperator  # noqa: PLC0415
-        from frazil.airflow.submit import SubmitOperator  # noqa: PLC0415
+        from frazil.airflow.spark import SubmitOperator  # noqa: PLC0415
         from frazil.airflow.task import FrazilShortCircuit, FrazilTask  # noqa: PLC0415
         from frazil.airflow.writers.hosted import HostedStreamOperator  # noqa: PLC0415
         from frazil.airflow.writers.operator import WriterOperator  # noqa: PLC0415

@@ -13,9 +13,8 @@ from frazil.backfill.commit import abandon
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.options import json_option, person, stream_argument, streams_option
 from frazil.cli.output import ask, echo, echo_fields, echo_json, working
-from frazil.cli.person import person
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nested

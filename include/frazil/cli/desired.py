@@ -13,9 +13,8 @@ from typing import Any
 import click
 
 from frazil import clock
-from frazil.cli.options import checked_reason, json_option, stream_argument, streams_option
+from frazil.cli.options import checked_reason, json_option, person, stream_argument, streams_option
 from frazil.cli.output import Teller, echo
-from frazil.cli.person import person
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.spec.application import find_application

@@ -15,9 +15,8 @@ from frazil import clock
 from frazil.backfill.commit import unfinished
 from frazil.backfill.eligible import check_coordinates
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import checked_reason, json_option, stream_argument, streams_option
+from frazil.cli.options import checked_reason, json_option, person, stream_argument, streams_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, working
-from frazil.cli.person import person
 from frazil.cli.positions import MomentText
 from frazil.commit.opened import OpenStream, read_stream
 from frazil.dead_letters.counts import counts, samples

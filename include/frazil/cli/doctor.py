@@ -13,7 +13,8 @@ import click
 
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo, echo_json, echo_line
-from frazil.doctor import airflow, host
+from frazil.doctor import host
+from frazil.doctor import host as airflow
 from frazil.doctor.finding import Check, Finding, State, findings
 from frazil.doctor.streams import clocks_of, connections, declarations
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import click
 
 from frazil import clock
-from frazil.cli.asking import Asking
-from frazil.cli.options import json_option, streams_option, table_argument
+from frazil.cli.options import Asking, json_option, streams_option, table_argument
 from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_narrow, said_of
 from frazil.cli.status import AT_ONCE
 from frazil.commit.marker import property_name

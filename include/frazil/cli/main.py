@@ -46,10 +46,10 @@ COMMANDS = {
     "dlq": "frazil.cli.dlq:dlq",
     "reveal": "frazil.cli.reveal:reveal",
     "maintain": "frazil.cli.maintain:maintain",
-    "orphans": "frazil.cli.orphans:orphans",
+    "orphans": "frazil.cli.maintain:orphans",
     "catalog": "frazil.cli.catalog:catalog",
-    "register": "frazil.cli.register:register",
-    "package": "frazil.cli.package:package",
+    "register": "frazil.cli.catalog:register",
+    "package": "frazil.cli.catalog:package",
     "completion": "frazil.cli.completion:completion",
 }
 

@@ -33,6 +33,8 @@ from frazil.table.lost import not_there
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+from frazil.maintenance.orphan_cleanup import clean_orphans
+from frazil.spec.load import load_streams, no_stream
 
 WHOLE_TABLE = "(all)"
 """The shown partition of an unpartitioned table."""
@@ -163,3 +165,37 @@ def _show_partitions(plan: CompactionPlan) -> None:
         echo_table(columns, rows[:SHOWN], numbers=frozenset({"files", "bytes"}))
     if len(rows) > SHOWN:
         echo(f"and {len(rows) - SHOWN:,} more: --json has them all")
+
+
+@click.command()
+@table_argument()
+@streams_option
+@json_option
+@click.option("--delete", is_flag=True, help="Delete what an earlier run with --delete found as well.")
+def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) -> None:
+    """Show, or delete, files of TABLE that nothing references.
+
+    These are files in the table's folders that no snapshot, journal or backfill refers to. --delete deletes a file only
+    if an earlier run with --delete found it too. That run must be at least an hour ago, and before the table's last
+    commit. Exits with 1 if the cleanup is refused or stops.
+
+    \b
+    Example:
+      frazil orphans demo.flights
+      frazil orphans demo.flights --delete --json
+    """
+    specs = load_streams(streams_folder)
+    if not specs:
+        raise no_stream(streams_folder)
+    maintained = find_maintained(specs.values(), table)
+    now_ms = clock.now_ms()
+    with working("listing the table's files"):
+        report = clean_orphans(existing_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
+    if as_json:
+        echo_json(report)
+    else:
+        echo(report.sentence)
+        for path in report.examples:
+            echo(path)
+    if report.refused:
+        raise SystemExit(1)

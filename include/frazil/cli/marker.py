@@ -12,9 +12,8 @@ import click
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.options import json_option, person, stream_argument, streams_option
 from frazil.cli.output import Teller, ask
-from frazil.cli.person import person
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued, forgotten_reader, readers_of

@@ -14,6 +14,11 @@ from frazil.safe_text import reason_problem
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
+import getpass
+import time
+from typing import TypeVar
+
+from frazil.errors import CommitUnavailable
 
 DEFAULT_STREAMS = Path("include/streams")
 STREAMS_VARIABLE = "FRAZIL_STREAMS"
@@ -80,3 +85,42 @@ def streams_argument() -> Callable[..., Any]:
 def table_argument(**options: Any) -> Callable[..., Any]:
     """Add the argument TABLE; a shell completes the tables of declared streams."""
     return click.argument("table", shell_complete=_completed(_table_names), **options)
+
+
+def person() -> str:
+    """Return the user's name; `uid 50000` if the system has no name for the user, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+A = TypeVar("A")
+
+SILENT_S = 10.0
+"""Seconds after which a failed request counts its catalog as silent. Faster failures cost little the next time too."""
+
+
+class Asking:
+    """The requests of one command to catalogs, from several threads."""
+
+    def __init__(self) -> None:
+        self._silent: dict[str | None, CommitUnavailable] = {}
+
+    def is_silent(self, catalog: str | None) -> bool:
+        return catalog in self._silent
+
+    def ask(self, catalog: str | None, step: Callable[[], A]) -> A:
+        """Return the result of the step.
+
+        Raises the step's errors; raises at once if the catalog did not respond before.
+        """
+        if (silent := self._silent.get(catalog)) is not None:
+            raise silent
+        began_s = time.monotonic()
+        try:
+            return step()
+        except CommitUnavailable as error:
+            if time.monotonic() - began_s >= SILENT_S:
+                self._silent[catalog] = error
+            raise

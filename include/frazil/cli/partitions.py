@@ -11,9 +11,8 @@ import click
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.cli.options import checked_reason, json_option, streams_option, table_argument
+from frazil.cli.options import checked_reason, json_option, person, streams_option, table_argument
 from frazil.cli.output import echo, echo_fields, echo_json, echo_table
-from frazil.cli.person import person
 from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_to, moment
 from frazil.partitions.windows import Grain, Window, windows_between

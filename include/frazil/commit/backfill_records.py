@@ -20,7 +20,7 @@ from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_ba
 from frazil.commit.history import ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.period import Period
-from frazil.commit.target_objects import object_of, targets_in
+from frazil.commit.target import object_of, targets_in
 from frazil.errors import FrazilError
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import TopicPartition

@@ -1,14 +1,24 @@
-"""Writes manifests of data files or of delete files, with the partition spec and schema of these files."""
+"""Writes manifests of data files or of delete files, with the partition spec and schema of these files.
+
+Copies a manifest's entries, without decoding them, into a manifest that replaces it.
+
+Other engines write entries with fields that PyIceberg does not know. Entries that are not decoded keep these fields
+unchanged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 from pyiceberg.avro.codecs import AVRO_CODEC_KEY, AvroCompressionCodec
-from pyiceberg.avro.file import AvroOutputFile
-from pyiceberg.io import OutputFile
+from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.encoder import BinaryEncoder
+from pyiceberg.avro.file import SYNC_SIZE, AvroFile, AvroOutputFile
+from pyiceberg.avro.resolver import construct_reader
+from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
 from pyiceberg.manifest import (
     DEFAULT_READ_VERSION,
     DataFile,
@@ -30,8 +40,6 @@ from pyiceberg.typedef import TableVersion
 from pyiceberg.types import NestedField, StructType
 
 from frazil.commit.avro_forms import SCHEMA_KEY, AvroForm, FormedAvroFile
-from frazil.commit.counted_output import CountedOutput
-from frazil.commit.manifest_copying import CopiedEntries
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.table.recent import Recent
@@ -225,3 +233,118 @@ def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
     """Return Avro's name for the table's compression codec; Iceberg uses other names."""
     name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     return _AVRO_CODECS.get(name, "deflate")
+
+
+class CountedOutput(OutputFile):
+    """Wraps an output file, and counts the bytes written to it."""
+
+    def __init__(self, inner: OutputFile) -> None:
+        super().__init__(inner.location)
+        self._inner, self._bytes = inner, 0
+
+    def __len__(self) -> int:
+        return self._bytes
+
+    def exists(self) -> bool:
+        return self._inner.exists()
+
+    def to_input_file(self) -> InputFile:
+        return self._inner.to_input_file()
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        self._bytes = 0
+        return _CountedStream(self._inner.create(overwrite), self)
+
+
+class _CountedStream(OutputStream):
+    def __init__(self, inner: OutputStream, file: CountedOutput) -> None:
+        self._inner, self._file = inner, file
+
+    def write(self, b: bytes) -> int:
+        self._file._bytes += len(b)
+        return self._inner.write(b)
+
+    def tell(self) -> int:
+        return self._inner.tell()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_FIELDS = [(0, True), (1, False), (3, False), (4, False), (2, True)]
+"""The field ids of a manifest entry in format version 2, and whether each field is required. The last field is the data
+file.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedEntries:
+    """The header and the live entries of a manifest, in order."""
+
+    schema: Schema
+    header: Mapping[str, str]
+    data_files: tuple[bytes, ...]
+    """The encoded data file of each entry."""
+
+    @classmethod
+    def of(cls, manifest: ManifestFile, io: FileIO) -> CopiedEntries | None:
+        """Copy a manifest's entries; returns None for a manifest of format version 1, whose entries have other
+        fields.
+        """
+        file = _Blocks(io.new_input(manifest.manifest_path))
+        with file:
+            if [(field.field_id, field.required) for field in file.schema.fields] != _FIELDS:
+                return None
+            readers = [reader for _, reader in construct_reader(file.schema).field_readers]  # type: ignore[attr-defined]
+            found = []
+            for count, block in file.blocks():
+                decoder = new_decoder(block)
+                for _ in range(count):
+                    status, *_ = (reader.read(decoder) for reader in readers[:-1])
+                    start = decoder.tell()
+                    readers[-1].read(decoder)  # PyIceberg cannot skip maps
+                    if status != ManifestEntryStatus.DELETED:
+                        found.append(block[start : decoder.tell()])
+            return cls(file.schema, file.header.meta, tuple(found))
+
+    def writer(self) -> CopyingWriter:
+        return CopyingWriter(iter(self.data_files))
+
+
+@dataclass(frozen=True, slots=True)
+class CopyingWriter:
+    """Replaces Avro's record writer; takes entries in the order in which their data files were copied."""
+
+    data_files: Iterator[bytes]
+
+    def write(self, encoder: BinaryEncoder, entry: ManifestEntry) -> None:
+        encoder.write_int(entry.status)
+        for number in (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number):
+            encoder.write_int(0 if number is None else 1)
+            if number is not None:
+                encoder.write_int(number)
+        encoder.write(next(self.data_files))
+
+
+class _Blocks(AvroFile[ManifestEntry]):
+    """An Avro file that yields its blocks decompressed but not decoded."""
+
+    def blocks(self) -> Iterator[tuple[int, bytes]]:
+        codec = self.header.compression_codec()
+        while True:
+            try:
+                count = self.decoder.read_int()
+            except EOFError:
+                return
+            block = self.decoder.read_bytes()
+            yield count, codec.decompress(block) if codec else block
+            if self.decoder.read(SYNC_SIZE) != self.header.sync:
+                raise ValueError(f"{self.input_file.location}: a block does not end with the file's sync marker")

@@ -18,7 +18,7 @@ from pyiceberg.table import Table
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marker import read_marker
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.target_objects import object_of, targets_in
+from frazil.commit.target import object_of, targets_in
 from frazil.errors import FrazilError, words_of
 from frazil.ingest.contract import Target
 from frazil.table.parallel import in_parallel

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote, unquote
+
 from pyiceberg.table import Table, TableProperties
 
 from frazil.commit.marker import PROPERTY_PREFIX
-from frazil.ingest.contract import TargetTable
-from frazil.table.object_store import file_io_properties
+from frazil.ingest.contract import Target, TargetTable
+from frazil.table.object_store import ObjectStore, file_io_properties
 
 TARGET_FILE_BYTES = 512 * 2**20
 """Iceberg's default of `write.target-file-size-bytes`."""
@@ -31,3 +33,17 @@ def target_table(table: Table, *, folder: str) -> TargetTable:
 def target_file_bytes(table: Table) -> int:
     """Return the target size (bytes) of the table's files, or Iceberg's default."""
     return int(table.metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TARGET_FILE_BYTES))
+
+
+_SUFFIX = ".json"
+
+
+def object_of(folder: str, target: Target) -> str:
+    """Return the path of a table's object."""
+    return f"{folder}/{quote(target, safe='')}{_SUFFIX}"
+
+
+def targets_in(store: ObjectStore, folder: str) -> set[Target]:
+    """Return the tables that have an object in a folder. Costs one listing for any number of tables."""
+    names = (file.path.rsplit("/", 1)[-1] for file in store.list_files(folder))
+    return {unquote(name.removesuffix(_SUFFIX)) for name in names}

@@ -27,8 +27,7 @@ from frazil.commit.mode import MERGED
 from frazil.commit.rules import files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path
-from frazil.commit.target import target_table
-from frazil.commit.target_objects import object_of
+from frazil.commit.target import object_of, target_table
 from frazil.errors import words_of
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,8 +18,15 @@ from frazil.infer.encoding import Encoding, encoding_of
 from frazil.infer.observed import observe
 from frazil.infer.registered import Registered, avro_columns, json_columns
 from frazil.infer.sample import Sample
-from frazil.infer.trial import dead_letters, decoded
+from frazil.ingest.beside_value import value_schema
+from frazil.ingest.changes import change_schema
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.coordinates import record_schema
+from frazil.ingest.decode import Decoded
+from frazil.ingest.formats import decoder
+from frazil.spec import iceberg
 from frazil.spec.formats import AvroFormat, BytesFormat, Envelope, plain_format
+from frazil.spec.load import validate_stream
 from frazil.spec.units import counted, rounded_bytes
 
 HOUR_FROM_BYTES = 24 * 128 * 2**20
@@ -263,3 +272,26 @@ def _quoted(text: str) -> str:
 
 def _is_plain(name: str) -> bool:
     return bool(_PLAIN.fullmatch(name)) and name.lower() not in _WORDS
+
+
+_ANY_BROKER = "localhost:9092"
+
+
+def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
+    """Count the sample's records that would become dead letters, by error class. Tombstones are included.
+
+    Raises RegistryUnavailable.
+    """
+    return Counter(rejection.error_class for rejection in decoded(declared, sample).rejections)
+
+
+def decoded(declared: Mapping[str, Any], sample: Sample) -> Decoded:
+    """Decode the sample's records with a declaration. Raises RegistryUnavailable."""
+    source = {"bootstrap-servers": _ANY_BROKER, **declared["source"]}
+    spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
+    schema = iceberg.schema(spec)
+    wanted = change_schema(schema, spec.key) if spec.mode == "upsert" else schema
+    filled = value_schema(record_schema(wanted, spec.coordinates), spec.beside_value)
+    units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
+    values = [record.value for record in sample.records]
+    return decoder(plain_format(spec.value_format), filled, units)(Chunk.of_values(values))

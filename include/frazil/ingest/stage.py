@@ -32,11 +32,10 @@ from frazil.ingest.kafka import RangeReader
 from frazil.ingest.narrow import is_environment, narrowed
 from frazil.ingest.no_rows import no_rows
 from frazil.ingest.opened import decoder_maker, open_reader, open_writer
-from frazil.ingest.progress import ProgressCounter
+from frazil.ingest.progress import ProgressCounter, Reporter
 from frazil.ingest.range_turns import TurnReader
 from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.rejects import RejectCounter
-from frazil.ingest.reporter import Reporter
 from frazil.ingest.required import plain_row
 from frazil.ingest.routed_writers import RoutedWriters
 from frazil.ingest.sensitive import Protector, speakable

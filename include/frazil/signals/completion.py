@@ -16,17 +16,20 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.history import ancestors
+from frazil import clock
+from frazil.commit.history import ancestors, commit_records
+from frazil.commit.journal import key_of
 from frazil.commit.late_rows import late_rows
-from frazil.commit.marker import Marker, of_topics, read_markers
+from frazil.commit.marker import BatchKey, Marker, of_topics, read_marker, read_markers
+from frazil.commit.missing_rows import first_missing
 from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry
+from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CommitUnavailable, RolledBack, SpecError, TableLost
 from frazil.partitions.completeness import MAX_WINDOWS, Cursor, Feed, WindowDecision, complete_to, decide
 from frazil.partitions.watermark import holding_back
 from frazil.partitions.window_rows import window_rows
 from frazil.partitions.windows import Grain, Window, microseconds
-from frazil.signals.routed_feed import routed_feed
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.spec.model import StreamSpec
@@ -277,3 +280,42 @@ def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | N
     if cursor is not None and min(windows).start_us < cursor.from_us:
         return f"Signals of {table} begin with {Window.of(cursor.from_us, cursor.grain)}; earlier windows are history"
     return f"`frazil partitions {table}` shows what it waits for"
+
+
+def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
+    """Return the stream's watermark after the last batch whose rows the table has completely.
+
+    The default table is loaded after this table, so newer batches of the default table count as missing. Raises
+    `MarkerUnreadable`, and the errors of catalog and storage.
+    """
+    stream, lateness_us = spec.name, spec.lateness // timedelta(microseconds=1)
+    try:
+        check_ancestry(table.metadata, marker, table=spec.table.identifier)
+        default_table = table.catalog.load_table(spec.default_table)
+        decided = read_marker(default_table.properties, stream)
+        if decided is None:
+            return Feed(stream, None, lateness_us, problem=f"its default table {spec.default_table} has no marker")
+        check_ancestry(default_table.metadata, decided, table=spec.default_table)
+    except NoSuchTableError:
+        return Feed(stream, None, lateness_us, problem=f"its default table {spec.default_table} does not exist")
+    except RolledBack as error:
+        return Feed(stream, None, lateness_us, problem=str(error))
+    tables = StreamTables.of(stream, {"main": default_table}, clock_ms=clock.now_ms)
+    first = first_missing(tables, decided, spec.table.identifier, marker)
+    if first is not None:
+        problem = f"{spec.table.identifier} misses rows from batch {first} on: `frazil route {stream}` shows why"
+        before_us = _watermark_before(default_table, stream, first)
+        return Feed(stream, before_us, lateness_us, problem=None if before_us is not None else problem)
+    offsets = of_topics(decided.offsets, spec.source.reads)
+    holder = holding_back(decided.max_event_times_us, partitions=offsets, idle=decided.idle)
+    return Feed(stream, decided.watermark_us, lateness_us, holder)
+
+
+def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int | None:
+    """Return the watermark of the batch before `first`, in microseconds, from the summary of that batch's commit."""
+    for snapshot, path in commit_records(default_table.metadata, stream):
+        key = key_of(path)
+        if key is not None and key < first:
+            watermark = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
+            return int(watermark) * 1000 if watermark else None
+    return None

@@ -48,13 +48,12 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
-from frazil.stream.batch_rates import metadata_of, write_rates_of
+from frazil.stream.batch_rates import join_ranges, metadata_of, write_rates_of
 from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import MAX_NAMED, evolved, ignored
 from frazil.stream.fence_watch import FenceWatch
-from frazil.stream.joined_ranges import join_ranges
 from frazil.stream.outage import waited_out
 from frazil.stream.planner_exchange import read_rates, write_rates
 from frazil.stream.position import Position

@@ -23,7 +23,7 @@ from frazil.timetext import ago
 
 _batch = logging.getLogger("frazil.stream.batch")
 _writer = logging.getLogger("frazil.stream.writer")
-_stalls = logging.getLogger("frazil.stream.stall_watch")
+_stalls = logging.getLogger("frazil.stream.stall")
 _folding = logging.getLogger("frazil.stream.record_folding")
 """Stable logger names, because users search their logs for them."""
 

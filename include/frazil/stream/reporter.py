@@ -35,8 +35,8 @@ from frazil.host.writer_log import rotate_full
 from frazil.stream.hosting import Heartbeats
 from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder
+from frazil.stream.stall import StallWatch
 from frazil.stream.stall_history import BatchName, Limits, Sample
-from frazil.stream.stall_watch import StallWatch
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
 from frazil.spec.resources import ClusterManager
-from frazil.stream.lost_executors import report_if_lost
+from frazil.stream.executors import report_if_lost
 from frazil.stream.session import start_context
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
+from frazil.history.points import Happened, Kind
 from frazil.history.supervision import Supervision
 from frazil.host.launcher import Launcher, LogPosition
 from frazil.host.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
 from frazil.supervise.decide import TABLE_WAYS_OUT, decide
 from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.history_entry import history_entry
-from frazil.supervise.observed import Desired, Observed
+from frazil.supervise.observed import Desired, Observed, Unreadable
 from frazil.supervise.supervised import Connections, Supervised
 
 log = logging.getLogger(__name__)
@@ -204,3 +204,28 @@ class Supervisor:
             return ()
         self._log_position = chunk.position
         return chunk.lines
+
+
+_WORDS = {
+    WriterAction.START: "the writer is started",
+    WriterAction.STOP: "the writer is stopped",
+    WriterAction.RESTART: "the writer is restarted",
+    WriterAction.KILL: "the writer is killed",
+    WriterAction.GIVE_UP: "the supervisor gives up, and a person is needed",
+}
+"""Holds are not recorded: the decision before or the start after them gives the reason."""
+
+
+def history_entry(
+    decision: Decision, desired: Desired | Unreadable, problem: str | None, *, now_ms: int
+) -> Happened | None:
+    """Return the event for a decision that was carried out, or failed with `problem`; None if it needs no event."""
+    if decision.cause is Cause.PAUSED and isinstance(desired, Desired):
+        # As of the act, in words that stay the same: each supervisor that comes after tells it again.
+        why = f": {desired.reason}" if desired.reason else ""
+        return Happened(desired.at_ms, Kind.SUPERVISION, f"the stream is paused by {desired.by or 'somebody'}{why}")
+    if decision.action not in _WORDS:
+        return None
+    failed = f"; that failed: {problem}" if problem else ""
+    sentence = f"{_WORDS[decision.action]} ({decision.cause}): {decision.reason}{failed}"
+    return Happened(now_ms, Kind.SUPERVISION, sentence)

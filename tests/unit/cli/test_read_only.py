@@ -14,8 +14,8 @@ from frazil.cli.main import frazil
 from frazil.commit.opened import open_stream, read_stream
 from frazil.commit.sweep import bare_path
 from frazil.errors import TableLost
-from frazil.operations.abandoning import plan_abandon
 from frazil.operations.fetch import fetch_history, fetch_standing
+from frazil.operations.resetting import plan_abandon
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.status.missing import missing_tables

@@ -23,7 +23,7 @@ from pyiceberg.table.update import SetSnapshotRefUpdate
 from pyiceberg.types import NestedField, StringType
 
 from frazil.audit.run import audit_stream
-from frazil.cli import asking
+from frazil.cli import options as asking
 from frazil.cli.main import frazil
 from frazil.cli.output import lines_of
 from frazil.commit import marker_change

@@ -37,7 +37,7 @@ from frazil.ingest.sealing import OMITTED, SEALED, Secret, place_of
 from frazil.ingest.stage import stage
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
-from frazil.operations.abandoning import plan_abandon
+from frazil.operations.resetting import plan_abandon
 from frazil.spec.dedupe import Dedupe
 from frazil.spec.model import StreamSpec
 from frazil.spec.sensitive import Sensitive

@@ -14,9 +14,8 @@ from pyiceberg.catalog import Catalog
 from frazil.cli.main import frazil
 from frazil.commit import catalog_probe
 from frazil.doctor import connections, streams
-from frazil.doctor.connections import Connections
+from frazil.doctor.connections import Connections, Place, fix_of
 from frazil.doctor.finding import Finding, State
-from frazil.doctor.remedies import Place, fix_of
 from frazil.errors import (
     AccessDenied,
     FrazilError,

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from frazil import installed
 from frazil.cli.main import frazil
-from frazil.doctor import airflow, connections, host
-from frazil.doctor.clocks import WARN_MS, WRONG_MS, ServerTime, clocks, evaluate
+from frazil.doctor import connections, host
+from frazil.doctor import host as airflow
 from frazil.doctor.finding import Check, Finding, State, findings
-from frazil.doctor.streams import declarations
+from frazil.doctor.streams import WARN_MS, WRONG_MS, ServerTime, clocks, declarations, evaluate
 from frazil.errors import EnvironmentUnusable
 from frazil.host import page_servers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from frazil.ingest.parquet_columns import fits
+from frazil.ingest.record_files import fits
 
 UTC_US = pa.timestamp("us", "UTC")
 TEXT = pa.large_string()

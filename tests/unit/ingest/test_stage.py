@@ -26,7 +26,8 @@ from pyiceberg.table.sorting import SortOrder
 from pyroaring import BitMap64
 
 from frazil.errors import SpecError
-from frazil.ingest import opened, parquet, reporter
+from frazil.ingest import opened, parquet
+from frazil.ingest import progress as reporter
 from frazil.ingest import stage as staging
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.merge.contract import TableFile
-from frazil.merge.rewriting import rewritten
+from frazil.merge.task import rewritten
 
 MIB = 2**20
 

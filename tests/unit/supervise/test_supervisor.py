@@ -20,9 +20,8 @@ from frazil.spec.last_sound import EMPTY_MS
 from frazil.spec.load import find_stream
 from frazil.supervise.decision import Cause, WriterAction
 from frazil.supervise.desired import open_desired
-from frazil.supervise.supervised import WriterProgram
+from frazil.supervise.supervised import TableState, WriterProgram
 from frazil.supervise.supervisor import Step, Supervisor
-from frazil.supervise.table_state import TableState
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 

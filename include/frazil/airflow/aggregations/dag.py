@@ -36,8 +36,7 @@ from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregatio
 from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile, interval
 from frazil.airflow.declared import declared_streams
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, in_spark_pool
-from frazil.airflow.submit import SubmitOperator
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, in_spark_pool
 from frazil.airflow.task import task
 from frazil.errors import FrazilError, SpecError
 from frazil.partitions.windows import Grain

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.submit import SubmitOperator
+from frazil.airflow.spark import SubmitOperator
 
 
 class StageOperator(SubmitOperator):

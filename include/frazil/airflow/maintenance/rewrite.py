@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from frazil.airflow.submit import SubmitOperator
+from frazil.airflow.spark import SubmitOperator
 
 
 class RewriteOperator(SubmitOperator):

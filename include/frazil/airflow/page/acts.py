@@ -41,7 +41,6 @@ from frazil.airflow.partitions.dag import RELEASE_DAG
 from frazil.errors import CommitUnavailable, DesiredMoved, SpecError
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes
-from frazil.operations.abandoning import plan_abandon, staged_words
 from frazil.operations.acts import (
     BY_THE_TABLE,
     DEPENDS,
@@ -58,7 +57,7 @@ from frazil.operations.acts import (
 )
 from frazil.operations.fetch import fetch_signals, fetch_standing
 from frazil.operations.offers import Standing, refusal
-from frazil.operations.resetting import plan_reset
+from frazil.operations.resetting import plan_abandon, plan_reset, staged_words
 from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import send_again
 from frazil.spec.model import StreamSpec
