@@ -23,8 +23,9 @@ from frazil.merge.contract import Counts, MergeRules
 from frazil.partitions.windows import Grain
 from frazil.spec.coordinates import COORDINATES
 from frazil.spec.formats import POSITION, envelope_of
+from frazil.spec.former_columns import current_name, former_columns
 from frazil.spec.model import StreamSpec
-from frazil.table.renamed import aliases, current_name, former_columns
+from frazil.table.renamed import aliases
 
 Plan = Callable[..., MergePlan]
 """A function with the signature of `plan_merge` and `plan_repeats`."""

@@ -18,7 +18,7 @@ from frazil.ingest.contract import StageContext, StagedFile, Target, TargetTable
 from frazil.ingest.destinations import MAIN, Divided
 from frazil.ingest.parquet import FileLayout
 from frazil.ingest.write import BUFFER_BYTES, UNSPLIT_BYTES, TableWriter, held_bytes
-from frazil.table.renamed import former_columns, names_in_rows
+from frazil.spec.former_columns import former_columns, names_in_rows
 
 NO_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
 FIELD_ID = b"PARQUET:field_id"

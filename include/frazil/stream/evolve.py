@@ -9,11 +9,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.ingest.schema_drift import SchemaDrift, joined_drift, new_fields, wide_type
+from frazil.spec.former_columns import Former, current_name, former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import shortened
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
 from frazil.table.growth import Refusal
-from frazil.table.renamed import Former, current_name, former_columns
 from frazil.table.schema_update import described, evolve
 
 MAX_NAMED = 5

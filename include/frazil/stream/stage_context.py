@@ -19,10 +19,11 @@ from frazil.commit.target import target_table
 from frazil.ingest.contract import ChangeRules, StageContext, TargetTable
 from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import carried_format
+from frazil.spec.former_columns import current_name, former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.upsert import Delete, key_fields
 from frazil.table.catalogs import catalog_errors
-from frazil.table.renamed import aliases, current_name, former_columns
+from frazil.table.renamed import aliases
 from frazil.table.tables import check_stageable
 
 

@@ -13,6 +13,7 @@ from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
+from frazil.spec.former_columns import former_columns
 from frazil.spec.iceberg import declaration
 from frazil.spec.model import StreamSpec
 from frazil.spec.types import UNREADABLE
@@ -29,7 +30,7 @@ from frazil.table.evolution import (
     relaxed,
 )
 from frazil.table.growth import Growth, growth
-from frazil.table.renamed import former_columns, renamed_fields
+from frazil.table.renamed import renamed_fields
 
 logger = logging.getLogger(__name__)
 

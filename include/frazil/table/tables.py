@@ -15,12 +15,12 @@ from sqlalchemy.exc import IntegrityError
 
 from frazil.errors import SchemaIncompatible, TableLost
 from frazil.spec.addresses import FOLDERS, path_problem
+from frazil.spec.former_columns import former_columns
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import catalog_errors, existing_catalog
 from frazil.table.declared import FORMAT_VERSION, DeclaredTable, declared_dead_letters, declared_table, name_of
 from frazil.table.lost import lost_sentence, remains_in_place
 from frazil.table.remains import STATE
-from frazil.table.renamed import former_columns
 from frazil.table.schema_update import evolutions, evolve_to, refuse_unreadable
 
 logger = logging.getLogger(__name__)

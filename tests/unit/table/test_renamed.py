@@ -7,7 +7,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.errors import SchemaIncompatible
-from frazil.table.renamed import PROPERTY, ColumnChanges, aliases, former_columns, problems, renamed_fields
+from frazil.spec.former_columns import PROPERTY, former_columns
+from frazil.table.renamed import ColumnChanges, aliases, problems, renamed_fields
 
 BEFORE = Schema(
     NestedField(1, "id", LongType()), NestedField(2, "a", StringType()), NestedField(3, "gone", StringType())
