@@ -96,7 +96,7 @@ def default_arguments(purpose: str) -> dict[str, Any]:
     try:
         said = json.loads(text)
     except ValueError as error:
-        raise SpecError(f"{DEFAULT_ARGS_VARIABLE} is no JSON ({error}); write an object such as {example}") from None
+        raise SpecError(f"{DEFAULT_ARGS_VARIABLE} is not JSON ({error}); write an object such as {example}") from None
     if not isinstance(said, Mapping):
         raise SpecError(f"{DEFAULT_ARGS_VARIABLE} is {text!r}; write a JSON object such as {example}")
     of_purpose = said.get(purpose, {})

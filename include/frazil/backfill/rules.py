@@ -149,7 +149,7 @@ def overtaken(backfill: BackfillMarker, lost: str) -> str:
     """Return the message for a merge that lost every commit attempt."""
     return (
         f"{lost}. If it is the stream's writer: `frazil pause {backfill.stream}`, then `{command_of(backfill)}` "
-        f"finishes this one, and `frazil resume {backfill.stream}` lets the writer go on"
+        f"finishes this one, and `frazil resume {backfill.stream}` continues the writer"
     )
 
 

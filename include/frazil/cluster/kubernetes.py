@@ -20,7 +20,7 @@ the pod.
 _WAITING_REASONS: dict[str, str] = {
     "ImagePullBackOff": "its image cannot be pulled",
     "ErrImagePull": "its image cannot be pulled",
-    "InvalidImageName": "its image has no valid name",
+    "InvalidImageName": "its image name is invalid",
     "CreateContainerConfigError": "a secret or config map that it names is missing",
     "CreateContainerError": "its container cannot be created",
     "CrashLoopBackOff": "its container ends again and again",
@@ -81,7 +81,7 @@ class DriverPod:
             return f"{WHO} does not accept our token: it is expired, or of another cluster"
         if answer.status_code == 403:
             rights = f"the Role of its service account needs the verb {verb} for pods, and get for pods/log"
-            return f"{WHO} forbids it in the namespace {self._namespace}: {rights}"
+            return f"{WHO} denies access in the namespace {self._namespace}: {rights}"
         try:
             said = body(answer, who=WHO).get("message")
         except Silent as silent:

@@ -113,7 +113,7 @@ class YarnDriver:
         except Silent as silent:
             return DriverStatus(DriverState.UNKNOWN, str(silent))
         if found is None:
-            reason = f"{WHO} does not know {self._application}: it forgot it, or was started without its state"
+            reason = f"{WHO} has no record of {self._application}: the record expired, or YARN lost its state"
             return DriverStatus(DriverState.GONE, reason)
         return application_status(found)
 

@@ -320,7 +320,7 @@ def _check_stageable(
     if decision is Continuity.STALE:
         starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
         off = {name: pair for name, pair in starts.items() if pair[0] != pair[1]}
-        raise StaleBatch(f"{where} starts elsewhere than the marker stands (batch, marker): {off}; it is staged again")
+        raise StaleBatch(f"{where} does not start at the marker's offsets (batch, marker): {off}; it is staged again")
     if not files_fit(table.metadata, files):
         raise StaleBatch(
             f"{where} was staged for a schema or partition spec that the table gave up; it is staged again"

@@ -56,7 +56,7 @@ def missing_rows_of(
 def _missing_rows(
     tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], mending: Mending
 ) -> Behind | None:
-    journals, reason = waiting, "its writer commits them with the next batch, or says why it cannot"
+    journals, reason = waiting, "its writer commits them with the next batch, or reports why that fails"
     is_well, gone = False, None
     try:
         table = tables.handle(target).refresh()

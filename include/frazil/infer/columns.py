@@ -96,7 +96,7 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
     inside = list(_guessed(observed, ""))
     remarks += inside[:MAX_REMARKS]
     if len(inside) > MAX_REMARKS:
-        remarks.append("and more like it")
+        remarks.append("and more remarks of this kind")
     return Column(
         name,
         kind,

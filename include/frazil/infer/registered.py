@@ -208,7 +208,7 @@ class _JsonSchema:
             self._root = json.loads(schema.text)
             self._references = {name: json.loads(text) for name, text in schema.references}
         except (ValueError, RecursionError) as error:
-            raise SpecError(f"the registry's schema is no JSON Schema: {error}") from None
+            raise SpecError(f"the registry's schema is not a JSON Schema: {error}") from None
         self._read = 0
         self._inside: set[int] = set()
 

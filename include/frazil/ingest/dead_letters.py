@@ -83,7 +83,7 @@ class DeadLetterTable:
         if strange:
             raise SpecError(
                 f"the dead-letter table's column {strange[0]} is required, but frazil does not fill it. Make "
-                "it optional, or give it its old name again"
+                "the column optional, or restore its old name"
             )
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._ranges = ranges

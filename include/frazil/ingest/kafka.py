@@ -268,7 +268,7 @@ class RangeReader(ABC):
         todo = "" if causes else " Are the brokers reachable?"
         if self._throttled_s:
             said.append(self._throttle_words())
-            todo = " Raise the quota, or let producers send smaller batches: one must fit into the quota of 10 s."
+            todo = " Raise the quota, or let producers send smaller batches: a batch must fit into 10 s of the quota."
         return KafkaUnavailable(
             f"no record arrived for {self._silence_limit_s():.0f} s and {len(self._open)} ranges have not ended, among "
             f"them {topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(said)}.{todo}"

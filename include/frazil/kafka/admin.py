@@ -129,7 +129,7 @@ class KafkaOffsets:
             )
             raise AccessDenied(
                 f"{place}: Kafka does not let the stream describe topics that it has read: {', '.join(hidden)}. Grant "
-                "Describe and Read on them. If they were deleted, grant Describe on their names, so that Kafka says so"
+                "Describe and Read on them. If they were deleted, grant Describe on their names, so Kafka reports it"
             )
 
     def _matching(self, pattern: TopicPattern) -> list[str]:
@@ -138,7 +138,7 @@ class KafkaOffsets:
         if len(found) > MAX_TOPICS:
             raise SpecError(
                 f"source.topic-pattern: '{pattern.text}' matches {len(found):,} topics at {self._servers}, and a "
-                f"stream reads at most {MAX_TOPICS:,}. Narrow it, or share the topics among several streams"
+                f"stream reads at most {MAX_TOPICS:,}. Narrow the pattern, or divide the topics among several streams"
             )
         return found
 

@@ -138,4 +138,4 @@ def client_errors() -> Iterator[None]:
         yield
     except KafkaException as error:
         said = error.args[0].str()
-        raise SpecError(f"source.properties: librdkafka refuses them: {said}") from error
+        raise SpecError(f"librdkafka rejects source.properties: {said}") from error

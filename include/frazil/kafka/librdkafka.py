@@ -216,14 +216,14 @@ def _check_message_layout(library: Librdkafka) -> None:
         event = library.queue_poll(queue, 10_000)
         address = library.event_message_next(event) if event else None
         if not address:
-            raise LibraryUnfit("no message came back when it was tried")
+            raise LibraryUnfit("the self-test got no message back")
         message = Message.from_address(address)
         wanted = (KafkaError._PURGE_QUEUE, topic, 7, 5, 7, _INVALID_OFFSET, 11)
         found = (message.err, message.rkt, message.partition, message.len, message.key_len, message.offset)
         if (*found, message._private) != wanted or not message.payload or not message.key:
             raise LibraryUnfit("a message is not laid out as expected")
         if (ctypes.string_at(message.payload, 5), ctypes.string_at(message.key, 7)) != (b"value", b"the key"):
-            raise LibraryUnfit("a message holds other bytes than it was given")
+            raise LibraryUnfit("a message has other bytes than were written to it")
     finally:
         if event:
             library.event_destroy(event)

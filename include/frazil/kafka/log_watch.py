@@ -86,8 +86,8 @@ class LogWatch:
         stuck = sorted(f"{topic}-{p}" for (topic, p), polls in self.outdated.items() if polls >= OUTDATED_POLLS)
         if stuck:
             raise KafkaUnavailable(
-                f"{OUTDATED_POLLS} times in a row only brokers answered for {', '.join(stuck[:5])} whose leader epoch "
-                "is lower than an earlier one: they were replaced without noticing, or the cluster's "
+                f"{OUTDATED_POLLS} times in a row, brokers answered for {', '.join(stuck[:5])} with a leader epoch "
+                "lower than an earlier one: they have not noticed that they were replaced, or the cluster's "
                 "metadata was restored from a backup. Check the brokers"
             )
 

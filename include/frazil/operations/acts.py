@@ -269,11 +269,11 @@ def _open_backfill_words(now: Situation) -> tuple[str, ...]:
 
 def _abandon(now: Situation) -> tuple[str, ...]:
     return (
-        f"What the backfill of {now.subject} has staged is removed. The table loses no row, for it has none of these.",
+        f"What the backfill of {now.subject} has staged is removed. The table has none of these rows yet.",
         (
             "A run of its DAG that is under way fails, and is not tried again. A new run begins it again, also one "
             "that "
-            "waits in Airflow's queue by now: end that in Airflow."
+            "is queued in Airflow now: end that run in Airflow."
         ),
     )
 
@@ -281,7 +281,7 @@ def _abandon(now: Situation) -> tuple[str, ...]:
 def _replay(now: Situation) -> tuple[str, ...]:
     return (
         (
-            f"The dead letters of {now.subject} are decoded once more by the declaration of now. What it takes becomes "
+            f"The dead letters of {now.subject} are decoded again by the current declaration. Those accepted become "
             "rows, or is merged, each letter once; the others stay."
         ),
         "A dry run only counts them.",

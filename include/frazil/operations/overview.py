@@ -172,7 +172,7 @@ def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
     if not lines:
         return ""
     if needing:
-        return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} a person"
+        return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} attention"
     if loading := levels[Level.UNKNOWN]:
         return f"Loading {counted(loading, 'stream')}"
     return "No stream needs a person, but Airflow does" if airflow else _calm(lines)

@@ -87,7 +87,7 @@ class _Bound:
     def check(self) -> None:
         """Raise ReadTimeout once the time is over."""
         if time.monotonic() >= self._deadline:
-            raise requests.exceptions.ReadTimeout(f"no whole answer within {self._within_s:g} s")
+            raise requests.exceptions.ReadTimeout(f"no complete answer within {self._within_s:g} s")
 
 
 def _read(response: requests.Response, bound: _Bound) -> None:

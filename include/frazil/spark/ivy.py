@@ -99,7 +99,7 @@ def retrieve(
 def _command(descriptor: Path, *, to: Path, cache: Path, transitive: bool) -> list[str]:
     settings = os.environ.get("FRAZIL_IVY_SETTINGS") or str(Path(__file__).with_name("ivy-settings.xml"))
     if not Path(settings).is_file():
-        raise EnvironmentUnusable(f"FRAZIL_IVY_SETTINGS is {settings}, which is no file; correct or unset it.")
+        raise EnvironmentUnusable(f"FRAZIL_IVY_SETTINGS is {settings}, which is not a file; correct or unset it.")
     return [
         str(require_java()),
         f"-Divy.default.ivy.user.dir={cache}",
@@ -155,7 +155,7 @@ def _why(log: Path) -> str:
     elif missing:
         cause = f"{missing[0]} was not found" + (f", nor {len(missing) - 1} others" if len(missing) > 1 else "")
     else:
-        cause = next((line for line in reversed(said.split("\n")) if line.strip()), "Ivy said nothing").strip()
+        cause = next((line for line in reversed(said.split("\n")) if line.strip()), "Ivy printed nothing").strip()
     return (
         f"JVM jars could not be downloaded: {cause}. Check the network, or name your mirror's Ivy settings file in "
         f"FRAZIL_IVY_SETTINGS, and run it again: what was finished is kept. All that Ivy said is in {log}."

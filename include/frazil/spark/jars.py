@@ -150,7 +150,7 @@ def _move_to_cache(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Pa
         shutil.rmtree(ivy_cache, ignore_errors=True)
         raise EnvironmentUnusable(
             f"the downloaded {jar.coordinates} has the SHA-256 {found}, but {LOCK_FILE.name} pins {jar.sha256}: it was "
-            f"deleted. Run it again; if it stays so, your mirror serves another file."
+            f"deleted. Run the command again; if this persists, your mirror serves another file."
         )
     place = folder / jar.coordinates.path
     place.parent.mkdir(parents=True, exist_ok=True)

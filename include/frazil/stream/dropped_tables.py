@@ -196,8 +196,8 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
     if again is not None:
         what = (
             f"is another one in the catalog {catalog!r} than it was: it was dropped or renamed, and made again. Drop "
-            f"the new one without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the first one "
-            "was renamed, rename it back"
+            f"the new table without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the first one "
+            "table was renamed, rename it back"
         )
         first, on = "register the first again", "let the new one go on as it is"
         if is_of_others(spec, again, member.value):
@@ -219,8 +219,8 @@ def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> 
     if member.location:
         return dropped_sentence(spec, tables, member)
     return (
-        f"{target} is not in the catalog {tables.main.catalog_name!r}, and no files of it are found: the writer's next "
-        "start makes it, empty. If it was renamed, rename it back before"
+        f"{target} is not in the catalog {tables.main.catalog_name!r}, and has no files left: the writer's next "
+        "start creates it, empty. If it was renamed, rename it back first"
     )
 
 
@@ -285,7 +285,7 @@ def value_of_dropped(spec: StreamSpec, tables: StreamTables, identifier: Target)
         return value
     raise SpecError(
         f"table {identifier} was dropped, and it is not known for which records it was made: name it in "
-        "route.tables until it is there again"
+        "route.tables until it exists again"
     )
 
 

@@ -124,7 +124,7 @@ def _check_same(spec: StreamSpec, tables: StreamTables, member: Member | None, t
 def _ahead(spec: StreamSpec, target: Target, marker: Marker) -> str:
     return (
         f"table {target} has batch {marker.settled} of stream {spec.name!r}, and {spec.table.identifier} does not: "
-        "that is another table than before, or the stream was forgotten. What is read again would come to "
+        "it is another table than before, or the stream was forgotten. Records read again would be written to "
         f"{target} a second time. `frazil route {spec.name} --give-up {target}` lets it go on"
     )
 
@@ -249,7 +249,7 @@ class RoutedTables:
             self.absent[target] = reason
         else:
             if self.absent.pop(target, None):
-                log.warning("table %s is there now", target)
+                log.warning("table %s can be used again", target)
 
     def _in_one_step(self, target: Target) -> bool:
         atomic = self.spec.commit.atomic
@@ -322,7 +322,7 @@ class RoutedTables:
             return
         self._follow(table, value, default_marker)
         self.targets[value] = identifier
-        log.info("made table %s for the value %r", identifier, value)
+        log.info("created table %s for the value %r", identifier, value)
 
     def _loaded(self, identifier: str) -> Table | None:
         try:

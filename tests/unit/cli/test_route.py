@@ -304,7 +304,7 @@ def test_a_table_that_was_renamed_and_whose_name_another_one_took_is_renamed_bac
     catalog.create_table(table, catalog.load_table("shop.moved").schema())
     (behind,) = reported(tmp_path, "route", "shop")["behind"]
     assert (behind["target"], behind["rows"]) == (table, 2)
-    assert "if the first one was renamed, rename it back" in behind["reason"]
+    assert "was renamed, rename it back" in behind["reason"]
     catalog.drop_table(table)
     catalog.rename_table("shop.moved", table)
     made.__dict__.pop("tables", None)

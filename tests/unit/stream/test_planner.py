@@ -393,7 +393,7 @@ def test_brokers_that_stay_behind_an_earlier_leader_end_the_writer_and_say_why(w
     world.kafka.leader_epoch = 3
     world.kafka.end = {TP0: 9, TP1: 9}
     assert world.after(OUTDATED_POLLS - 1).offsets == {TP0: 5, TP1: 5}
-    with pytest.raises(KafkaUnavailable, match=r"t-0, t-1 whose leader epoch is lower.*restored from a backup"):
+    with pytest.raises(KafkaUnavailable, match=r"t-0, t-1 with a leader epoch lower.*restored from a backup"):
         world.after(UNREACHABLE_S + 2)
 
 

@@ -71,7 +71,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
         runs = {day: [(REQUESTED, at_ms)] for day, at_ms in requested_before.items()}
     requested = days_to_request(found, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
     if not requested:
-        raise AirflowSkipException(f"each of {len(found)} days that wait was asked for, or has a run of {dag_id}")
+        raise AirflowSkipException(f"all {len(found)} late days were requested already, or have a run of {dag_id}")
     for one in requested:
         log.warning("%s: %s is complete (revisions %s) and not aggregated: asking for it", name, one.day, one.revisions)
     store.set(REQUESTED_DAYS, {**requested_before, **{str(one.day): now_ms for one in requested}})

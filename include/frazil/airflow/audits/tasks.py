@@ -70,7 +70,7 @@ def audit_all(
     audits = [answer for answer in found.values() if isinstance(answer, dict)]
     off = {audited["stream"] for audited in audits if audited["findings"]}
     wrong = [stream for stream in found if stream in failed or stream in off]
-    log.info("%d of %d streams need a look of their own: %s", len(wrong), len(found), ", ".join(wrong) or "none")
+    log.info("%d of %d streams have findings or failed: %s", len(wrong), len(found), ", ".join(wrong) or "none")
     return Audited(wrong, audits)
 
 

@@ -155,7 +155,7 @@ def subjects_of(
 def _stream(stream: DeclaredStream, kept: Kept, now_ms: int) -> Subject:
     spec, problem = stream.spec, None if stream.missing else stream.problem
     if spec is None:
-        said = f"the declaration of stream {stream.name} is broken, and has never been sound: {problem}"
+        said = f"the declaration of stream {stream.name} is invalid, and has never been valid: {problem}"
         return Subject(Alerts(), lambda: [flag("declaration", True, said)])
     alerts = spec.maintenance.alerts
 

@@ -83,7 +83,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
         elif name in tables:
             steps[name] = _table(name, before, health, tables[name], now_ms=now_ms)
         elif problems and " " not in name:
-            problem = f"a declaration is not sound: {'; '.join(problems)}"
+            problem = f"a declaration is invalid: {'; '.join(problems)}"
             steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
             steps[name] = gone(before, name, "no stream declares it")

@@ -150,7 +150,7 @@ def orphans(table: str, streams: str) -> dict[str, Any]:
     context = get_current_context()
     params, store = context["params"], context["asset_state_store"][HEALTH]
     if "orphans" not in params["actions"]:
-        raise AirflowSkipException("this run was not asked to look for orphans")
+        raise AirflowSkipException("this run's `actions` do not include orphans")
     return table_care.clean(table, Path(streams), store, dry_run=params["dry-run"])
 
 

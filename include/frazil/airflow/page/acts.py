@@ -246,7 +246,7 @@ def _begin_run(subject: Subject, conf: dict[str, Any], *, run_id: str | None, pe
     if run is None:
         raise Invalid(f"Airflow did not start {subject.dag}")
     path = f"/dags/{quote(subject.dag)}/runs/{quote(run.run_id, safe='')}"
-    return Done(f"The run {run.run_id} of {subject.dag} is queued. Its log says what it comes to.", path)
+    return Done(f"The run {run.run_id} of {subject.dag} is queued. Its log will show the result.", path)
 
 
 def _ended(act: Act, name: str) -> str:
@@ -266,7 +266,7 @@ def _set_desired(act: Act, spec: StreamSpec, *, by: str, reason: str, generation
         DesiredStore.of_application(spec.application).resume(by=by, reason=reason)
     runs = open_launcher(spec.name).observe().process.is_alive
     paused = "is pausing: its writer stops after the current batch" if runs else "is paused"
-    done = {Act.PAUSE: paused, Act.RESUME: "is to run", Act.RESTART: "gets a new writer"}[act]
+    done = {Act.PAUSE: paused, Act.RESUME: "is resumed", Act.RESTART: "gets a new writer"}[act]
     where = "" if desired.beside_table else " This holds on this host alone, for there is no table to keep it next to."
     return f"{spec.name} {done}.{where}"
 

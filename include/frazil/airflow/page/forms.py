@@ -58,7 +58,7 @@ def not_held(form: Form, cursor: Cursor | None) -> str | None:
     """
     window, label = _window(form, "partition"), LABELS["partition"]
     if cursor is None:
-        return f"{label}: no window of this table has been judged by a gate yet, so none is held"
+        return f"{label}: no gate has evaluated a window of this table yet, so no window is held"
     held = sorted(Window(us, cursor.grain) for us in cursor.held)
     if window in held:
         return None
@@ -107,7 +107,7 @@ def day_of(form: Form) -> Window:
     """Return the day whose windows are sent again. Raises Invalid."""
     day = _window(form, "day")
     if day.grain is not Grain.DAY:
-        raise Invalid("Name a day, such as 2013-12-30: a single hour would leave what rolls up its day waiting")
+        raise Invalid("Name a day, such as 2013-12-30: after an hour, roll-ups of its day would wait for the others")
     return day
 
 

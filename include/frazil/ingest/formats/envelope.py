@@ -48,7 +48,7 @@ UNAVAILABLE_NULL = (
     "identity full on the source's table"
 )
 UNAVAILABLE_TEXT = (
-    "the placeholder for a value that the event omits, although the event makes the row: its primary key changed, and "
+    "the placeholder for a value that the event omits, although the event creates a row: its primary key changed, and "
     "the log does not have this value. Set replica identity full on the source's table"
 )
 _SKIPPED = ("m",)
@@ -193,7 +193,7 @@ class EnvelopeDecoder:
         for row in np.flatnonzero(~deletes & ~states & ~true_where(pc.is_in(op, pa.array(_SKIPPED)))).tolist():
             said = op[row].as_py()
             if said == "t":
-                text = "op: t: the source's table was truncated; its rows are still in this one: delete them by hand"
+                text = "op: t: the source's table was truncated; its rows are still in this table: delete them by hand"
                 found[row] = (TRUNCATED, text)
             elif said is None:
                 text = "op: missing: this is not a Debezium event; if a transform unwraps them, declare no envelope"

@@ -48,7 +48,7 @@ SAID: dict[int, tuple[str, str]] = {
     LONG_VARINT: (MALFORMED, "a number has more than 64 bits"),
     NO_FIELD: (MALFORMED, "there is no field of this number"),
     NO_WIRE_TYPE: (MALFORMED, "there is no such wire type"),
-    NO_GROUP: (MALFORMED, "a group does not begin and end as one"),
+    NO_GROUP: (MALFORMED, "a group's start and end do not match"),
     TOO_DEEP: ("TooDeep", "messages are nested too deep"),
     TOO_MANY: ("TooLarge", "the record's elements have too many columns for its bytes"),
     INVALID_UTF8: (UTF8, "a text is not UTF-8"),

@@ -296,14 +296,14 @@ class _Parsing:
 
     def _next(self) -> str:
         if self._at == len(self._tokens):
-            raise InvalidText("it ends within a declaration")
+            raise InvalidText("the text ends within a declaration")
         self._at += 1
         return self._tokens[self._at - 1][0]
 
     def _next_of(self, *words: str) -> str:
         word = self._next()
         if word not in words:
-            raise self._wrong(f"{word!r} stands where {' or '.join(words)} should")
+            raise self._wrong(f"{' or '.join(words)} was expected, but found {word!r}")
         return word
 
     def _expect(self, word: str) -> None:
