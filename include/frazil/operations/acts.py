@@ -271,8 +271,7 @@ def _abandon(now: Situation) -> tuple[str, ...]:
     return (
         f"What the backfill of {now.subject} has staged is removed. The table has none of these rows yet.",
         (
-            "A run of its DAG that is under way fails, and is not tried again. A new run begins it again, also one "
-            "that "
+            "A run of its DAG that is under way fails, and is not retried. A new run begins it again, also one that "
             "is queued in Airflow now: end that run in Airflow."
         ),
     )
@@ -282,7 +281,7 @@ def _replay(now: Situation) -> tuple[str, ...]:
     return (
         (
             f"The dead letters of {now.subject} are decoded again by the current declaration. Those accepted become "
-            "rows, or is merged, each letter once; the others stay."
+            "rows or are merged, each letter once; the others stay."
         ),
         "A dry run only counts them.",
     )

@@ -196,7 +196,7 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
     if again is not None:
         what = (
             f"is another one in the catalog {catalog!r} than it was: it was dropped or renamed, and made again. Drop "
-            f"the new table without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the first one "
+            f"the new table without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the first "
             "table was renamed, rename it back"
         )
         first, on = "register the first again", "let the new one go on as it is"

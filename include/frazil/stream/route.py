@@ -154,7 +154,7 @@ class StreamRoute:
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {behind_words(behind)}. That has lasted for longer than route.lag, "
                 f"{format_duration(self._lag)}. The rows are kept. Fix the table, then start again; or let it go on "
-                f"rows: `frazil route {self.spec.name} --give-up {behind[0].target}`"
+                f"without these rows: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
 
 
