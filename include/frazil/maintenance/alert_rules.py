@@ -1,7 +1,7 @@
-"""The rules of a table's alerts: each compares a value with its threshold, and has a sentence with what to do.
+"""Alert rules of a table. Each rule compares a measured value with a threshold, and says what to do about the alert.
 
-Pure. If a rule's remedy is switched off, the sentence says so; `since-compaction` is then not evaluated. Unknown values
-are None.
+Pure. If the action that would fix the problem is switched off, the rule's sentence says so. The rule `since-compaction`
+is skipped if compaction is switched off. Unknown values are None.
 """
 
 from __future__ import annotations
@@ -15,32 +15,37 @@ from frazil.spec.units import rounded_bytes
 from frazil.timetext import ago, utc
 
 CLEARS_AT = 0.8
-"""Share of the threshold at or below which an alert ends, so that a value near the threshold does not flap."""
+"""Share of the threshold to which a value must fall to end its alert, so that a value near the threshold does not
+flap.
+"""
 
 FEWEST_FILES = 256
-"""Minimum number of files by which manifest-list bytes are divided.
+"""Smallest divisor for the bytes of a manifest list per data file.
 
-A list begins with 4 KiB of Avro schema, so a small table has over a kilobyte per file although its list is one small
-read. By default, lists below 256 KiB never fire.
+A manifest list begins with 4 KiB of Avro schema. Without this minimum, a small table would have over a kilobyte per
+file, although its manifest list is read in one small request. With the default threshold, manifest lists below 256 KiB
+never fire.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One rule's value."""
+    """The value of one rule in one measurement."""
 
     rule: str
-    """The rule's name, such as `manifests`; for one of several streams, `freshness:<stream>`."""
+    """The rule's name, such as `manifests`; a rule of one stream also names the stream: `freshness:<stream>`."""
     value: float | None
     threshold: float
     shown: str
-    """The value as text."""
+    """The value as text, for people."""
     sentence: str
-    """What is wrong beyond the threshold, and what to do now."""
+    """Text of the alert: what is wrong when the value is beyond the threshold, and what to do now."""
     hold_ms: int | None = None
-    """Time that the value must be beyond the threshold; None for the table's declared hold."""
+    """Time that the value must stay beyond the threshold before the alert fires; None for `maintenance.alerts.hold`."""
     unread: bool = False
-    """Whether its source could not be read: then the values of `<rule>:<subject>` are unknown too."""
+    """Whether the value's source could not be read. If so, the values of all rules `<rule>:<subject>` are unknown
+    too.
+    """
 
     @property
     def is_beyond(self) -> bool:
@@ -52,7 +57,7 @@ class Reading:
 
 
 def readings(health: TableHealth, settings: Maintenance, *, now_ms: int) -> tuple[Reading, ...]:
-    """Every rule that applies to the table; empty if its alerts are switched off."""
+    """Return the readings of all rules that apply to the table; empty if the table's alerts are switched off."""
     if not settings.alerts.enabled:
         return ()
     return (*_of_metadata(health, settings), *_of_files(health, settings), *_of_streams(health, settings, now_ms))
@@ -148,8 +153,9 @@ def _of_deletes(health: TableHealth, limits: Alerts, compact: str) -> Iterator[R
 
 
 def _small_files(health: TableHealth, threshold: int) -> float | None:
-    """Number of data files while their average is small; between small and clearly not small, capped at the
-    threshold.
+    """Return the number of data files if the average file is small, else 0.
+
+    Between "small" and "clearly not small", return at most the threshold, so that the alert neither fires nor ends.
     """
     if health.data_files and not health.data_bytes:
         return None
@@ -188,9 +194,10 @@ def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iter
 
 
 def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:
-    """Upper bound of the time that records have waited. A recent commit is fresh, even if the lag is unknown.
+    """Return the longest time that records can have waited in Kafka.
 
-    After an old commit, a lag that could not be read counts as records that wait; one that was not read is unknown.
+    A stream with a recent commit is fresh, even if its lag is unknown. After an old commit, a failed read of the lag
+    counts as if records waited. If no one tried to read the lag, the staleness is unknown (None).
     """
     if stream.lag == 0:
         return 0

@@ -1,7 +1,8 @@
-"""Finds partitions that batches merge into: compacting them loses against each batch, and makes it work again.
+"""Finds busy partitions: those into which upsert streams merge batches.
 
-The table shows them, whatever host its writers are on: by the changes of upsert streams' newest batches, and by the
-journals of batches that are not merged yet.
+A compaction of a busy partition usually loses against the next batch, and makes that batch merge again. Busy partitions
+are found in the table, so it does not matter on which host its writers run. Sources are the changes of each stream's
+newest batches, and the journals of batches that wait for their merge.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 INTERVALS = 2
-"""Longest commit intervals of the stream for which a partition stays busy after a batch has changed it."""
+"""Number of the stream's longest commit intervals for which a partition counts as busy after a batch changed it."""
 MAX_BATCHES = 12
-"""Newest batches of a stream, merged or waiting, that are examined."""
+"""Number of a stream's newest merged batches, and of its waiting batches, that are examined."""
 
 
 def busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
-    """The busy partitions, by spec and values as in `PartitionFiles`; empty if no stream merges into the table."""
+    """Return the busy partitions, as (spec id, values) like `PartitionFiles.key`; empty if no stream merges into the
+    table.
+    """
     upserts = [s for s in maintained.streams if maintained.kind is TableKind.MAIN and s.mode == "upsert"]
     return frozenset(key for spec in upserts for key in _of_stream(table, spec, now_ms=now_ms))
 
@@ -55,7 +58,9 @@ def _of_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[Parti
 
 
 def _changed(snapshot: Snapshot, table: Table) -> Iterator[PartitionKey]:
-    """Partitions to which a merge added data files or delete files. One that only lost a file is not included."""
+    """Yield the partitions to which a merge added data files or delete files, not those from which it only removed
+    files.
+    """
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id == snapshot.snapshot_id and manifest.has_added_files():
             for entry in manifest.fetch_manifest_entry(table.io):
@@ -65,7 +70,7 @@ def _changed(snapshot: Snapshot, table: Table) -> Iterator[PartitionKey]:
 
 
 def _key_of(file: StagedFile, table: Table) -> PartitionKey:
-    """The partition of a change file's rows."""
+    """Return the partition to which the rows of a change file belong."""
     spec = table.metadata.specs().get(file.spec_id, PartitionSpec())
     kinds = [field.field_type for field in spec.partition_type(table.schema()).fields]
     both = zip(kinds, file.partition, strict=False)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
-    """The lag that a live writer on this host reports, or None."""
+    """Return the lag that a live writer of the stream on this host reports; None without such a writer."""
     try:
         heartbeat = fresh_heartbeat(open_launcher(stream).observe(), now_ms=now_ms)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -30,9 +30,10 @@ def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
 
 
 def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:
-    """Offsets between the marker and Kafka's end, or why they are unknown.
+    """Return the number of offsets between the marker and the end of Kafka's log, or the reason why it is unknown.
 
-    Kafka may not answer within 10 s, or may have other topics.
+    The lag is unknown if Kafka does not answer within the timeout, or is not the cluster and topic that the marker
+    names.
     """
     try:
         with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:

@@ -1,4 +1,4 @@
-"""Loads a table for maintenance, and checks that it is a stream's."""
+"""Loads a table for maintenance, and checks that the table belongs to a stream."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from frazil.table.made_tables import made_for
 
 
 class MadeElsewhere(SpecError):
-    """A table has a name like those of a route's template, but the route did not create it."""
+    """A table's name matches the template of a route, but the route did not create the table."""
 
 
 def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
-    """Load the table. Raises NoSuchTableError, MadeElsewhere, and what the catalog raises."""
+    """Load the table. Raises NoSuchTableError, MadeElsewhere, and any error of the catalog."""
     table = catalog.load_table(maintained.identifier)
     if maintained.kind is not TableKind.ROUTED:
         return table

@@ -1,8 +1,9 @@
 """Measures a table's health cheaply: the cost grows with snapshots and manifests, not with rows or files.
 
-Reads the table's entry in the catalog and its `metadata.json`, the newest snapshot's manifest list, the length of both,
-the newest 12 commit records of each stream, and this host's heartbeats. Opens no manifest and no data file, except for
-manifests added by an upsert stream's newest 12 merges, unless the measurement is deep (`frazil.maintenance.deep`).
+Reads the table's catalog entry and its `metadata.json`, the newest snapshot's manifest list, the sizes of these two
+files, the newest 12 commit records of each stream, and the heartbeats of this host's writers. Opens no data file, and
+no manifest except those that the newest 12 merges of an upsert stream added. A deep measurement also reads all
+manifests (`frazil.maintenance.deep`).
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 MAX_RECORDS = 12
-"""Commit records of a stream that are read: at a commit a minute, the last twelve minutes."""
+"""Number of a stream's commit records that are read: with one commit a minute, those of the last twelve minutes."""
 
 
 def measure(
     catalog: Catalog, maintained: MaintainedTable, *, now_ms: int, deep: bool = False, ask_kafka: bool = False
 ) -> TableHealth | None:
-    """The table's current health, or None if it does not exist yet.
+    """Measure the table's current health; None if the table does not exist yet.
 
-    With `ask_kafka`, reads the lag from Kafka for streams whose lag no writer on this host reports. It does so only if
-    the last commit is older than the freshness alert allows.
+    With `ask_kafka`, the lag of a stream without a writer on this host is read from Kafka, if an alert needs it: the
+    stream's last commit is older than its freshness alert allows, or its lag alert is switched on.
 
-    Raises AccessDenied or CommitUnavailable, MadeElsewhere, and what the storage's client raises.
+    Raises AccessDenied or CommitUnavailable, MadeElsewhere, and any error of the storage's client.
     """
     with catalog_errors(catalog.name):
         try:
@@ -99,13 +100,15 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
 
 
 def _number(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
-    """A count from a snapshot's summary; not every engine writes all of them."""
+    """Return a count from a snapshot's summary, or `otherwise` if the engine that committed did not write this
+    count.
+    """
     text = snapshot.summary[name] if snapshot and snapshot.summary else None
     return otherwise if text is None else int(text)
 
 
 def _live_files(manifests: Sequence[ManifestFile]) -> int:
-    """The count of live files in the manifest list itself."""
+    """Return the number of live files in the manifests, according to the manifest list."""
     return sum((m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests)
 
 
@@ -123,11 +126,11 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
-    """When data files were last rewritten, and by how many files and bytes main has grown since.
+    """Return when data files were last rewritten, and by how many files and bytes main has grown since.
 
-    A rewrite is a `replace` that changed data files. Rewrites of manifests and of delete files are `replace` too, but
-    their summaries count no data files (Iceberg 1.12). Files that an overwrite adds in place of removed ones, as every
-    merge of an upsert stream does, are no growth.
+    A rewrite is a `replace` snapshot that changed data files. Rewrites of manifests and of delete files are `replace`
+    snapshots too, but their summaries count no data files (Iceberg 1.12). Files that an overwrite adds in place of
+    removed files do not count as growth; every merge of an upsert stream does this.
     """
     files = size = 0
     for snapshot in ancestors(metadata):
@@ -142,10 +145,10 @@ def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
 
 
 def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """Files that the newest batches added to this table; unrecorded batches are skipped.
+    """Return the files that the newest batches added to this table; batches without a commit record are skipped.
 
-    A batch's record lists the files of all tables of a route: reading it once for each of thousands of tables would
-    cost more than everything else.
+    Returns None for tables of a route: a batch's record lists the files of all of them, and reading it once for each of
+    thousands of tables would cost more than the rest of the measurement.
     """
     if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None
@@ -166,14 +169,14 @@ def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
 class _Added:
     bytes: int
     partition: object
-    """Its spec and values."""
+    """The id of the partition spec, and the partition's values."""
 
 
 def _batches(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_Added]]:
-    """The data files that each of a stream's newest batches added to the table.
+    """Return the data files that each of a stream's newest batches added to the table.
 
-    The commit record of a merged batch lists its change files, which never enter a table: its added files are in the
-    manifests that its snapshot added.
+    The commit record of a merged batch lists change files, which never enter a table. The data files of a merged batch
+    are found in the manifests that its snapshot added.
     """
     newest = islice(commit_records(table.metadata, spec.name), MAX_RECORDS)
     if kind is TableKind.MAIN and spec.mode == "upsert":
@@ -216,6 +219,8 @@ def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    """Time of a marker's snapshot, which never expires; after a take-over, the last batch is older."""
+    """Return the time of the marker's snapshot, which never expires. After a take-over it is newer than the last
+    batch.
+    """
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None

@@ -1,7 +1,8 @@
-"""Expresses partitions in Iceberg's Java API, so that exactly their files are selected.
+"""Expresses partitions as filters of Iceberg's Java API, so that exactly the files of these partitions are selected.
 
-The predicates use the partition spec's own terms, `day(ts) = 16070`, because Iceberg projects those onto the spec
-unchanged: SQL cannot express `bucket` and `truncate`, and a range of the column would touch neighbours.
+The predicates use the terms of the partition spec, such as `day(ts) = 16070`, because Iceberg maps these to the spec
+unchanged. SQL cannot express `bucket` and `truncate`, and a range of column values would select neighbouring partitions
+too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _TEXTS = (DecimalType, UUIDType)
 
 
 def partition_filter(jvm: Any, partitions: Sequence[tuple[object, ...]], *, spec: PartitionSpec, schema: Schema) -> Any:
-    """A Java `Expression` for partitions of one spec, given by their values as manifests hold them."""
+    """Build a Java `Expression` that selects partitions of one spec. `partitions` has their values as stored in
+    manifests.
+    """
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     each = (
         reduce(
@@ -56,8 +59,9 @@ def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> An
 
 
 def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: int) -> Any:
-    """Match a truncated value: Iceberg 1.12 compares `truncate(s, 2) = 'ab'` with a file's full bounds and finds
-    none.
+    """Match a truncated value by prefix.
+
+    Iceberg 1.12 compares `truncate(s, 2) = 'ab'` with the full bounds of a file, and so would find no files.
     """
     if len(value) < width:  # a shorter value was not truncated
         return expressions.equal(column, value)
@@ -70,7 +74,10 @@ def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: in
 
 
 def literal(value: Any, kind: IcebergType) -> object:
-    """A value in the form that Iceberg's literals accept; py4j would turn a time near 1970 into an `Integer`."""
+    """Convert a value to a form that Iceberg's literals accept.
+
+    Times become text, because py4j would turn a time near 1970 into an `Integer`.
+    """
     if isinstance(kind, TimestampType | TimestamptzType) and isinstance(value, int):
         moment = EPOCH + timedelta(microseconds=value)
         return (moment if isinstance(kind, TimestamptzType) else moment.replace(tzinfo=None)).isoformat()

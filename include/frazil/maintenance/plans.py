@@ -28,14 +28,22 @@ from frazil.table.catalogs import catalog_errors
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
-"""Time after its end at which a partition counts as over, if its times come from this host's clock."""
+"""Microseconds after the end of a partition from which it counts as complete, if the partition's times come from this
+host's clock.
+"""
 UNKNOWN_SLACK_US = 86_400_000_000
-"""The same without a watermark: a stream that is gone or has not started must not hold the partition back."""
+"""Microseconds after the end of a partition from which it counts as complete without a watermark.
+
+A stream that is gone or has not started must not keep the partition open forever.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlanner:
-    """Plans for one table. Each method loads the table; it raises NoSuchTableError and what the catalog raises."""
+    """Plans the actions on one table.
+
+    Each method loads the table, and raises NoSuchTableError and any error of the catalog.
+    """
 
     catalog: Catalog
     maintained: MaintainedTable
@@ -85,7 +93,10 @@ class MaintenancePlanner:
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
-    """Partitions that end by then get no more rows except late ones. Only the cost depends on this."""
+    """Return the time (us): partitions that end by then get no more rows, except late rows.
+
+    If this is wrong, a compaction only costs more.
+    """
     if maintained.kind is TableKind.ROUTED:  # only the main table has the watermark
         return now_ms * 1_000 - UNKNOWN_SLACK_US
     if maintained.kind is not TableKind.MAIN:

@@ -1,6 +1,7 @@
 """Calls Iceberg's own actions on one table through its Java API, and returns their results as plain numbers.
 
-Decides nothing. If another commit makes an action impossible, it raises `LostRace`: the other commit always wins.
+Decides nothing itself. If another commit makes an action impossible, the action raises `LostRace`: the other commit
+always wins.
 """
 
 from __future__ import annotations
@@ -23,37 +24,37 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS_AT_ONCE = 200
-"""Partitions of one action: planning compares every file with each of them."""
+"""Largest number of partitions in one action; Iceberg's planning compares every file with each partition."""
 FILES_A_GROUP = 16
-"""Minimum target files of one commit: a lost commit loses no more than that."""
+"""Size of one commit of an action, in multiples of the target file size: a lost commit loses no more work than that."""
 BUSY_TRIES = 3
-"""Tries for a piece of a partition that batches merge into."""
+"""Number of attempts to rewrite a part of a partition into which batches merge."""
 _CONFLICTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
-"""Iceberg's errors for conflicts; the last one if an expiring snapshot was tagged meanwhile."""
+"""Iceberg's errors that mean a conflict. The last one occurs if an expiring snapshot was tagged meanwhile."""
 
 
 class LostRace(Exception):
-    """Another commit won: this action changed nothing, and nothing is lost."""
+    """Another commit won: this action changed nothing, and no data is lost."""
 
 
 class SparkFailed(Exception):
-    """Any other error in the JVM, in its own words."""
+    """Any other error in the JVM, with the JVM's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """Result of rewriting data files."""
+    """The result of rewriting data files."""
 
     removed: int = 0
     added: int = 0
     bytes: int = 0
-    """Size of the removed files."""
+    """Total size of the removed files."""
     failed: int = 0
-    """Files of jobs that failed before they had anything to commit."""
+    """Number of files in jobs that failed before they had anything to commit."""
     lost: tuple[str, ...] = ()
-    """Errors of the parts that lost against another commit."""
+    """Error messages of the parts that lost against another commit."""
     errors: tuple[str, ...] = ()
-    """Errors of the parts that failed otherwise."""
+    """Error messages of the parts that failed for another reason."""
 
     def __add__(self, other: Rewritten) -> Rewritten:
         return Rewritten(
@@ -68,7 +69,7 @@ class Rewritten:
 
 @dataclass(frozen=True, slots=True)
 class SparkTable:
-    """A table in this session's JVM, with the metadata that the decisions were based on."""
+    """A table as loaded in this session's JVM, with the PyIceberg metadata on which the plan is based."""
 
     spark: SparkSession
     table: Table
@@ -87,9 +88,10 @@ class SparkTable:
         return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        """Rewrite the small files of partitions: whole partitions together, every other one alone.
+        """Rewrite the small files of partitions.
 
-        A failing part does not stop the others; raises nothing.
+        Rewrites of whole partitions share an action. A rewrite of a part of a partition, of a busy partition, or one
+        that applies deletes gets its own action. A failed action does not stop the others; raises nothing.
         """
         whole = [r for r in rewrites if not (r.in_part or r.applies_deletes or r.busy)]
         batches = [
@@ -102,7 +104,9 @@ class SparkTable:
         return sum((self._attempt(batch, sort=sort) for batch in batches), Rewritten())
 
     def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        """Rewrite once; retry at once a piece that a merge overtook, because the next batch has only just begun."""
+        """Run one action. If a merge commits first on a busy partition, retry at once, because the next batch has only
+        just begun.
+        """
         for left in reversed(range(BUSY_TRIES if batch[0].busy else 1)):
             try:
                 done = self._rewrite(batch, sort=sort)
@@ -133,14 +137,17 @@ class SparkTable:
         return Rewritten(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
     def _finds(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
-        """Whether there was anything to commit: partial progress does not distinguish failed commits from none."""
+        """Return whether the action had files to rewrite.
+
+        With partial progress, Iceberg's result does not distinguish failed commits from an action without work.
+        """
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
         made = planner(self.java, those, snapshot_id, True)
         made.init(options)
         return bool(made.plan().totalGroupCount())
 
     def _options(self, batch: Sequence[Rewrite]) -> dict[str, str]:
-        """Iceberg's options for an action on similar rewrites."""
+        """Return Iceberg's options for one action; the rewrites of a batch are of the same kind."""
         target, rewrite = target_file_bytes(self.table), batch[0]
         percents = [r.deleted_percent for r in batch if r.deleted_percent is not None]
         options: dict[str, object] = {
@@ -172,10 +179,10 @@ class SparkTable:
         return {key: str(value) for key, value in options.items()}
 
     def drop_deletes(self, paths: Collection[str]) -> int:
-        """Remove delete files from the table, and return how many it had. Their data files must be gone, and a removed
-        file never returns.
+        """Remove delete files from the table, and return how many of them the table still had.
 
-        Iceberg's own `remove-dangling-deletes` only finds those older than all data files of a partition.
+        The data files of the delete files must be gone; a removed data file never returns. Iceberg's own
+        `remove-dangling-deletes` only finds delete files that are older than all data files of their partition.
         """
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
         with java_errors():
@@ -195,16 +202,18 @@ class SparkTable:
         return len(paths) - len(left)
 
     def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:
-        """Rewrite a spec's manifests; returns how many were replaced, and by how many."""
+        """Rewrite the manifests of a partition spec, and return how many were replaced, and how many replaced them."""
         with java_errors():
             action = self._actions.rewriteManifests(self.java).specId(spec_id)
             done = action.option("use-caching", "false").snapshotProperty("frazil.operation", "manifests").execute()
             return (_count(done.rewrittenManifests()), _count(done.addedManifests()))
 
     def expire(self, snapshot_ids: Sequence[int]) -> dict[str, int]:
-        """Remove exactly these snapshots, and the files that only they had; returns the number of each kind of file.
+        """Expire exactly these snapshots, with the files that only they reference; return the number of deleted files
+        by kind.
 
-        Iceberg keeps everything younger than `older_than`, on every branch and off them: nothing is older than 1970.
+        Iceberg expires every snapshot older than `expireOlderThan`. The value 0 (1970) matches no snapshot, so only the
+        named snapshots expire.
         """
         with java_errors():
             action = self._actions.expireSnapshots(self.java).expireOlderThan(0)
@@ -221,7 +230,7 @@ class SparkTable:
 
 @contextmanager
 def java_errors() -> Iterator[None]:
-    """Raise an error of Spark or the JVM as `LostRace` if another commit won, and as `SparkFailed` otherwise."""
+    """Raise errors of Spark or the JVM as `LostRace` if another commit won, and as `SparkFailed` otherwise."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as error:
@@ -233,7 +242,7 @@ def java_errors() -> Iterator[None]:
 
 
 def _jvm(spark: SparkSession) -> Any:
-    """The session's JVM; PySpark has no public name for it."""
+    """Return the session's JVM, for which PySpark has no public name."""
     return spark._jvm
 
 

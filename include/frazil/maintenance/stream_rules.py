@@ -1,6 +1,7 @@
-"""The alert rules of a stream. Those of its table's shape are in `frazil.maintenance.alert_rules`.
+"""Alert rules of a stream. The rules about the health of a stream's table are in `frazil.maintenance.alert_rules`.
 
-Pure. A rule about a fact (a broken file, held windows, failed runs) has no hold: it fires and resolves with the fact.
+Pure. A rule about a fact (a broken file, held windows, failed runs) has no hold time: its alert fires when the fact
+becomes true and resolves when it becomes false.
 """
 
 from __future__ import annotations
@@ -20,29 +21,33 @@ from frazil.status.state import StreamState
 from frazil.timetext import ago, utc
 
 FEWEST_RECORDS = 100
-"""Records without which a share is not meaningful."""
+"""Number of records below which a percentage of them is not meaningful."""
 NAMED = 5
-"""Windows or days that a sentence names."""
+"""Number of windows or days that a message lists."""
 RULES_OF_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
-"""Rules that need the stream's table."""
+"""Rules whose values are read from the stream's table."""
 RULES_OF_RUN_FOLDER = ("restarts", "registry", "stall")
-"""Rules that need the stream's run folder."""
+"""Rules whose values are read from the stream's run folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class LateWindow:
-    """The first incomplete window of a table."""
+    """The first window of a table that is not complete."""
 
     window: str
     due_ms: int
-    """Its end plus the largest lateness of the streams, in milliseconds since 1970; may be in the future."""
+    """End of the window plus the largest lateness of the table's streams, in milliseconds since 1970; may be in the
+    future.
+    """
     waits_for: str
     is_history: bool = False
-    """Whether it ended before the table's oldest snapshot: old records were read, or it has been late ever since."""
+    """Whether the window ended before the table's oldest snapshot. Then a stream read old records, or the window has
+    been late since that snapshot or longer.
+    """
 
 
 def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
-    """Return the readings of every rule of a stream; none if alerts are switched off."""
+    """Return the readings of all rules of a stream; empty if alerts are switched off."""
     if not alerts.enabled:
         return ()
     unread = RULES_OF_TABLE if state.table_exists is None else ()
@@ -52,7 +57,7 @@ def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple
 
 
 def _unknown(reading: Reading, name: str) -> Reading:
-    """Return a reading with an unknown value, which neither fires nor resolves an alert."""
+    """Return the reading with an unknown value, which neither fires nor resolves an alert."""
     sentence = f"{reading.rule} of stream {name} was active when it was last measured, and is unknown now"
     return replace(reading, value=None, shown="unknown", sentence=sentence, unread=True)
 
@@ -152,7 +157,10 @@ def _share_words(count: int, records: int) -> str:
 
 
 def _rates(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
-    """Yield a rule for each error class, without a hold, because a rate is already a mean over minutes."""
+    """Yield one reading per error class of dead letters.
+
+    These rules have no hold time, because a rate is already a mean over minutes.
+    """
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
         times = f"{found.count:,} in {counted(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
@@ -186,7 +194,9 @@ def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading
 
 
 def _stall(name: str, stall: Stall | None) -> Reading:
-    """Return a reading with a hold, because some stalls end by themselves, as when a partition becomes idle."""
+    """Return the reading of the rule `stall`. It has a hold time, because some stalls end by themselves, for example
+    when a partition becomes idle.
+    """
     if stall is None:
         return Reading("stall", 0, 0, "no live writer of this host reports a stall", "")
     shown = f"stalled ({stall.kind}) since {utc(stall.since_ms)}"
@@ -205,12 +215,14 @@ def _down_s(state: StreamState, now_ms: int) -> float | None:
 
 
 def release_command(table: str, key: str) -> str:
-    """Return the command that signals a held window as it is."""
+    """Return the command that signals a held window without a correction of its data."""
     return f"frazil partitions {table} --release {key} --reason 'why'"
 
 
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
-    """Return the reading of windows held by quality gates. `held` has their keys and the gates' findings."""
+    """Return the reading of the rule `held`. `held` lists the windows that quality gates hold, each with the gate's
+    finding.
+    """
     if not alerts.enabled:
         return ()
     said = "; ".join(f"{key}: {note}" for key, note in held[:NAMED]) + _more(len(held))
@@ -227,7 +239,9 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
 
 
 def audit_reading(name: str, found: str | None, last: str | None = None) -> Reading:
-    """Return the reading of a stream's findings that no audit has cleared; `last` describes its last audit."""
+    """Return the reading of a stream's audit findings that no later audit has cleared. `last` describes the last
+    audit.
+    """
     said = (found or "").rstrip(".")
     return flag(
         "audit",
@@ -239,7 +253,7 @@ def audit_reading(name: str, found: str | None, last: str | None = None) -> Read
 
 
 def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_ms: int) -> Reading:
-    """Return the reading of a table's next window, if it has ended and is not complete.
+    """Return the reading of a table's next window, which is late if it has ended and is not complete.
 
     `late` is None for a table without signals.
     """
@@ -257,7 +271,9 @@ def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_m
 
 
 def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:
-    """Return the reading of an aggregation's days that are complete but were not aggregated in time."""
+    """Return the reading of an aggregation's days that are complete, and that were not aggregated within the allowed
+    time.
+    """
     days = ", ".join(f"{one.day} (complete since {utc(one.since_ms)})" for one in late[:NAMED]) + _more(len(late))
     return flag(
         f"aggregation:{name}",
@@ -271,9 +287,10 @@ def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: tim
 
 
 def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = False) -> Reading:
-    """Return the reading of a DAG's consecutive failed runs. `failed` is None if Airflow does not report them.
+    """Return the reading of a DAG's consecutive failed runs.
 
-    A paused DAG is beyond the threshold: it does its work as little as one whose runs fail.
+    `failed` is None if Airflow does not report the number. A paused DAG counts as beyond the threshold: like a DAG
+    whose runs fail, it does no work.
     """
     if paused and (failed or 0) <= limit:
         sentence = f"the DAG {dag_id} is paused in Airflow, so its work is not done: unpause it"
@@ -289,7 +306,9 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
 
 
 def flag(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
-    """Return a reading of a fact: it fires at once while the fact is true, and resolves with it."""
+    """Return the reading of a fact: the alert fires at once when the fact becomes true, and resolves when it becomes
+    false.
+    """
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
 

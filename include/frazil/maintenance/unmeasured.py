@@ -1,4 +1,4 @@
-"""Alerts of tables that cannot be measured or are gone. Pure."""
+"""Alerts for tables that cannot be measured, or that no longer exist. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RULE = "unmeasured"
 
 
 def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> AlertStep:
-    """Keep all active alerts, because it is unknown whether they are over; raise a separate one after the hold time."""
+    """Keep all active alerts, because no one knows whether they are over, and fire `unmeasured` after the hold time."""
     if not settings.enabled:
         return AlertStep(AlertStates(), (), (), ())
     standing = [
@@ -30,7 +30,7 @@ def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, 
 
 
 def gone(before: AlertStates, table: str, why: str) -> AlertStep:
-    """End all alerts of the table."""
+    """End all alerts of a table that no longer exists."""
     over = [
         Alert(rule, table, why, state.since_ms, f"{table}: {rule} is over: {why}", state.alone)
         for rule, state in before.rules.items()

@@ -1,7 +1,7 @@
-"""Decides which windows of a table are complete, and which are reopened. Pure.
+"""Decides which windows of a table are complete, and which windows are reopened. Pure.
 
 A window is complete when the watermark of every stream that feeds the table has reached the window's end plus that
-stream's lateness. While the watermark of one stream is unknown, no window completes.
+stream's lateness. While the watermark of any stream is unknown, no window completes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
 
 MAX_WINDOWS = 500
-"""Maximum of windows in one decision; the remaining windows follow in the next decision."""
+"""Largest number of windows in one decision; later windows follow in the next decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Feed:
     watermark_us: int | None
     lateness_us: int = 0
     holding_back: TopicPartition | None = None
-    """The topic-partition that the watermark waits for; None if all topic-partitions are idle."""
+    """The topic-partition for which the watermark waits; None if all topic-partitions are idle."""
     waiting_us: int | None = None
-    """The earliest event time of rows that readers of main do not see yet (`commit.align`)."""
+    """Oldest event time of the rows that readers of main do not see yet (`commit.align`)."""
     problem: str | None = None
-    """Why the stream's watermark does not count; None if it counts."""
+    """Why the stream's watermark does not count."""
 
     @property
     def complete_to_us(self) -> int | None:
@@ -51,7 +51,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The range of a table's decided windows: each window that begins in `[from, through)` has at least one signal."""
+    """State of a table's decisions: each window that begins in `[from, through)` has at least one signal."""
 
     grain: Grain
     from_us: int
@@ -59,14 +59,14 @@ class Cursor:
     sequence_number: int
     """Late rows and dead letters are counted up to the table's commit with this sequence number."""
     held: frozenset[int] = frozenset()
-    """Starts of windows whose quality gate failed and that no operator has released."""
+    """Starts of the windows whose quality gate failed and that no operator has released."""
     table_uuid: str | None = None
-    """The UUID of the table that was examined; None if an earlier version wrote the cursor."""
+    """UUID of the table for which the decisions were made; None if an earlier version wrote the cursor."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowDecision:
-    """The windows to signal: `complete` for the first time, or `again` because late rows reopened them."""
+    """The windows to signal: `complete` windows for the first time, `again` windows because late rows reopened them."""
 
     complete: tuple[Window, ...]
     again: Mapping[Window, int]
@@ -89,10 +89,11 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     complete_from_us: int | None = None,
     limit: int = MAX_WINDOWS,
 ) -> WindowDecision:
-    """Decide which windows completed since the cursor. `late` has the rows since the cursor's commit, by window start.
+    """Decide which windows completed since the cursor.
 
-    Without a cursor, the first window is the window of `complete_from_us`, or else the currently open window: earlier
-    windows get no signal. After a change of grain, decisions continue after the windows that the old cursor covered.
+    `late` has the number of rows that came after the cursor's commit, by the start of their window. Without a cursor,
+    the first window is that of `complete_from_us`, or the window that is open now; earlier windows get no signal. After
+    a change of grain, decisions continue after the windows that the old cursor covered.
     """
     bound = complete_to(feeds)
     if bound is None:
@@ -107,19 +108,21 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
 
 
 def complete_to(feeds: tuple[Feed, ...]) -> int | None:
-    """Return the time up to which windows are complete; None while the watermark of any stream is unknown."""
+    """Return the time up to which windows are complete: those that end by then. None while any stream's watermark is
+    unknown.
+    """
     ends = [feed.complete_to_us for feed in feeds]
     known = [end for end in ends if end is not None]
     return min(known) if known and len(known) == len(ends) else None
 
 
 def waits_for(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
-    """Return the streams whose watermark has not reached the end of the window plus their lateness."""
+    """Return the streams whose watermark has not reached the window's end plus the stream's lateness."""
     return tuple(f for f in feeds if f.complete_to_us is None or f.complete_to_us < window.end_us)
 
 
 def history_words(window: Window, cursor: Cursor | None) -> str | None:
-    """Return why a window never gets a signal, as the end of a sentence; None if it may get one."""
+    """Return why a window will never get a signal, as the end of a sentence; None if it may get one."""
     if cursor is None or window.start_us >= cursor.from_us:
         return None
     return f"it is history, for signals begin with {Window.of(cursor.from_us, cursor.grain)}"
@@ -128,7 +131,7 @@ def history_words(window: Window, cursor: Cursor | None) -> str | None:
 def waiting_words(feeds: tuple[Feed, ...], window: Window, *, needed: bool = False) -> str:
     """Return why a window has no signal yet, as the end of a sentence.
 
-    With `needed`, include the required watermark.
+    With `needed`, the text includes the watermark that each stream must reach.
     """
 
     def one(feed: Feed) -> str:
@@ -139,12 +142,12 @@ def waiting_words(feeds: tuple[Feed, ...], window: Window, *, needed: bool = Fal
 
 
 def moment(us: int) -> str:
-    """Return microseconds since 1970 as ISO 8601."""
+    """Format microseconds since 1970 as ISO 8601."""
     return (EPOCH + timedelta(microseconds=us)).isoformat().replace("+00:00", "Z")
 
 
 def _second(us: int) -> str:
-    """Return a time like `moment`, cut to whole seconds for people."""
+    """Format a time for people, rounded down to seconds, because windows end at whole seconds."""
     return moment(us - us % 1_000_000)
 
 

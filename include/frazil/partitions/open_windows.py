@@ -9,14 +9,16 @@ from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 
 FURTHEST_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""A window that begins this many microseconds after the newest trusted event time only has rows from wrong clocks."""
+"""Time after the newest trusted event time from which windows count as invalid: they have only rows from wrong
+clocks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The windows that a stream with `commit.align: watermark` shows only once they are complete.
+    """Settings of a stream that shows a window's rows only when the window is complete.
 
-    They are windows of length `grain` in the event time of `column`, and complete `lateness_us` after their end.
+    Windows are `grain` long, by the event time in `column`, and complete `lateness_us` after their end.
     """
 
     column: str
@@ -32,9 +34,10 @@ class Alignment:
         return cls(spec.event_time.column, Grain(spec.window), lateness_us)
 
     def waits(self, start_us: int, length_us: int, *, watermark_us: int | None, newest_us: int | None) -> bool:
-        """Whether rows of `[start, start + length)` belong to a window that is open or has not begun.
+        """Return whether rows with event times in `[start, start + length)` must stay hidden for now.
 
-        `newest_us` is the newest trusted event time. While both it and the watermark are unknown, all rows wait.
+        That is the case if their window is still open or has not begun. `newest_us` is the newest trusted event time.
+        If both it and the watermark are unknown, all rows wait.
         """
         end_us = max(self.grain.floor(start_us) + self.grain.us, start_us + length_us)
         if watermark_us is not None and end_us <= watermark_us - self.lateness_us:

@@ -1,7 +1,7 @@
-"""Counts the rows that a reader of a snapshot finds in given windows.
+"""Counts the rows that a reader of a snapshot would find in given windows.
 
-The rows of a file whose event times lie within one window are counted from the file's manifest entry. A file is read
-only if it spans several windows or has deleted rows, and then only its event-time column.
+A file whose rows all belong to one window is counted from its manifest entry. A file is read only if it spans several
+windows or has deleted rows, and then only its event-time column.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from frazil.spec.type_ends import rows_between
 
 
 def window_rows(table: Table, windows: Collection[Window], *, column: str, snapshot_id: int) -> dict[Window, int]:
-    """Return the number of rows by window, 0 for an empty window.
+    """Return the number of rows in each window, 0 for empty windows.
 
-    `column` has the event time; all windows have the same grain.
+    `column` is the event-time column. All windows must have the same grain.
     """
     counts: Counter[int] = Counter()
     for first, last in _runs(sorted(windows)):
@@ -36,7 +36,9 @@ def window_rows(table: Table, windows: Collection[Window], *, column: str, snaps
 
 
 def added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str) -> Counter[int]:
-    """Return how many rows a snapshot's added files bring to windows covered by the cursor, by window start."""
+    """Return the number of rows that a snapshot's added files bring to windows covered by the cursor, by window
+    start.
+    """
     field = table.schema().find_field(column)
     within = rows_between(field, cursor.from_us, cursor.through_us - 1)
     counts: Counter[int] = Counter()
@@ -62,7 +64,7 @@ def _may_reach(file: DataFile, field: NestedField, cursor: Cursor) -> bool:
 
 
 def _runs(windows: list[Window]) -> Iterator[tuple[Window, Window]]:
-    """Yield the first and the last window of each run of adjacent windows."""
+    """Yield the first and last window of each run of adjacent windows."""
     start = 0
     for i, window in enumerate(windows):
         if i + 1 == len(windows) or windows[i + 1].start_us != window.end_us:
@@ -96,7 +98,7 @@ def _read_by_window(
 
 
 def _by_entry(task: FileScanTask, field: NestedField, grain: Grain) -> dict[int, int] | None:
-    """Return a file's number of rows by window start, from its manifest entry; None if the entry is not enough."""
+    """Return a file's rows by window start, from its manifest entry; None if the entry does not suffice."""
     file = task.file
     nulls = (file.null_value_counts or {}).get(field.field_id)
     bounds = _bounds(file, field)
@@ -118,7 +120,7 @@ def _bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
 def _read(
     table: Table, tasks: list[FileScanTask], within: BooleanExpression, column: str
 ) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Yield event times in microseconds, file by file."""
+    """Yield the event times of the files in microseconds, batch by batch."""
     if not tasks:
         return
     reader = ArrowScan(table.metadata, table.io, table.schema().select(column), within)

@@ -1,4 +1,4 @@
-"""Windows: the hours or days of event time that become complete. Pure; times are microseconds since 1970, UTC."""
+"""Windows: hours or days of event time that become complete. Pure; times are in microseconds since 1970, UTC."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Grain(StrEnum):
         return _FORMATS[self]
 
     def floor(self, us: int) -> int:
-        """Return the start of the window that contains a time, also before 1970."""
+        """Return the start of the window that contains this time, which may be before 1970."""
         return us - us % self.us
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Window:
-    """The time range `[start, start + grain)`."""
+    """A window of event time: `[start, start + grain)`."""
 
     start_us: int
     grain: Grain
 
     @classmethod
     def of(cls, us: int, grain: Grain) -> Window:
-        """Return the window that contains a time."""
+        """Return the window that contains this time."""
         return cls(grain.floor(us), grain)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Evaluates one window: finds it, chooses the engine, validates its rows, and writes the page."""
+"""Evaluates one window: finds the window, chooses the engine, validates the rows, and writes the result page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from frazil.quality.validation import Validation
 
 ARROW_ROWS_MAX = 5_000_000
-"""Rows up to which pandas is used. At 1 M rows it beats Spark with 0.8 GB (bench/gate.py); above, it is a guess."""
+"""Number of rows up to which pandas is used.
+
+At 1 million rows, pandas is faster than Spark and takes 0.8 GB (bench/gate.py). The limit itself is not measured.
+"""
 
 
 def evaluate(
@@ -24,7 +27,7 @@ def evaluate(
 ) -> GateResult:
     """Evaluate the window and write its page. A window without rows passes.
 
-    Raises SpecError if the suite cannot be used on this table, and as `open_window` does.
+    Raises SpecError if the suite cannot be used on this table, and the errors of `open_window`.
     """
     began = time.monotonic()
     suite = read_suite(request.suite)

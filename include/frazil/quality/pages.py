@@ -1,11 +1,12 @@
-"""The Data Docs: a page for each run and an index, which need no network.
+"""Writes the Data Docs: one page for each gate run, and an index. The pages need no network.
 
 Great Expectations' own pages load scripts, styles and images from a dozen hosts, and its site builder reads every
-earlier run again. So only the content comes from its renderer; the page around it and the index are ours.
+earlier run again. So only the results are rendered by Great Expectations; frazil makes the rest of the page, and the
+index.
 
 <docs>/index.html                    links to the newest runs
-<docs>/runs.jsonl                    one line for each run, from which the index is made
-<docs>/<table>/<partition>-<time>.html
+<docs>/runs.jsonl                    one line for each run; the index is made from it
+<docs>/<table>/<partition>-<time>.html    the page of one run
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from frazil.quality.gate import GateRequest
 
 TEMPLATES = Path(__file__).with_name("templates")
 INDEXED_RUNS = 1000
-"""The index links the newest runs; the pages of the others stay."""
+"""Number of the newest runs that the index links; the pages of older runs stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateRun:
-    """The head of a page, above the expectations."""
+    """Facts about a run, shown at the head of its page, above the expectations."""
 
     request: GateRequest
     at: datetime
@@ -40,7 +41,7 @@ class GateRun:
 
 
 def write_pages(run: GateRun, expectations: str) -> Path:
-    """Write this run's page and update the index; returns the page's path. `expectations` is safe HTML."""
+    """Write this run's page and update the index; return the page's path. `expectations` must be safe HTML."""
     docs = run.request.docs
     page = docs / _safe(run.request.table) / f"{_safe(run.request.partition)}-{run.at:%Y%m%dT%H%M%S%f}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +56,7 @@ def write_pages(run: GateRun, expectations: str) -> Path:
 
 
 def _add(file: Path, run: GateRun, page: str) -> list[dict[str, Any]]:
-    """Add a run to the file, and return the runs that it keeps, newest last."""
+    """Add a run to the file, and return the runs that the file keeps, newest last."""
     entry = {
         "at": f"{run.at:%Y-%m-%d %H:%M:%S}",
         "table": run.request.table,
@@ -75,7 +76,7 @@ def _safe(name: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace a file whole, because others may be reading it."""
+    """Replace a file atomically, because others may be reading it."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
     temporary.replace(path)

@@ -1,4 +1,4 @@
-"""Validates rows with Great Expectations and renders the result; the only module that imports it."""
+"""Validates rows with Great Expectations and renders the result. Only this module imports Great Expectations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from frazil.quality.verdict import failure, problem
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """A suite's verdict on rows."""
+    """The result of a suite on rows."""
 
     failures: tuple[str, ...]
     html: str
@@ -33,7 +33,7 @@ class Validation:
 def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     """Evaluate the suite on a DataFrame. Raises SpecError for an expectation that cannot be evaluated.
 
-    Counts and examples cost Spark several jobs each, so they are computed only for expectations that were not met.
+    Counts and examples cost Spark several jobs each, so they are computed only for expectations that failed.
     """
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
@@ -53,7 +53,7 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
 
 
 def _expectation(result: Any) -> dict[str, Any]:
-    """The expectation of a result; results are not in the order of the suite."""
+    """Return the expectation of a result; results are not in the order of the suite."""
     config = result.expectation_config.to_json_dict()
     return {**config, "kwargs": {key: value for key, value in config["kwargs"].items() if key != "batch_id"}}
 
@@ -83,7 +83,7 @@ def _rendered(found: ExpectationSuiteValidationResult) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert pandas' and Spark's values to Python's, so that sentences and renderer show them alike."""
+    """Convert values of pandas and Spark to Python values, so that messages and pages show both in the same form."""
     match value:
         case dict():
             return {key: plain(one) for key, one in value.items()}
@@ -97,7 +97,7 @@ def plain(value: Any) -> Any:
 
 
 def escaped(value: Any) -> Any:
-    """Escape values from the data: Great Expectations escapes only the suite's texts."""
+    """Escape values from the data for HTML: Great Expectations escapes only the suite's texts."""
     match value:
         case str():
             return html.escape(value)

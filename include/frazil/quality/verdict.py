@@ -1,4 +1,4 @@
-"""An expectation's result as a sentence for operators. Pure."""
+"""Formats the result of an expectation as a sentence for operators. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NO_TERMS = {"column", "column_A", "column_B", "column_list", "batch_id"}
 
 
 def failure(result: Any) -> str:
-    """The sentence for an expectation that was not met: expectation, column, number of failing rows, examples."""
+    """Return the sentence for an expectation that failed: expectation, column, number of failing rows, examples."""
     config, found = result.expectation_config, result.result
     sentence = f"{config.type} {_subject(config.kwargs)}".rstrip()
     # At most 20, with repetitions.
@@ -24,7 +24,7 @@ def failure(result: Any) -> str:
 
 
 def problem(result: Any) -> str | None:
-    """Why an expectation could not be evaluated; None if it was."""
+    """Return why an expectation could not be evaluated; None if it was evaluated."""
     info = result.exception_info or {}
     # One exception for the expectation, or one for each metric.
     raised = [one for one in ([info] if "raised_exception" in info else info.values()) if one["raised_exception"]]
@@ -36,7 +36,7 @@ def problem(result: Any) -> str | None:
 
 
 def _subject(kwargs: dict[str, Any]) -> str:
-    """The columns and terms, such as `dep_delay (min_value -60, max_value 1800)`."""
+    """Return the expectation's columns and terms, such as `dep_delay (min_value -60, max_value 1800)`."""
     columns = [kwargs[key] for key in ("column", "column_A", "column_B") if key in kwargs]
     columns += kwargs.get("column_list", [])
     terms = [f"{key} {_shown(value)}" for key, value in kwargs.items() if key not in _NO_TERMS]

@@ -1,4 +1,4 @@
-"""One declared column, in its short form (`long not null`) and as a mapping."""
+"""A declared column, written in the short form (`long not null`) or as a mapping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
 
 
 class Column(Model):
-    """One column, with an Iceberg type in Iceberg's notation, including `struct<…>`, `list<…>` and `map<…>`."""
+    """One column. Its type is written in Iceberg's notation, including `struct<…>`, `list<…>` and `map<…>`."""
 
     name: str = Field(min_length=1)
     type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
@@ -48,7 +48,10 @@ class Column(Model):
 
 
 def column_of(name: str, declared: object) -> object:
-    """A column from `"type [not null]"` or from a mapping with `type`; the model refuses anything else."""
+    """Convert a declared column, `"type [not null]"` or a mapping with `type`, to the model's form.
+
+    Any other value is passed on, and the model refuses it.
+    """
     if isinstance(declared, str):
         bare = _NOT_NULL.sub("", declared)
         return {"name": name, "type": bare, "required": bare != declared}

@@ -1,4 +1,4 @@
-"""The repeated records that an append stream drops."""
+"""Declares which repeated records an append stream drops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Dedupe(Model):
-    """Keeps only the first of several rows with the same key and near event times."""
+    """Rows with the same key whose event times are close to each other are one row: the first one is kept."""
 
     key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
         min_length=1, description="The columns that are equal in a record and its repeats."
@@ -33,7 +33,7 @@ class Dedupe(Model):
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """What is wrong with its key."""
+    """Yield the problems of the declared key."""
     if (dedupe := spec.dedupe) is None:
         return
     columns = {column.name: column for column in spec.columns}

@@ -1,4 +1,4 @@
-"""A declared stream's event time, and how it advances."""
+"""The event time of a declared stream, and how it advances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Declares the encoding of a record's value, key and headers: `source.format`, `source.key` and `source.headers`."""
+"""Models of `source.format`, `source.key` and `source.headers`: how the value, key and headers of a record are
+encoded.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +60,13 @@ class Registry(Model):
 
 MAX_SCHEMA_CHARACTERS = 2**20
 POSITION = "position"
-"""Value in `Envelope.metadata`: an event's position in the source's log, a text that sorts later events higher."""
+"""Value in `Envelope.metadata` for an event's position in the source's log, as text. A later event has a text that
+sorts higher.
+"""
 
 
 class Envelope(Model):
-    """Records are change events, as Debezium writes them; for `mode: upsert`."""
+    """Records are change events in Debezium's format; for `mode: upsert`."""
 
     type: Literal["debezium"] = "debezium"
     metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(
@@ -132,14 +136,14 @@ _ONE_COLUMN = "The column that the value fills. By default the column that neith
 
 
 class StringFormat(Model):
-    """The whole value is one UTF-8 text, for the only `string` column that no key or header fills."""
+    """The whole value is one text in UTF-8. It fills the only `string` column that neither key nor headers fill."""
 
     type: Literal["string"] = "string"
     column: str = Field(default="", description=_ONE_COLUMN)
 
 
 class BytesFormat(Model):
-    """The whole value is kept as it is, in the only `binary` column that no key or header fills."""
+    """The whole value is stored as it is, in the only `binary` column that neither key nor headers fill."""
 
     type: Literal["bytes"] = "bytes"
     column: str = Field(default="", description=_ONE_COLUMN)
@@ -198,7 +202,7 @@ class _SchemaFormat(Model):
         description="The same as `schema-file`, but with the schema's text as the value.",
     )
     _folder: Path = PrivateAttr(default=Path())
-    """The folder of the declaration's file; the working directory if no file declares the format."""
+    """The folder of the file that declares the format; the working directory if no file does."""
 
     @model_validator(mode="after")
     def _know_folder(self, info: ValidationInfo) -> Self:
@@ -208,7 +212,7 @@ class _SchemaFormat(Model):
 
     @property
     def schema_path(self) -> Path | None:
-        """Path of the schema's file."""
+        """Path of the schema file."""
         return None if self.schema_file is None else self._folder / self.schema_file
 
     @model_validator(mode="after")
@@ -229,7 +233,7 @@ class AvroFormat(_SchemaFormat):
 
 
 class ProtobufFormat(_SchemaFormat):
-    """A Protobuf message. A declared schema is the text of a .proto file, or a descriptor (as text: in base64)."""
+    """A Protobuf message. A declared schema is the text of a .proto file, or a descriptor (as text: base64)."""
 
     type: Literal["protobuf"] = "protobuf"
     message: str | None = Field(
@@ -251,12 +255,12 @@ class ProtobufFormat(_SchemaFormat):
 
 
 def envelope_of(value: ValueFormat) -> Envelope | None:
-    """The envelope that records of a format have."""
+    """Return the envelope around records of this format; None without an envelope."""
     return value.envelope if isinstance(value, JsonFormat | AvroFormat) else None
 
 
 def registry_of(value: ValueFormat) -> Registry | None:
-    """The schema registry that records of a format need."""
+    """Return the schema registry that is declared for this format; None without one."""
     return getattr(value, "registry", None)
 
 
@@ -270,7 +274,7 @@ FORMATS: Mapping[str, type[Model]] = {
     "avro": AvroFormat,
     "protobuf": ProtobufFormat,
 }
-"""Models by type, as written in YAML."""
+"""Models of the formats, by their `type` in YAML."""
 
 
 def _with_type(value: object) -> object:
@@ -296,14 +300,16 @@ _FORMAT: TypeAdapter[ValueFormat] = TypeAdapter(Format)
 
 
 def plain_format(value: ValueFormat) -> str | dict[str, Any]:
-    """The format as in YAML: its name, or a mapping of what differs from the defaults."""
+    """Return the format as written in YAML: its name, or a mapping of the settings that differ from their defaults."""
     plain: str | dict[str, Any] = _FORMAT.dump_python(value, mode="json")
     return plain
 
 
 def carried_format(value: ValueFormat) -> str | dict[str, Any]:
-    """Like `plain_format`, for other hosts: with the schema itself instead of its file, and without a registry that
-    records do not need. Raises SpecError.
+    """Return the format for use on another host, in the form of `plain_format`.
+
+    A schema file is replaced by its text, and a registry that the reader of records does not need is left out. Raises
+    SpecError.
     """
     if isinstance(value, JsonFormat):
         return plain_format(value.model_copy(update={"registry": None}))
@@ -313,7 +319,7 @@ def carried_format(value: ValueFormat) -> str | dict[str, Any]:
 
 
 def schema_of(value: AvroFormat | ProtobufFormat) -> str:
-    """The text of the declared schema; in base64 if its file is a descriptor. Raises SpecError."""
+    """Return the text of the declared schema, in base64 if the schema file is a descriptor. Raises SpecError."""
     if value.schema_text is not None:
         return value.schema_text
     path = value.schema_path
@@ -327,12 +333,12 @@ def schema_of(value: AvroFormat | ProtobufFormat) -> str:
 
 
 def format_of(plain: str | Mapping[str, Any]) -> ValueFormat:
-    """The inverse of `plain_format`. Raises pydantic's ValidationError."""
+    """Parse the result of `plain_format`. Raises pydantic's ValidationError."""
     return _FORMAT.validate_python(plain, by_alias=True, by_name=False)
 
 
 class Key(Model):
-    """The column that keeps a record's key."""
+    """The column that stores a record's key."""
 
     column: str = Field(description="A column of the schema, `string` or `binary`.")
     format: Literal["string", "bytes"] = Field(
@@ -342,7 +348,7 @@ class Key(Model):
 
 
 class Header(Model):
-    """A column that keeps a record's header. If a record has the header several times, the last value counts."""
+    """A column that stores a header of the record; if a record has several headers of that name, the last one."""
 
     name: str = Field(min_length=1, description="The header's name in Kafka.")
     column: str = Field(description="A column of the schema: `string` for a header in UTF-8, or `binary`.")

@@ -1,4 +1,4 @@
-"""The declared maintenance of a table: every action has defaults and can be switched off."""
+"""The declared maintenance of a table. Every action has defaults and can be switched off."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from frazil.spec.values import Bytes, Count, Model, Percentage, PositiveDuration, Records, Several
 
 _SWITCH = {"on": True, "off": False, "true": True, "false": False}
-"""YAML 1.1 reads on and off as booleans, in any case; our loader reads them as words."""
+"""YAML 1.1 reads `on` and `off` as booleans, in any case; frazil's loader reads them as words."""
 
 
 class Switched(Model):
@@ -26,7 +26,7 @@ class Switched(Model):
 
 
 class Compaction(Switched):
-    """Rewrites small data files of a partition to few large ones."""
+    """Rewrites the small data files of a partition to few large files."""
 
     strategy: Literal["binpack", "sort"] = Field(
         default="binpack",
@@ -47,7 +47,7 @@ class Compaction(Switched):
 
 
 class Manifests(Switched):
-    """Rewrites many small manifests to few, sorted by partition."""
+    """Rewrites many small manifests to few manifests, sorted by partition."""
 
     most: Several = Field(
         default=100, description="A table with at least this many manifests gets its manifests rewritten."
@@ -55,7 +55,7 @@ class Manifests(Switched):
 
 
 class Expiry(Switched):
-    """Removes old snapshots, with the files that only they had."""
+    """Removes old snapshots, and the files that only these snapshots use."""
 
     keep: PositiveDuration = Field(
         default=timedelta(hours=6),
@@ -70,7 +70,7 @@ class Expiry(Switched):
 
 
 class Orphans(Switched):
-    """Once a day, deletes files below the table's location that no snapshot, journal or backfill references."""
+    """Deletes files below the table's location to which no snapshot, journal or backfill refers, once a day."""
 
     older_than: PositiveDuration = Field(default=timedelta(days=3), description="Younger files are never deleted.")
     max_listed: Count = Field(
@@ -82,7 +82,7 @@ class Orphans(Switched):
 
 
 class Alerts(Switched):
-    """Thresholds. An alert fires when its value stays beyond the threshold for `hold`, and ends well below it."""
+    """Thresholds. An alert fires when its value exceeds the threshold for `hold`, and ends when it is well below."""
 
     hold: PositiveDuration = Field(
         default=timedelta(minutes=15), description="How long a value must stay beyond its threshold."
@@ -147,11 +147,11 @@ class Alerts(Switched):
 
 
 STALE_INTERVALS = 2
-"""A stream is not stale before this many of its longest commit intervals, whatever `freshness` says."""
+"""Number of the stream's longest commit intervals for which a stream is never stale, even if `freshness` is shorter."""
 
 
 class Maintenance(Model):
-    """Maintenance of the table. All streams of one table must declare the same maintenance."""
+    """How the table is maintained. Streams that feed the same table must declare the same maintenance."""
 
     every: PositiveDuration = Field(
         default=timedelta(hours=1), description="How often Airflow checks whether an action is due."
@@ -163,12 +163,17 @@ class Maintenance(Model):
     alerts: Alerts = Field(default=Alerts(), description="Thresholds of alerts.")
 
     def stale_after_ms(self, longest_interval_ms: int) -> int:
-        """How old the last commit may be while records wait: one commit in time must clear what a missed one raised."""
+        """Return the age of the last commit, in milliseconds, from which a stream is stale while records wait.
+
+        It is at least two commit intervals, so that a punctual commit ends an alert that one missed commit caused.
+        """
         return max(self.alerts.freshness // timedelta(milliseconds=1), STALE_INTERVALS * longest_interval_ms)
 
     @property
     def kept(self) -> tuple[int | None, int | None, timedelta]:
-        """Number of snapshots and manifests that maintenance leaves (None if unlimited), and its interval."""
+        """Numbers of snapshots and manifests that maintenance leaves (None if unlimited), and the interval between its
+        runs.
+        """
         return (
             self.expiry.at_most if self.expiry.enabled else None,
             self.manifests.most if self.manifests.enabled else None,
@@ -178,7 +183,7 @@ class Maintenance(Model):
     @model_validator(mode="before")
     @classmethod
     def _switch_alone(cls, value: object) -> object:
-        """`maintenance: off` switches every action off except the alerts."""
+        """Expand `maintenance: off`, which switches off every action except the alerts."""
         on = _SWITCH.get(str(value).lower())
         if on is None:
             return value

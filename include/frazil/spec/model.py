@@ -1,6 +1,6 @@
-"""The model of a declared stream: frozen, kebab-case in YAML, complete with defaults.
+"""The model of a declared stream: immutable, kebab-case in YAML, complete with defaults.
 
-It holds no secrets: `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references until
+The model has no secrets. `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references until
 `frazil.spec.references.resolve` replaces them when they are used.
 """
 
@@ -41,7 +41,7 @@ from frazil.spec.values import (
 )
 
 MERGED_RECORDS = 1_000_000
-"""Default limit of changes in one batch of an upsert."""
+"""Default limit of records in one batch of an upsert stream."""
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 
@@ -53,7 +53,7 @@ def _identifier(value: str) -> str:
 
 
 class Table(Model):
-    """The table that the stream writes, and its layout."""
+    """The table to which the stream writes, and the settings of a new table."""
 
     identifier: str = Field(description="`namespace.table`; created at the first start if missing.")
     catalog: str | None = Field(None, description="The name of a PyIceberg catalog; by default the default catalog.")
@@ -72,7 +72,7 @@ class Table(Model):
 
 
 class Commit(Model):
-    """When a batch is due: by its size or the age of its oldest unread record, whichever comes first."""
+    """When a batch is due: by its size, or by the age of its oldest uncommitted record, whichever comes first."""
 
     interval: PositiveDuration = Field(
         default=timedelta(seconds=60), description="The longest time that a record waits for its batch."
@@ -107,7 +107,7 @@ class Commit(Model):
 
     @property
     def longest_interval(self) -> timedelta:
-        """The longest commit interval, when throttled."""
+        """The longest commit interval, with throttling."""
         return self.max_interval if self.throttle == "stretch" else self.interval
 
 
@@ -123,7 +123,7 @@ class CircuitBreaker(Model):
 
 
 class DeadLetters(Model):
-    """The table of records that cannot be decoded: `<table>_dead_letters`, or the one declared here."""
+    """The table of records that cannot be decoded: `<table>_dead_letters`, or the table declared here."""
 
     table: str | None = Field(default=None, description="`namespace.table`; by default `<table>_dead_letters`.")
     circuit: CircuitBreaker | Literal["off"] = Field(
@@ -138,7 +138,7 @@ class DeadLetters(Model):
 
 
 class Evolution(Model):
-    """Changes in records that change the table automatically; a mode alone, or a mapping."""
+    """Changes of records that the table follows automatically; the mode alone, or a mapping."""
 
     mode: Literal["off", "additive", "full"] = Field(
         default="off",
@@ -293,7 +293,9 @@ class StreamSpec(Model):
 
     @property
     def window(self) -> Literal["hour", "day"] | None:
-        """The windows that complete: as declared, else the table's partitioning by event time."""
+        """The length of the windows that complete: as declared, else the table's partitioning by event time; None
+        without windows.
+        """
         if self.complete is not None:
             return None if self.complete == "none" else self.complete
         by_time = self.event_time_partitions
@@ -301,22 +303,22 @@ class StreamSpec(Model):
 
     @property
     def event_time_partitions(self) -> tuple[str, ...]:
-        """The table's partition transforms of the event time."""
+        """The transforms with which the table is partitioned by event time."""
         terms = [layout.parse_term(text) for text in self.partition_by]
         return tuple(term.transform for term in terms if term.column == self.event_time.column)
 
     @property
     def max_records(self) -> int:
-        """Limit of records in one batch."""
+        """Largest number of records in one batch."""
         if self.mode == "upsert" and "max_records" not in self.commit.model_fields_set:
             return MERGED_RECORDS
         return self.commit.max_records
 
     def fingerprint(self) -> str:
-        """A digest of everything that a writer depends on: it changes exactly when a running writer must be restarted.
+        """Return a hash that changes exactly when a running writer must be restarted.
 
-        Of the maintenance, it only includes what throttling uses, if that differs from the default. The stream's
-        application, owner and description do not matter to its writer.
+        It covers everything on which a writer depends. Of the maintenance, it covers only what throttling uses, and
+        only if that differs from the default. The stream's application, owner and description are left out.
         """
         digest = hashlib.sha256(self.model_dump_json(exclude=self._no_matter_of_a_writer()).encode())
         kept = self.maintenance.kept
@@ -325,7 +327,7 @@ class StreamSpec(Model):
         return digest.hexdigest()[:16]
 
     def _no_matter_of_a_writer(self) -> dict[str, Any]:
-        """Keys that a fingerprint omits, including keys of later versions that this stream does not use."""
+        """Return the keys that a fingerprint omits, including unused keys that later versions added."""
         source = {key for key in ("key", "headers", "topic_pattern") if not getattr(self.source, key)}
         columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
         dead_letters = {"circuit"} if self.dead_letters.circuit == CircuitBreaker() else None
@@ -342,19 +344,19 @@ class StreamSpec(Model):
 
     @property
     def units(self) -> dict[str, str]:
-        """Units of the columns that arrive as numbers of time."""
+        """Units of the columns whose times arrive as numbers."""
         declared = {column.name: column.unit for column in self.columns if column.unit not in {None, "iso"}}
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
         return {name: unit for name, unit in (declared | of_event_time).items() if unit}
 
     @property
     def has_lines(self) -> bool:
-        """Whether a record may be several rows."""
+        """Whether one record may become several rows."""
         return isinstance(self.source.format, JsonFormat) and self.source.format.lines
 
     @property
     def value_format(self) -> ValueFormat:
-        """The format of values, with the names of the columns that it fills."""
+        """The format of values, with the names of the columns that the value fills."""
         declared = self.source.format
         filled = tuple(column.name for column in self.columns if column.name not in self.beside_value)
         if isinstance(declared, StringFormat | BytesFormat):
@@ -365,13 +367,17 @@ class StreamSpec(Model):
 
     @property
     def beside_value(self) -> dict[str, str | None]:
-        """The columns that a record's value does not fill, with the name of their header; None means the key."""
+        """Columns that a record's value does not fill, each with the name of its header; None means the record's
+        key.
+        """
         key = {} if self.source.key is None else {self.source.key.column: None}
         return {**key, **{header.column: header.name for header in self.source.headers}}
 
 
 def _rejoined(terms: list[str]) -> list[str]:
-    """Undo YAML's splitting of `[day(ts), bucket(16, id)]` at the comma within parentheses."""
+    """Join terms that YAML has split: it splits `[day(ts), bucket(16, id)]` at the comma within the parentheses,
+    too.
+    """
     whole: list[str] = []
     for term in terms:
         if whole and whole[-1].count("(") > whole[-1].count(")"):
@@ -382,7 +388,7 @@ def _rejoined(terms: list[str]) -> list[str]:
 
 
 def _parsed(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
-    """The terms in canonical form. Raises InconsistentError with all unreadable ones."""
+    """Return the terms in canonical form. Raises InconsistentError with all terms that cannot be parsed."""
     parsed, found = [], []
     for index, text in enumerate(terms):
         try:

@@ -1,4 +1,4 @@
-"""The resources of a writer: this host, or a Spark cluster."""
+"""The resources of a writer: on this host, or on a Spark cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCAL = "local[*]"
 YARN = "yarn"
 KUBERNETES = "k8s://"
 IMAGES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
-"""Properties with the image of executors on Kubernetes; one of them is required."""
+"""Properties with the container image of executors on Kubernetes; one of the two is required."""
 _STANDALONE = re.compile(r"spark://[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
 _KUBERNETES = re.compile(r"k8s://(https?://)?[^\s,:/]+(:\d{1,5})?(/[^\s,]*)?")
 _MASTERS = f"{LOCAL} for this host, or spark://host:port, yarn or k8s://https://host:port of a cluster"
@@ -24,14 +24,14 @@ Cores = Annotated[int, Whole(1, 100_000)]
 
 
 class DeployMode(StrEnum):
-    """Location of the driver of a writer on a cluster."""
+    """Where the driver of a writer on a cluster runs."""
 
     CLIENT = "client"
     CLUSTER = "cluster"
 
 
 class ClusterManager(StrEnum):
-    """What gives a writer its executors."""
+    """The kind of cluster that runs a writer's executors."""
 
     STANDALONE = "a standalone cluster"
     YARN = "YARN"
@@ -49,7 +49,7 @@ def _master(value: str) -> str:
 
 
 class Resources(Model):
-    """Cores and memory of the writer, on this host or on a Spark cluster."""
+    """Resources that the writer may use, on this host or on a Spark cluster."""
 
     master: Annotated[
         str, AfterValidator(_master), YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`")
@@ -91,17 +91,17 @@ class Resources(Model):
 
     @property
     def on_cluster(self) -> bool:
-        """Whether executors are processes of their own, perhaps on other hosts."""
+        """Whether executors are separate processes, perhaps on other hosts."""
         return self.master != LOCAL
 
     @property
     def driver_in_cluster(self) -> bool:
-        """Whether the driver, too, runs in the cluster."""
+        """Whether the driver also runs in the cluster."""
         return self.on_cluster and self.deploy_mode is DeployMode.CLUSTER
 
     @property
     def manager(self) -> ClusterManager | None:
-        """What gives the writer its executors; None on this host alone."""
+        """The kind of cluster that runs the writer's executors; None if the writer runs on this host only."""
         if self.master == LOCAL:
             return None
         if self.master == YARN:

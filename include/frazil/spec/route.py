@@ -1,4 +1,4 @@
-"""Routes that divide a stream's records among many tables, and names of tables from values."""
+"""Routes, which divide a stream's records among many tables, and the table names that they derive from values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 VALUE = "{value}"
 MAX_VALUE_CHARACTERS = 200
-"""Characters allowed in a value that names a table."""
+"""Largest number of characters of a value for which a table is created."""
 MAX_VALUE_CHARACTERS_IN_NAME = 64
-"""Characters of a value in a table's name; some catalogs allow only 128 in a whole name."""
+"""Largest number of a value's characters that a table's name contains; some catalogs allow only 128 in a whole name."""
 MAX_LIMIT = 10_000
 ROUTABLE = frozenset({"string", "int", "long"})
-"""Types of columns whose values can name tables."""
+"""Types of the columns whose values can name tables."""
 
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _TEMPLATE = re.compile(r"([\w-]+\.)+[\w-]*\{value\}[\w-]*")
@@ -33,7 +33,7 @@ _HASHED = re.compile(r"_[0-9a-f]{12}$")
 
 
 class Route(Model):
-    """A table for each record. All tables have the stream's columns."""
+    """Chooses a table for each record. All tables have the stream's columns."""
 
     by: Literal["topic", "field", "header"] = Field(description="The part of a record that chooses its table.")
     name: str | None = Field(
@@ -99,18 +99,18 @@ class Route(Model):
         return self
 
     def made_table(self, value: str) -> str:
-        """Return the identifier of the table that `template` creates for a value, unique to it."""
+        """Return the identifier of the table that `template` creates for a value; each value has its own table."""
         if self.template is None:
             raise AssertionError("only a template makes tables")
         return self.template.replace(VALUE, name_part(value))
 
     def makes(self, value: str, identifier: str) -> bool:
-        """Whether `template` creates this table for a value that `allow` allows."""
+        """Return whether `template` creates this table for the value, and `allow` allows the value."""
         return self.template is not None and self.made_table(value) == identifier and refusal(value, self.allow) is None
 
 
 def refusal(value: str, allow: Iterable[str]) -> str | None:
-    """Why no table may be created for a value; None if it may."""
+    """Return why no table may be created for a value; None if one may be created."""
     if len(value) > MAX_VALUE_CHARACTERS:
         return f"it has more than {MAX_VALUE_CHARACTERS} characters"
     if not any(fnmatchcase(value, pattern) for pattern in allow):
@@ -119,9 +119,9 @@ def refusal(value: str, allow: Iterable[str]) -> str | None:
 
 
 def name_part(value: str) -> str:
-    """Return a value as part of a table's name: the value if it is plain, else its plain characters and a hash.
+    """Return a value as part of a table's name: the value itself if it is plain, else its plain characters and a hash.
 
-    Different values have different names, except for collisions of the 48-bit hash. A plain value that ends like a hash
+    Different values have different names, except if their 48-bit hashes collide. A plain value that ends like a hash
     gets a hash, too.
     """
     if _PLAIN.fullmatch(value) and not _HASHED.search(value):
@@ -131,7 +131,7 @@ def name_part(value: str) -> str:
 
 
 def plain_value(route: Route, identifier: str) -> str | None:
-    """Return the value that a table was created for, if its name shows it."""
+    """Return the value for which a table was created, if the table's name shows the value; else None."""
     if route.template is None:
         return None
     before, _, after = route.template.partition(VALUE)
@@ -140,12 +140,12 @@ def plain_value(route: Route, identifier: str) -> str | None:
 
 
 def value_property(stream: str) -> str:
-    """Return the property that holds the exact value of a table that the template created."""
+    """Return the table property that stores the exact value for which the template created a table."""
     return f"frazil.route.{stream}"
 
 
 def may_have_made(route: Route, identifier: str) -> bool:
-    """Whether the template could create this identifier. The table's properties say whether it did."""
+    """Return whether the template could create this identifier. Only the table's properties show whether it did."""
     if route.template is None:
         return False
     before, _, after = route.template.partition(VALUE)

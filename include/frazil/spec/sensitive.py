@@ -1,4 +1,4 @@
-"""Sensitive values of a stream's records, and what is kept of them."""
+"""Sensitive values in a stream's records, and what the tables store of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 KEYED = frozenset({"hash", "tokenize"})
-"""What needs the secret."""
+"""Protections that need the secret."""
 
 
 class Protection(Model):
-    """What becomes of one field; `as` alone, or a mapping."""
+    """How one field is protected; `as` alone, or a mapping."""
 
     as_: Literal["mask", "hash", "tokenize", "drop"] = Field(
         alias="as",
@@ -72,7 +72,7 @@ class Sensitive(Model):
 
     @property
     def kept(self) -> dict[str, Protection]:
-        """The fields that are columns."""
+        """The sensitive fields that are columns."""
         return {name: how for name, how in self.fields.items() if how.as_ != "drop"}
 
     @property
@@ -86,7 +86,7 @@ class Sensitive(Model):
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """What is wrong between the fields and the schema."""
+    """Yield conflicts between the sensitive fields and the schema."""
     if (sensitive := spec.sensitive) is None:
         return
     columns = {column.name: types.parse_type(column.type) for column in spec.columns if column.type}
@@ -110,7 +110,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _lower(kind: types.Type) -> types.Type:
-    """The type with its field names in lower case."""
+    """Return the type with its field names in lower case."""
     match kind:
         case types.Struct(fields):
             return types.Struct(tuple(types.Field(f.name.lower(), _lower(f.type), f.required) for f in fields))
@@ -122,7 +122,7 @@ def _lower(kind: types.Type) -> types.Type:
 
 
 def _type_at(columns: Mapping[str, types.Type], path: list[str]) -> types.Type | None:
-    """The type of a column, or of a field within it, by Iceberg's full name; None if there is none."""
+    """Return the type of a column, or of a field within it, by Iceberg's full name; None if it does not exist."""
     found = columns.get(path[0])
     for part in path[1:]:
         match found:

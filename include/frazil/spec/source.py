@@ -50,7 +50,7 @@ class Source(Model):
 
     @property
     def reads(self) -> tuple[str, ...] | TopicPattern:
-        """What the stream reads: `topic in source.reads` says whether it reads a topic."""
+        """The topics that the stream reads; `topic in source.reads` shows whether it reads a topic."""
         return self.topics if self.topic_pattern is None else TopicPattern(self.topic_pattern)
 
     @property

@@ -1,8 +1,8 @@
 """Decides which catalogs can commit to several tables in one step.
 
-A SQL catalog can, because the pointers to its tables' metadata are rows of one database. Of the REST catalogs, only
-the servers on a list can. A server that has the endpoint may still change table after table. One that changes them
-at once may keep no snapshot history.
+A SQL catalog can, because the pointers to its tables' metadata are rows of one database. Among REST catalogs, only the
+servers listed here are known to do so. Other servers may offer the endpoint and still change one table after the other.
+A server that does change all tables at once may keep no snapshot history.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ADVERTISED = "POST /v1/{prefix}/transactions/commit"
 
 
 def commit_tables_of(catalog: Catalog) -> CommitTables:
-    """How this catalog commits to several tables at once. Raises SpecError if it cannot."""
+    """Return the function with which this catalog commits to several tables at once. Raises SpecError if it cannot."""
     if reason := why_not_atomic(catalog.name, catalog.properties):
         raise SpecError(reason)
     if inferred_type(catalog.properties) == "sql":
@@ -42,7 +42,9 @@ def commit_tables_of(catalog: Catalog) -> CommitTables:
 
 
 def why_not_atomic(name: str, properties: Mapping[str, str]) -> str | None:
-    """Why a catalog with these properties cannot commit to several tables at once; None if it can. Offline."""
+    """Return why a catalog with these properties cannot commit to several tables at once; None if it can. Sends no
+    request.
+    """
     kind, instead = inferred_type(properties), "Use a catalog that can, or remove `commit.atomic`"
     if kind == "sql":
         database = make_url(properties["uri"]).get_backend_name()

@@ -1,6 +1,7 @@
 """Commits to several tables of a REST catalog with `POST /v1/{prefix}/transactions/commit`.
 
-PyIceberg has no method for it. Request and answers follow `commitTransaction` of Iceberg's REST specification.
+PyIceberg has no method for this request. Request and responses follow `commitTransaction` in Iceberg's REST
+specification.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ class _CommitTransactionRequest(IcebergBaseModel):
 
 
 def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None:
-    """Send the request once. The answer has no metadata.
+    """Commit the changes with one request. Returns None, because the response has no metadata.
 
-    Each attempt has its own idempotency key, so that a request repeated by a gateway counts once. Raises
-    CommitFailedException if a requirement does not hold, and else what PyIceberg raises for a table's commit.
+    Each call has its own idempotency key, so that a request that a gateway repeats is executed once. Raises
+    CommitFailedException if a requirement does not hold; other failures raise the errors that PyIceberg raises for the
+    commit of a single table.
     """
     request = _CommitTransactionRequest(
         table_changes=tuple(
@@ -56,6 +58,6 @@ def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None
 
 
 def _uuid7() -> uuid.UUID:
-    """A UUID of version 7 (RFC 9562): 48 bits of milliseconds, then random ones."""
+    """Return a UUID of version 7 (RFC 9562): 48 bits for the time in milliseconds, then random bits."""
     number = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
     return uuid.UUID(int=number & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62)

@@ -1,4 +1,4 @@
-"""Commits to several tables of a SQL catalog: one database transaction over their pointers."""
+"""Commits to several tables of a SQL catalog, with one database transaction over the pointers to their metadata."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _MOVED = (
 
 
 def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[CommitTableResponse]:
-    """Write the new metadata files, then move all pointers, each only if its table is unchanged.
+    """Write the new metadata files, then move all pointers in one transaction, each only if its table is unchanged.
 
-    Raises CommitFailedException if a pointer had moved. After an error the files are deleted, unless COMMIT was sent:
-    from then on the outcome is unknown.
+    Raises CommitFailedException if another commit has moved a pointer. After an error, the new files are deleted,
+    unless COMMIT was already sent: the outcome is then unknown.
     """
     staged: list[StagedTable] = []
     sent = False
@@ -72,7 +72,7 @@ def _move(connection: Connection, catalog: str, found: Table, made: StagedTable)
 
 
 def _delete(staged: Sequence[StagedTable]) -> None:
-    """Delete the files as far as possible; orphan removal deletes the rest."""
+    """Delete the metadata files; files that cannot be deleted are left for orphan removal."""
     for made in staged:
         try:
             made.io.delete(made.metadata_location)

@@ -17,7 +17,7 @@ ELEMENT, VALUE = "element", "value"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field of records that gets no column; `reason` follows its name in a sentence."""
+    """A field of the records that gets no column; `reason` completes a sentence that begins with the field's name."""
 
     path: Path
     reason: str
@@ -37,11 +37,11 @@ def growth(
     max_columns: int,
     fixed: Collection[str] = (),
 ) -> Growth:
-    """Return the changes to make, without those that the table already has.
+    """Return which of the wanted changes to make, without changes that the table already has.
 
-    `former` are the table's schemas from oldest to newest. A table of `max_columns` columns, nested fields included,
-    gets no more. The top-level columns in `fixed` stay required. Records decide how many changes are requested, so the
-    time is linear in their number.
+    `former` has the table's schemas from oldest to newest. A table with `max_columns` columns, nested fields included,
+    gets no more columns. The top-level columns in `fixed` stay required. The number of wanted changes depends on the
+    records, so this takes time linear in that number.
     """
     growing = _Growing(table, tuple(former))
     changes: list[Change] = []
@@ -63,7 +63,7 @@ def growth(
 
 
 class _Growing:
-    """A table's names, including those of added columns."""
+    """The names in a table, including the columns that this evolution adds."""
 
     def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
         self.fields = dict(_paths(table.as_struct(), ()))
@@ -74,7 +74,7 @@ class _Growing:
         self._new: dict[tuple[Path, str], str] = {}
 
     def parent(self, path: Path) -> StructType | None:
-        """The struct that has, or would have, this field."""
+        """Return the struct that has, or would have, the field at this path; None if no such struct exists."""
         if len(path) == 1:
             return self._top
         field = self.fields.get(path[:-1])
@@ -101,7 +101,7 @@ class _Growing:
         return None
 
     def _history_of(self, change: Addition) -> str | None:
-        """Why the column conflicts with a former column of the table, or None."""
+        """Return why the column conflicts with a former column of the table, or None."""
         parent = self.parent(change.path)
         parent_id = TOP if len(change.path) == 1 else self.fields[change.path[:-1]].field_id
         field = NestedField(-1, change.path[-1], change.type, required=False)
@@ -110,7 +110,7 @@ class _Growing:
 
 
 def _taken(path: Path) -> str | None:
-    """Why no table can have this column, or None."""
+    """Return why no table can have a column with this name, or None."""
     match tuple(map(str.lower, path)):
         case (name,) if name == LINE:
             return "has the name of a column that frazil adds"
@@ -120,7 +120,9 @@ def _taken(path: Path) -> str | None:
 
 
 def _paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
-    """The fields of a type, nested ones included; a map's values, but not its keys."""
+    """Yield all fields of a type with their paths, nested fields included; fields in map values, but not in map
+    keys.
+    """
     match kind:
         case StructType():
             fields = [(field.name, field) for field in kind.fields]

@@ -22,23 +22,30 @@ R = TypeVar("R")
 
 _ABSENT_NO_LONGER = frozenset({"PreconditionFailed", "412"})
 _CONFLICT = "ConditionalRequestConflict"
-"""S3's answer to a conditional put that met a concurrent one: the outcome is open, try again."""
+"""S3's response to a conditional put that met a concurrent put: the outcome is undecided, so the put is retried."""
 
 _ABSENT = frozenset({"NoSuchKey", "404"})
 _NO_BATCHES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
-"""Answers of S3-compatible stores that cannot delete several objects in one request, or require another checksum."""
+"""Error codes of S3-compatible stores that cannot delete several objects in one request, or require another
+checksum.
+"""
 KEYS_AT_ONCE = 1_000
-"""S3's limit of keys per request."""
+"""Largest number of keys in one request to S3."""
 
 _PUT_ATTEMPTS = 5
 TRIES = 2
-"""Tries of s3fs; each of them is five tries of its client: five by five took a minute with "slow down" answers."""
+"""Number of attempts by s3fs. Each makes up to five attempts of its client; five times five took a minute against a
+store that answered "slow down".
+"""
 MAX_OPEN = 4
-"""Property sets whose FileIO is kept for the next store: executors open one for each write."""
+"""Number of opened FileIO objects to keep, one per set of properties: Spark executors open a store for each write."""
 
 
 class FsspecStore(ObjectStore):
-    """Relies on the object store to write an object whole or not at all, and to keep what it has acknowledged."""
+    """Object store in S3, GCS or ADLS.
+
+    Relies on the service to write an object completely or not at all, and to keep each object that it has acknowledged.
+    """
 
     def __init__(
         self, location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None
@@ -53,7 +60,7 @@ class FsspecStore(ObjectStore):
 
     @property
     def _files(self) -> Any:
-        """The file system of this thread: fsspec's clients must not be shared."""
+        """Return this thread's file system; fsspec's clients must not be shared between threads."""
         opened = self._opened
         # If they can be renewed, valid credentials are kept: a client costs half a second of a core.
         if opened is None or (self._renew is None and opened[0] != self._newest()):
@@ -69,7 +76,9 @@ class FsspecStore(ObjectStore):
         return frozenset(file_io_properties(self._ask()).items())
 
     def _do(self, path: str, act: Callable[[Any], R]) -> R:
-        """Apply `act` to the files; once more, with newer credentials, if they have expired or are refused."""
+        """Call `act` with the file system. If the credentials have expired or are refused, try once more with newer
+        ones.
+        """
         try:
             with _failures(path):
                 return act(self._files)
@@ -135,7 +144,10 @@ class FsspecStore(ObjectStore):
         return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete 1,000 keys per request in S3; one at a time in other stores, and if such a request is refused."""
+        """Delete up to 1,000 keys per request in S3.
+
+        Other stores get one request per key, and so does an S3-compatible store that refuses such a request.
+        """
         left: dict[str, OSError | FrazilError] = {}
         waiting = iter(dict.fromkeys(paths))
         while batch := list(itertools.islice(waiting, KEYS_AT_ONCE)):
@@ -171,7 +183,7 @@ class FsspecStore(ObjectStore):
         return left
 
     def sync_files(self, paths: Iterable[str]) -> None:
-        """Do nothing: a closed file is durable."""
+        """Do nothing: a closed file is already durable."""
 
 
 def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
@@ -192,7 +204,9 @@ def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
 
 
 def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
-    """Send one request. s3fs's own bulk deletion would drop S3's errors for single keys."""
+    """Delete the objects with one request per bucket. s3fs's own bulk deletion would drop S3's errors for single
+    keys.
+    """
     keys = {tuple(files.split_path(path)[:2]): path for path in paths}
     left: dict[str, OSError | FrazilError] = {}
     for bucket in dict.fromkeys(bucket for bucket, _ in keys):
@@ -216,7 +230,10 @@ def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
 
 
 def _error_code(error: OSError) -> str | None:
-    """S3's error code. s3fs recognises a failed precondition only by AWS's text, which SeaweedFS does not use."""
+    """Return S3's error code.
+
+    s3fs recognises a failed precondition only by AWS's text, which SeaweedFS does not send.
+    """
     cause = error.__cause__
     if not isinstance(cause, ClientError):
         return None
@@ -225,7 +242,7 @@ def _error_code(error: OSError) -> str | None:
 
 
 def _modified_ms(info: Mapping[str, Any]) -> int:
-    """The modification time, for which each fsspec file system has its own key."""
+    """Return the modification time; each fsspec file system stores it under its own key."""
     for key in ("LastModified", "mtime", "last_modified", "updated"):
         modified = info.get(key)
         if isinstance(modified, str):

@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """Keeps up to `most` values: a new one replaces the one that was kept longest ago. Thread-safe."""
+    """Keeps up to `limit` values by name; a new value replaces the value that was kept longest ago. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

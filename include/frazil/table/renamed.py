@@ -1,7 +1,7 @@
-"""Handles columns that a user renamed or dropped with `frazil evolve`, while declarations and records have old names.
+"""Handles columns that `frazil evolve` renamed or dropped while declarations and records still use the old names.
 
-A table property holds the old names and changes in one commit with the schema. A running writer continues: an old name
-in the declaration means the renamed column, or nothing if it was dropped.
+A table property holds the old names. It is changed in the same commit as the schema, so a running writer can continue.
+An old name in the declaration means the renamed column; if the column was dropped, the name is ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ATTEMPTS = 5
 
 
 def renamed_fields(declared: Schema, existing: Schema, former: Former) -> Schema:
-    """The declared schema with the table's current column names, without dropped columns."""
+    """Return the declared schema with the table's current column names, without dropped columns."""
     names = {field.name for field in declared.fields}
     fields: list[NestedField] = []
     for field in declared.fields:
@@ -37,7 +37,9 @@ def renamed_fields(declared: Schema, existing: Schema, former: Former) -> Schema
 
 
 def aliases(existing: Schema, former: Former) -> dict[str, int]:
-    """Field ids of the columns that record fields with a former name fill."""
+    """Return the former column names that records may still use, each with the field id of the column that gets the
+    value.
+    """
     return {
         name: field_id
         for name, field_id in former.items()
@@ -51,15 +53,16 @@ def _has(schema: Schema, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChanges:
-    """Requested changes: new names by the old ones, and names of columns to drop."""
+    """Requested column changes: `renames` maps old names to new names; `drops` lists the columns to drop."""
 
     renames: Mapping[str, str]
     drops: Sequence[str]
 
 
 def problems(wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]) -> list[str]:
-    """Why these columns cannot be renamed or dropped, one sentence each; `fixed` maps columns to why they cannot
-    change.
+    """Return why these columns cannot be renamed or dropped, one sentence per problem.
+
+    `fixed` maps the names of columns that must not change to the reason.
     """
     found = []
     history = ColumnHistory.of((*former, table))
@@ -120,7 +123,7 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
 def renamed_like(table: Table, main: Table) -> Table:
     """Return a routed table with the column changes that `frazil evolve` made to the main table.
 
-    Raises as `change_columns` does.
+    Raises the errors of `change_columns`.
     """
     if not (former := former_columns(main.properties)):
         return table
@@ -134,6 +137,6 @@ def renamed_like(table: Table, main: Table) -> Table:
 
 
 def laid_out_by(table: Table) -> Collection[int]:
-    """The field ids that the table's partition specs and sort orders need."""
+    """Return the field ids that the table's partition specs and sort orders use."""
     specs = {field.source_id for spec in table.metadata.partition_specs for field in spec.fields}
     return specs | {field.source_id for order in table.metadata.sort_orders for field in order.fields}

@@ -1,4 +1,4 @@
-"""Opens the store for a location."""
+"""Opens the object store for a location."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from frazil.table.object_store import IoProperties, ObjectStore
 
 
 def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None) -> ObjectStore:
-    """The store of a location, by its URI scheme; `io_properties` are a PyIceberg FileIO's (`s3.endpoint`, …).
+    """Return the store for a location, chosen by the location's URI scheme.
 
-    `renew` is called when their credentials have expired; the failed operation is then retried once.
-
-    Raises SpecError for a scheme that no store serves.
+    `io_properties` are those of a PyIceberg FileIO (`s3.endpoint`, …). `renew` is called when the credentials in them
+    have expired; the failed operation is then retried once. Raises SpecError for a scheme that no store serves.
     """
     scheme = urlsplit(location).scheme
     if scheme in {"", "file"}:
