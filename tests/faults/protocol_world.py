@@ -48,7 +48,7 @@ from frazil.offsets.tally import OffsetTally
 from frazil.table.branches import head_of
 from frazil.table.landed_offsets import Wanted
 from frazil.table.local_storage import LocalStore
-from frazil.table.metadata_reuse import _as, _sharing
+from frazil.table.metadata_reuse import _sharing, _with_class
 from frazil.table.metadata_times import in_order
 from frazil.table.tables import state_location
 
@@ -110,9 +110,9 @@ class SharedCatalog:
             requirement.validate(before)
         self.versions += 1
         # As the catalogs that `load_catalog` opens: snapshots are not copied, and times are in order.
-        shared = _as(_sharing(type(before)), before)
+        shared = _with_class(_sharing(type(before)), before)
         made = update_table_metadata(shared, tuple(updates), metadata_location=str(self.versions))
-        after = in_order(before, _as(type(before), made))
+        after = in_order(before, _with_class(type(before), made))
         self.past[name].append(before)
         self.metadata[name] = after
         old, new = read_markers(before.properties), read_markers(after.properties)

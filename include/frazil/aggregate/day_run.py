@@ -37,7 +37,7 @@ class DayRun:
         if jobs is None:
             yield
             return
-        run, before = jobs.run(f"aggregation.{self.spec.name}"), self._before()
+        run, before = jobs.run(f"aggregation.{self.spec.name}"), self._start_facts()
         run.started(clock.now_ms(), before)
         try:
             yield
@@ -46,7 +46,7 @@ class DayRun:
             raise
         self._complete(run, before)
 
-    def _before(self) -> RunFacts:
+    def _start_facts(self) -> RunFacts:
         try:
             source = dataset_of(self.catalog.load_table(self.spec.source))
         except Exception as error:  # whatever the catalog raises; the run meets it too

@@ -110,7 +110,7 @@ class EmbeddedKafka(process.EmbeddedServer):
         except KafkaException as error:
             raise EnvironmentUnusable(f"the topic {name} was not created: {error.args[0].str()}") from error
         deadline = time.monotonic() + 30
-        while not _led(admin, name, partitions):
+        while not _has_leaders(admin, name, partitions):
             if time.monotonic() > deadline:
                 raise EnvironmentUnusable(
                     f"the topic {name} has partitions without a leader after 30 s; see {self.log}."
@@ -170,6 +170,6 @@ def _brokers(admin: AdminClient) -> int:
         return 0
 
 
-def _led(admin: AdminClient, name: str, partitions: int) -> bool:
+def _has_leaders(admin: AdminClient, name: str, partitions: int) -> bool:
     found: Any = admin.list_topics(name, timeout=5).topics[name].partitions
     return len(found) == partitions and all(p.leader >= 0 for p in found.values())

@@ -34,7 +34,7 @@ _SOCKETS = Path("/tmp")
 """Folder of the sockets between SeaweedFS's own components."""
 _FATAL = re.compile(r"F\d{4} [\d:.]+ (.+)")
 """Matches a log line with the error that ended the server; the stack traces of its goroutines follow this line."""
-_THERE = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
+_ALREADY_EXISTS = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def _made(make: Callable[[], object]) -> None:
     try:
         make()
     except ClientError as error:
-        if error.response.get("Error", {}).get("Code") not in _THERE:
+        if error.response.get("Error", {}).get("Code") not in _ALREADY_EXISTS:
             raise
 
 

@@ -42,7 +42,7 @@ _POLL_S = 0.1
 _SAME_START_S = 0.5
 """Largest difference in seconds between two readings of one process's start time, which differ only by rounding."""
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_given: set[int] = set()
+_chosen_ports: set[int] = set()
 """Ports that this process has chosen already; their servers may not listen yet."""
 
 
@@ -267,8 +267,8 @@ def free_port() -> int:
     """Return a free port on loopback from `PORTS`. This process does not return the same port twice."""
     for _ in range(200):
         port = random.choice(PORTS)
-        if port not in _given and is_free(port):
-            _given.add(port)
+        if port not in _chosen_ports and is_free(port):
+            _chosen_ports.add(port)
             return port
     raise EnvironmentUnusable(f"found no free port from {PORTS[0]} to {PORTS[-1]}; end some of the servers there.")
 
@@ -287,7 +287,7 @@ def require_free_port(port: int, *, what: str, option: str) -> None:
     """
     if not is_free(port):
         raise EnvironmentUnusable(
-            f"port {port}, wanted for {what}, is taken{_by_whom(port)}. "
+            f"port {port}, wanted for {what}, is taken{_port_owner(port)}. "
             f"Choose another with {option}, or end that program."
         )
 
@@ -303,7 +303,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _by_whom(port: int) -> str:
+def _port_owner(port: int) -> str:
     with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr[1] == port

@@ -60,10 +60,14 @@ def readings(health: TableHealth, settings: Maintenance, *, now_ms: int) -> tupl
     """Return the readings of all rules that apply to the table; empty if the table's alerts are switched off."""
     if not settings.alerts.enabled:
         return ()
-    return (*_of_metadata(health, settings), *_of_files(health, settings), *_of_streams(health, settings, now_ms))
+    return (
+        *_metadata_readings(health, settings),
+        *_file_readings(health, settings),
+        *_stream_readings(health, settings, now_ms),
+    )
 
 
-def _of_metadata(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
+def _metadata_readings(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
     limits, table = settings.alerts, health.table
     rewrite = _remedy(table, "manifests", settings.manifests.enabled, "rewrite_manifests")
     expire = _remedy(table, "expiry", settings.expiry.enabled, "expire_snapshots")
@@ -101,7 +105,7 @@ def _of_metadata(health: TableHealth, settings: Maintenance) -> Iterator[Reading
     )
 
 
-def _of_files(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
+def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
     limits, table = settings.alerts, health.table
     compact = _remedy(table, "compaction", settings.compaction.enabled, "rewrite_data_files")
     average = rounded_bytes(health.average_file_bytes)
@@ -114,7 +118,7 @@ def _of_files(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
         f"{rounded_bytes(health.target_file_bytes)} is the target: queries open each of them. {compact}. Where each "
         "partition holds that little, declare a coarser partition-by",
     )
-    yield from _of_deletes(health, limits, compact)
+    yield from _delete_readings(health, limits, compact)
     if settings.compaction.enabled:
         added = rounded_bytes(health.bytes_since_compaction)
         last = health.last_compaction_at_ms
@@ -128,7 +132,7 @@ def _of_files(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
         )
 
 
-def _of_deletes(health: TableHealth, limits: Alerts, compact: str) -> Iterator[Reading]:
+def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Iterator[Reading]:
     table, beyond, whose = health.table, health.delete_files, "frazil writes no delete files, so another engine does"
     if health.merged:
         beyond = max(beyond - health.data_files, 0)
@@ -165,7 +169,7 @@ def _small_files(health: TableHealth, threshold: int) -> float | None:
     return min(health.data_files, threshold) if share * CLEARS_AT < 1 else 0
 
 
-def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iterator[Reading]:
+def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) -> Iterator[Reading]:
     for stream in health.streams:
         threshold_s = settings.stale_after_ms(stream.longest_interval_ms) / 1000
         age_s = None if stream.last_commit_at_ms is None else (now_ms - stream.last_commit_at_ms) / 1000

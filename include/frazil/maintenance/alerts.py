@@ -25,7 +25,7 @@ from frazil.spec.maintenance import Alerts, Maintenance
 
 GAPS = 3
 """Number of usual gaps between measurements that a pause may last without restarting the hold time."""
-USUAL_MS = 300_000
+DEFAULT_GAP_MS = 300_000
 """The gap between measurements that is assumed until two measurements show the real gap: five minutes."""
 
 
@@ -128,9 +128,9 @@ def step_readings(
     states: dict[str, AlertState] = {}
     fired, resolved, active = [], [], []
     for rule in sorted(found.keys() | previous.rules.keys()):
-        before, reading = previous.rules.get(rule), found.get(rule) or _unread(found, rule)
+        before, reading = previous.rules.get(rule), found.get(rule) or _unknown_reading(found, rule)
         own_ms = hold_ms if reading is None or reading.hold_ms is None else reading.hold_ms
-        after = _next(before, reading, hold_ms=own_ms, now_ms=now_ms)
+        after = _next_state(before, reading, hold_ms=own_ms, now_ms=now_ms)
         was_active = before is not None and before.active
         if after is not None:
             states[rule] = after
@@ -138,11 +138,11 @@ def step_readings(
             active.append(Alert(rule, subject, reading.shown, after.since_ms, reading.sentence, after.alone))
             fired += [] if was_active else active[-1:]
         elif before is not None and was_active:
-            resolved.append(_over(before, rule, reading, subject))
+            resolved.append(_resolved_alert(before, rule, reading, subject))
     return AlertStep(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
 
 
-def _unread(found: Mapping[str, Reading], rule: str) -> Reading | None:
+def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
     """Return an unknown reading for `<rule>:<subject>` if the source of `<rule>` could not be read.
 
     Returns None otherwise: then the rule no longer applies to the subject.
@@ -175,7 +175,7 @@ def reported_alone(steps: Mapping[str, AlertStep], limit: int) -> dict[str, Aler
     return {subject: marked(subject, made) for subject, made in steps.items()} if together else dict(steps)
 
 
-def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
+def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
     """Return the state of one rule after a measurement; None if the rule needs no state."""
     if reading is None:
         return None
@@ -188,11 +188,11 @@ def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, n
     if before is None:
         return AlertState(now_ms, active=hold_ms == 0, seen_ms=now_ms)
     gap_ms = max(now_ms - (before.seen_ms or before.since_ms), 0)  # a clock may have been set back
-    unseen = gap_ms > max(hold_ms, GAPS * max(before.gap_ms, USUAL_MS))
+    unseen = gap_ms > max(hold_ms, GAPS * max(before.gap_ms, DEFAULT_GAP_MS))
     since_ms = now_ms if unseen else min(before.since_ms, now_ms)
     return AlertState(since_ms, now_ms - since_ms >= hold_ms, now_ms, gap_ms)
 
 
-def _over(before: AlertState, rule: str, reading: Reading | None, table: str) -> Alert:
+def _resolved_alert(before: AlertState, rule: str, reading: Reading | None, table: str) -> Alert:
     now = reading.shown if reading is not None else "no longer watched"
     return Alert(rule, table, now, before.since_ms, f"{table}: the alert {rule} is over: {now}", before.alone)

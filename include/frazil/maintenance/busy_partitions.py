@@ -40,15 +40,15 @@ def busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -
     table.
     """
     upserts = [s for s in maintained.streams if maintained.kind is TableKind.MAIN and s.mode == "upsert"]
-    return frozenset(key for spec in upserts for key in _of_stream(table, spec, now_ms=now_ms))
+    return frozenset(key for spec in upserts for key in _busy_in_stream(table, spec, now_ms=now_ms))
 
 
-def _of_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[PartitionKey]:
+def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[PartitionKey]:
     busy_ms = INTERVALS * (spec.commit.longest_interval // timedelta(milliseconds=1))
     newest = (snapshot for snapshot, _ in commit_records(table.metadata, spec.name))
     recent = takewhile(lambda snapshot: now_ms - snapshot.timestamp_ms <= busy_ms, newest)
     for snapshot in islice(recent, MAX_BATCHES):
-        yield from _changed(snapshot, table)
+        yield from _changed_partitions(snapshot, table)
     marker = read_marker(table.properties, spec.name)
     journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
     settled = marker.settled if marker else None
@@ -57,7 +57,7 @@ def _of_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[Parti
         yield from (_key_of(file, table) for file in journal.staged_for("main"))
 
 
-def _changed(snapshot: Snapshot, table: Table) -> Iterator[PartitionKey]:
+def _changed_partitions(snapshot: Snapshot, table: Table) -> Iterator[PartitionKey]:
     """Yield the partitions to which a merge added data files or delete files, not those from which it only removed
     files.
     """

@@ -146,7 +146,7 @@ def plan_compaction(
     free = [rewrite for _, rewrite in worth if not rewrite.busy]
     pieces, waiting = _pieces([rewrite for _, rewrite in worth if rewrite.busy], target=target)
     left += waiting
-    taken, beyond = _within(settings.budget, [*free, *pieces], old, target=target)
+    taken, beyond = _within_budget(settings.budget, [*free, *pieces], old, target=target)
     left += beyond
     dangling = tuple(path for p in health.partitions or () for path in p.deletes.dangling)
     return CompactionPlan(taken, tuple(left), _sentence(taken, left), dangling)
@@ -178,7 +178,7 @@ def _evaluate(
         why = f"it is of partition spec {partition.spec_id}, which the table no longer has: rewrite it by hand"
         return Left(partition, Why.OLD_SPEC, why)
     if deletes:
-        gone = partition.files + partition.delete_files - _files_of(partition.bytes, target)
+        gone = partition.files + partition.delete_files - _files_after_rewrite(partition.bytes, target)
         applied = counted(partition.deletes.shared, "delete file", "is|are")
         why = f"{applied} applied to {counted(partition.files, 'file')} by every reader"
         return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
@@ -191,7 +191,7 @@ def _evaluate(
 def _evaluate_small(partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool) -> Rewrite | Left:
     """Decide whether the partition's small files are worth a rewrite."""
     min_count, state = (settings.min_files, "complete") if complete else (settings.open_files, "still written")
-    count, removed = partition.small_files, _removed(partition.small_files, partition.small_bytes, target)
+    count, removed = partition.small_files, _removed_files(partition.small_files, partition.small_bytes, target)
     if count < min_count:
         return Left(
             partition, Why.FEW, f"it is {state}, and {counted(count, 'small file', 'is|are')} fewer than {min_count:,}"
@@ -233,7 +233,11 @@ def _pieces(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], lis
     left: list[Left] = []
     each = max(MAX_BUSY_PIECES // max(len(busy), 1), 1)
     for rewrite in busy:
-        part = rewrite if rewrite.bytes <= target else _part(rewrite, target, target=target) or _due_part(rewrite, 1)
+        part = (
+            rewrite
+            if rewrite.bytes <= target
+            else _small_files_part(rewrite, target, target=target) or _due_part(rewrite, 1)
+        )
         if part is None or len(pieces) >= MAX_BUSY_PIECES:
             why = f"{rewrite.reason}; batches are being merged into it, and a run takes {MAX_BUSY_PIECES} such pieces"
             left.append(Left(rewrite.partition, Why.BUSY, why))
@@ -243,17 +247,17 @@ def _pieces(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], lis
     return pieces, left
 
 
-def _removed(files: int, size: int, target: int) -> int:
+def _removed_files(files: int, size: int, target: int) -> int:
     """Return the number of small files that a rewrite removes; 0 if the rewrite would not halve their number."""
-    removed = files - _files_of(size, target)
+    removed = files - _files_after_rewrite(size, target)
     return removed if files > 1 and 2 * removed >= files else 0
 
 
-def _files_of(size: int, target: int) -> int:
+def _files_after_rewrite(size: int, target: int) -> int:
     return max(-(-size // target), 1)
 
 
-def _within(
+def _within_budget(
     budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
 ) -> tuple[tuple[Rewrite, ...], list[Left]]:
     """Return the best rewrites within the budget, and the partitions that are left.
@@ -269,9 +273,9 @@ def _within(
     rest, spent = budget, f"the {budget:,} bytes of one run go to partitions that gain more"
     for place, alone in enumerate(ordered):
         beside = [p for p in old if _may_share_rows(p, alone.partition)]
-        rewrite = _with(alone, beside)
+        rewrite = _with_older_specs(alone, beside)
         cost = rewrite.bytes + rewrite.beside_bytes
-        fitting = rewrite if cost <= rest else None if beside else _part(rewrite, rest, target=target)
+        fitting = rewrite if cost <= rest else None if beside else _small_files_part(rewrite, rest, target=target)
         if beside and cost > budget:
             beside_files = counted(rewrite.beside_files, "small file")
             why = f"{beside_files} of older specs would be rewritten with it, {cost:,} bytes"
@@ -280,7 +284,7 @@ def _within(
         deletes = rewrite.applies_deletes or rewrite.deleted_percent is not None
         if fitting is None and deletes and not taken and not beside:
             fitting = rewrite if rewrite.applies_deletes else _due_part(rewrite, 1)
-        if cost > budget and not deletes and not _part(rewrite, budget, target=target):
+        if cost > budget and not deletes and not _small_files_part(rewrite, budget, target=target):
             why = f"{rewrite.reason}; it exceeds the budget of any run, and no part of it is certain to be halved"
             left.append(Left(alone.partition, Why.MARGINAL, why))
             continue
@@ -306,7 +310,7 @@ def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
     return begin < other_end and other_begin < end
 
 
-def _with(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
+def _with_older_specs(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
     """Add the files of older specs that Iceberg may rewrite together with the partition."""
     if not beside:
         return rewrite
@@ -318,7 +322,7 @@ def _with(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
     return dataclasses.replace(rewrite, reason=why, beside_files=files, beside_bytes=size)
 
 
-def _part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
+def _small_files_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
     """Return a rewrite of some of the partition's small files that certainly fits and halves them.
 
     Returns None if fewer than two files fit. Iceberg rewrites all files below a size. At most `bytes / below` files are
@@ -335,7 +339,7 @@ def _part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
         return None
     size = -(-rewrite.bytes * files // rewrite.files)
     why = f"{rewrite.reason}; {files:,} of those below {below:,} bytes are within the budget"
-    removed = files - _files_of(size, target)
+    removed = files - _files_after_rewrite(size, target)
     return dataclasses.replace(rewrite, files=files, bytes=size, removed=removed, reason=why, below_bytes=below)
 
 

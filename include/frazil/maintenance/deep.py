@@ -61,9 +61,9 @@ class _Entries:
                     yield entry[1]
 
 
-_SIZES = _Entries(_CONTENT, _SIZE)
+_ENTRIES_WITHOUT_PATHS = _Entries(_CONTENT, _SIZE)
 """The manifest fields that are needed if a table has no delete files."""
-_WHOLE = _Entries(_CONTENT, _PATH, _RECORDS, _SIZE)
+_ENTRIES_WITH_PATHS = _Entries(_CONTENT, _PATH, _RECORDS, _SIZE)
 
 _UNITS: Mapping[type[Any], Literal["Y", "M", "D", "h"]] = {
     YearTransform: "Y",
@@ -89,10 +89,10 @@ class _Count:
         self.small_files += other.small_files
         self.small_bytes += other.small_bytes
         self.delete_files += other.delete_files
-        self.deletes = _sum(self.deletes, other.deletes)
+        self.deletes = _sum_of_deletes(self.deletes, other.deletes)
 
 
-def _sum(one: Deletes, other: Deletes) -> Deletes:
+def _sum_of_deletes(one: Deletes, other: Deletes) -> Deletes:
     if one == NONE:
         return other
     added = {f.name: getattr(one, f.name) + getattr(other, f.name) for f in dataclasses.fields(Deletes)}
@@ -139,7 +139,7 @@ def read_partitions(
         for key, count in found.items():
             total.setdefault(key, _Count()).add(count)
     for file in deletes:
-        total.setdefault(file.key, _Count()).add(_counted(file, there))
+        total.setdefault(file.key, _Count()).add(_delete_count(file, there))
     if sizes is not None:
         for count in total.values():
             sizes.extend(count.sizes)
@@ -150,8 +150,8 @@ def read_partitions(
 
 
 def _delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
-    at, found = _WHOLE.at, []
-    for file in _WHOLE.live(io, manifest):
+    at, found = _ENTRIES_WITH_PATHS.at, []
+    for file in _ENTRIES_WITH_PATHS.live(io, manifest):
         lower, upper = ((file[at[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
         alone = file[at[_CONTENT]] == DataFileContent.POSITION_DELETES and lower is not None and lower == upper
         key = (manifest.partition_spec_id, tuple(file[at[_PARTITION]]))
@@ -160,7 +160,7 @@ def _delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
     return found
 
 
-def _counted(file: _DeleteFile, there: Set[str]) -> _Count:
+def _delete_count(file: _DeleteFile, there: Set[str]) -> _Count:
     dangles = file.of is not None and file.of not in there
     return _Count(
         delete_files=1,
@@ -187,7 +187,7 @@ def _count(
     """
     counts: dict[PartitionKey, _Count] = {}
     there: set[str] = set()
-    entries = _WHOLE if deleted else _SIZES
+    entries = _ENTRIES_WITH_PATHS if deleted else _ENTRIES_WITHOUT_PATHS
     partition_at, size_at, path_at, records_at = (entries.at.get(i, 0) for i in (_PARTITION, _SIZE, _PATH, _RECORDS))
     for file in entries.live(io, manifest):
         key = (manifest.partition_spec_id, tuple(file[partition_at]))
@@ -201,11 +201,11 @@ def _count(
         if deleted and (gone := deleted.get(file[path_at])):
             there.add(file[path_at])
             if 100 * gone >= bounds.deleted_percent * file[records_at]:
-                count.deletes = _sum(count.deletes, _due(size, is_small=is_small))
+                count.deletes = _sum_of_deletes(count.deletes, _counts_if_due(size, is_small=is_small))
     return counts, there
 
 
-def _due(size: int, *, is_small: bool) -> Deletes:
+def _counts_if_due(size: int, *, is_small: bool) -> Deletes:
     return Deletes(
         due_files=1,
         due_bytes=size,

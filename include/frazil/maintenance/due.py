@@ -49,7 +49,7 @@ def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta 
     With `full_check_at`, all actions are due once per UTC day, in the first run at or after that time of day. Without
     `full_check_at`, an action is due only if the measurement shows a problem.
     """
-    again = full_check_at is not None and _again(health, settings, full_check_at)
+    again = full_check_at is not None and _is_daily_check(health, settings, full_check_at)
     checks = {
         Action.COMPACTION: _compaction(health, settings.compaction, again=again),
         Action.MANIFESTS: _manifests(health, settings.manifests, again=again),
@@ -59,7 +59,7 @@ def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta 
     return {action: check if enabled(settings, action) else off for action, check in checks.items()}
 
 
-def _again(health: TableHealth, settings: Maintenance, full_check_at: timedelta) -> bool:
+def _is_daily_check(health: TableHealth, settings: Maintenance, full_check_at: timedelta) -> bool:
     """Return whether this is the first run within `FULL_CHECK_EVERY`, from the clock alone, without stored state."""
     return (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_EVERY < settings.every
 

@@ -96,19 +96,19 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
     """Decide which snapshots expire, from the table's current metadata and from `pins`, the needs of readers."""
     try:
-        markers = _sound_markers(metadata, table=table)
+        markers = _valid_markers(metadata, table=table)
         backfills = _backfill_heads(metadata)
     except (MarkerUnreadable, RolledBack) as error:
         return ExpiryPlan((), {}, f"no snapshot is expired while this is so: {error}", refused=True)
-    if own := _own_rules(metadata):
+    if own := _forbidding_settings(metadata):
         return ExpiryPlan((), {}, own, refused=True)
     main = list(ancestors(metadata))
     horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
-    plain = max(min(_recent(main, horizon_ms), settings.at_most), settings.at_least)
+    plain = max(min(_count_readable(main, horizon_ms), settings.at_most), settings.at_least)
     unread = [] if pins.cursor is None else _unread(main, pins.cursor)
-    holds = _holds(metadata, main, unread, now_ms=now_ms) | _audits(main, backfills, now_ms=now_ms)
+    holds = _held_positions(metadata, main, unread, now_ms=now_ms) | _audited_positions(main, backfills, now_ms=now_ms)
     line = main[: max([plain, *(at + 1 for at in holds)])]
-    single = _named(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
+    single = _referenced_snapshots(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
     held = {line[at].snapshot_id: holds.get(at, "an older one is held") for at in range(plain, len(line))}
     stays = {s.snapshot_id for s in line} | set(single)
     open_lines = (ancestors(metadata, open_branch(marker.stream)) for marker in markers)
@@ -145,7 +145,7 @@ def bytes_about(metadata: TableMetadata, expired: Collection[int], *, files: int
     return size * files // removed if removed else 0
 
 
-def _sound_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
+def _valid_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
     """Return the markers of every stream that ever committed, declared or not.
 
     Raises `MarkerUnreadable` or `RolledBack`.
@@ -163,7 +163,7 @@ def _backfill_heads(metadata: TableMetadata) -> list[Snapshot]:
     return [head for backfill in backfills if (head := head_of(metadata, branch_name(backfill.stream)))]
 
 
-def _own_rules(metadata: TableMetadata) -> str | None:
+def _forbidding_settings(metadata: TableMetadata) -> str | None:
     """Return why no snapshot may expire, or None.
 
     The reason is a table setting with which Iceberg would delete shared files or expire other snapshots.
@@ -179,7 +179,7 @@ def _own_rules(metadata: TableMetadata) -> str | None:
     return None
 
 
-def _recent(main: Sequence[Snapshot], horizon_ms: int) -> int:
+def _count_readable(main: Sequence[Snapshot], horizon_ms: int) -> int:
     """Return how many of main's newest snapshots a reader may still use that started after the horizon."""
     return next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
 
@@ -195,7 +195,9 @@ def _unread(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
     ]
 
 
-def _holds(metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int) -> dict[int, str]:
+def _held_positions(
+    metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int
+) -> dict[int, str]:
     """Return the positions in main's history up to which all snapshots must be kept, each with its reason."""
     oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
@@ -207,7 +209,7 @@ def _holds(metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[i
     }
 
 
-def _audits(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
+def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
     """Return the position of the oldest snapshot of main that the audit of an open backfill may need, with its reason.
 
     Publishing a backfill walks main back to the snapshot that its audit read. The oldest possible one is main's head
@@ -221,7 +223,7 @@ def _audits(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: 
     return {first: "the audit of a backfill under way may have begun there"}
 
 
-def _named(  # noqa: PLR0913 - all that names snapshots
+def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     metadata: TableMetadata,
     markers: Sequence[Marker],
     pins: Pins,

@@ -76,10 +76,10 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
         at_ms=now_ms,
         snapshot_id=head.snapshot_id if head else None,
         target_file_bytes=target,
-        data_files=_number(head, "total-data-files", _live_files(data)),
-        data_bytes=_number(head, "total-files-size"),
+        data_files=_summary_count(head, "total-data-files", _live_files(data)),
+        data_bytes=_summary_count(head, "total-files-size"),
         rows=max(_live_rows(data) - _live_rows(deletes), 0) if rows is None else rows,
-        delete_files=_number(head, "total-delete-files", _live_files(deletes)),
+        delete_files=_summary_count(head, "total-delete-files", _live_files(deletes)),
         manifests=len(manifests),
         manifests_bytes=sum(m.manifest_length for m in manifests),
         manifest_list_bytes=len(table.io.new_input(head.manifest_list)) if head else 0,
@@ -94,12 +94,12 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
         partitions=read_partitions(table, manifests, maintained, target_bytes=target) if deep else None,
         main_snapshots=len(main_at_ms),
         main_oldest_at_ms=min(main_at_ms, default=None),
-        deleted_rows=_number(head, "total-position-deletes", _live_rows(deletes)),
+        deleted_rows=_summary_count(head, "total-position-deletes", _live_rows(deletes)),
         merged=any(spec.mode == "upsert" for spec in watched),
     )
 
 
-def _number(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
+def _summary_count(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
     """Return a count from a snapshot's summary, or `otherwise` if the engine that committed did not write this
     count.
     """
@@ -134,13 +134,13 @@ def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
     """
     files = size = 0
     for snapshot in ancestors(metadata):
-        added = _number(snapshot, "added-data-files")
+        added = _summary_count(snapshot, "added-data-files")
         if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
-            if added or _number(snapshot, "deleted-data-files"):
+            if added or _summary_count(snapshot, "deleted-data-files"):
                 return snapshot.timestamp_ms, max(files, 0), max(size, 0)
             continue
-        files += added - _number(snapshot, "deleted-data-files")
-        size += _number(snapshot, "added-files-size") - _number(snapshot, "removed-files-size")
+        files += added - _summary_count(snapshot, "deleted-data-files")
+        size += _summary_count(snapshot, "added-files-size") - _summary_count(snapshot, "removed-files-size")
     return None, max(files, 0), max(size, 0)
 
 

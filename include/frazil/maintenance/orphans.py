@@ -202,13 +202,13 @@ def missing(present: Set[str], references: References, roots: Collection[Place])
     if lost:
         return (
             f"{len(lost)} of the table's {len(references.live)} live files are not in the listing of their folder, "
-            f"such as {_some(lost)}: the listing is of another folder, or incomplete"
+            f"such as {_examples(lost)}: the listing is of another folder, or incomplete"
         )
     found = sum(p.path in present for p in references.live)
     if 2 * found < len(references.live):
         return (
-            f"only {found} of the table's {len(references.live)} live files lie below {_some(r.path for r in roots)}: "
-            "paths may use an unknown spelling"
+            f"only {found} of the table's {len(references.live)} live files lie below "
+            f"{_examples(r.path for r in roots)}: paths may use an unknown spelling"
         )
     return None
 
@@ -224,7 +224,7 @@ def _similar_paths(candidates: Iterable[Listed], references: References) -> str 
         return None
     return (
         f"{counted(len(alike), 'file', 'has|have')} a name that the table references under another path, such as "
-        f"{_some(alike)}: they may be the same files. Keep copies outside the table's folders"
+        f"{_examples(alike)}: they may be the same files. Keep copies outside the table's folders"
     )
 
 
@@ -251,5 +251,5 @@ def deletable(
     return [file for file in candidates if file.info.path in known]
 
 
-def _some(paths: Iterable[str]) -> str:
+def _examples(paths: Iterable[str]) -> str:
     return ", ".join(islice(paths, NAMED))

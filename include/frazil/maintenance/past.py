@@ -104,7 +104,7 @@ def encoded(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
         kind = one.action, one.ending, found_nothing
         seen[kind] += 1
         if seen[kind] <= (1 if found_nothing else MAX_PER_KIND) and abs(now_ms - one.at_ms) <= KEPT_MS:
-            kept.append(asdict(replace(one, sentence=_cut(one.sentence))))
+            kept.append(asdict(replace(one, sentence=_shortened(one.sentence))))
     return json.dumps(
         {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
     ).encode()
@@ -118,7 +118,7 @@ def _decoded(raw: Mapping[str, Any], table_uuid: str) -> Iterable[PastOutcome]:
         yield PastOutcome(int(one["at_ms"]), str(one["action"]), Ending(one["ending"]), str(one["sentence"]), numbers)
 
 
-def _cut(sentence: str) -> str:
+def _shortened(sentence: str) -> str:
     return sentence if len(sentence) <= MAX_SENTENCE_CHARACTERS else f"{sentence[: MAX_SENTENCE_CHARACTERS - 4]} ..."
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PARTITIONS_AT_ONCE = 200
 """Largest number of partitions in one action; Iceberg's planning compares every file with each partition."""
-FILES_A_GROUP = 16
+MIN_GROUP_FILES = 16
 """Size of one commit of an action, in multiples of the target file size: a lost commit loses no more work than that."""
 BUSY_TRIES = 3
 """Number of attempts to rewrite a part of a partition into which batches merge."""
@@ -133,10 +133,14 @@ class SparkTable:
                 action = action.option(key, value)
             done = action.snapshotProperty("frazil.operation", "compaction").execute()
             removed, failed = done.rewrittenDataFilesCount(), done.failedDataFilesCount()
-            lost = () if removed or failed or not self._finds(those, options, begun) else ("its commits failed",)
+            lost = (
+                ()
+                if removed or failed or not self._has_files_to_rewrite(those, options, begun)
+                else ("its commits failed",)
+            )
         return Rewritten(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
-    def _finds(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
+    def _has_files_to_rewrite(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
         """Return whether the action had files to rewrite.
 
         With partial progress, Iceberg's result does not distinguish failed commits from an action without work.
@@ -155,7 +159,7 @@ class SparkTable:
             "min-input-files": 2,  # the plan has decided already
             "max-file-size-bytes": 2**62,  # large files are fine
             "partial-progress.enabled": "true",
-            "max-file-group-size-bytes": FILES_A_GROUP * target,
+            "max-file-group-size-bytes": MIN_GROUP_FILES * target,
             "max-concurrent-file-group-rewrites": self.spark.sparkContext.defaultParallelism,
             "rewrite-job-order": "files-desc",
             "use-starting-sequence-number": "true",  # concurrent deletes still apply to the rewritten rows
@@ -172,7 +176,7 @@ class SparkTable:
                 "min-file-size-bytes": rewrite.below_bytes,
                 "max-files-to-rewrite": rewrite.files,
                 # a sort writes as many files as for a whole group, even if it gets only a part of it
-                "max-file-group-size-bytes": min(FILES_A_GROUP * target, limit),
+                "max-file-group-size-bytes": min(MIN_GROUP_FILES * target, limit),
             }
         if rewrite.applies_deletes:
             options |= {"delete-file-threshold": 1, "remove-dangling-deletes": "true"}

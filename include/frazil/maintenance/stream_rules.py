@@ -102,10 +102,10 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         "`frazil validate --connect` says when it answers; the writer is restarted by itself, and loses nothing",
     )
     yield _stall(name, state.stall)
-    yield from _of_batches(state, alerts)
+    yield from _batch_readings(state, alerts)
 
 
-def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
+def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     name, status = state.name, f"`frazil status {state.name}`"
     yield Reading(
         "restarts",

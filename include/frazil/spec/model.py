@@ -320,13 +320,13 @@ class StreamSpec(Model):
         It covers everything on which a writer depends. Of the maintenance, it covers only what throttling uses, and
         only if that differs from the default. The stream's application, owner and description are left out.
         """
-        digest = hashlib.sha256(self.model_dump_json(exclude=self._no_matter_of_a_writer()).encode())
+        digest = hashlib.sha256(self.model_dump_json(exclude=self._fingerprint_exclusions()).encode())
         kept = self.maintenance.kept
         if self.commit.throttle != "off" and kept != Maintenance().kept:
             digest.update(repr(kept).encode())
         return digest.hexdigest()[:16]
 
-    def _no_matter_of_a_writer(self) -> dict[str, Any]:
+    def _fingerprint_exclusions(self) -> dict[str, Any]:
         """Return the keys that a fingerprint omits, including unused keys that later versions added."""
         source = {key for key in ("key", "headers", "topic_pattern") if not getattr(self.source, key)}
         columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}

@@ -98,7 +98,7 @@ def catalog_config(name: str | None) -> CatalogConfig:
     except ValueError as error:
         raise SpecError(f"the catalogs in .pyiceberg.yaml are invalid: {error}") from None
     if configured is not None:
-        properties = _flat(configured)
+        properties = _flattened(configured)
         if properties.get("uri", "").startswith("sqlite"):
             properties["uri"] = _with_busy_timeout(properties["uri"])
         return CatalogConfig(wanted, properties)
@@ -122,7 +122,7 @@ def load_catalog(name: str | None) -> Catalog:
     with catalog_errors(config.name):
         if not config.embedded:
             return _open(config)
-        with _alone():
+        with _exclusive_setup():
             _use_write_ahead_log(config.properties["uri"])
             return _open(config)
 
@@ -221,7 +221,7 @@ def catalog_errors(catalog: str) -> Iterator[None]:
     except BadRequestError as error:
         raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}; correct the request") from error
     except _UNREACHABLE as error:
-        raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_outage(error)}") from error
+        raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_connection_error_text(error)}") from error
     except OperationalError as error:
         reason = str(error.orig)
         if any(sign in reason for sign in _REFUSED_BY_DATABASE):
@@ -244,7 +244,7 @@ def catalog_errors(catalog: str) -> Iterator[None]:
         raise meant from error
 
 
-def _outage(error: Exception) -> str:
+def _connection_error_text(error: Exception) -> str:
     """Return where and why a connection failed, without the nested reprs of requests and urllib3."""
     if not isinstance(error, requests.RequestException):
         return f": {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"
@@ -262,13 +262,13 @@ def _outage(error: Exception) -> str:
     return f"{where}: {found[1] if found else why}"
 
 
-def _flat(configured: object, prefix: str = "") -> dict[str, str]:
+def _flattened(configured: object, prefix: str = "") -> dict[str, str]:
     """Flatten nested YAML mappings to keys with dots, as catalogs expect them."""
     if not isinstance(configured, dict):
         return {prefix: str(configured)}
     flat: dict[str, str] = {}
     for key, value in configured.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+        flat |= _flattened(value, f"{prefix}.{key}" if prefix else str(key))
     return flat
 
 
@@ -347,7 +347,7 @@ def _opened(kind: str, config: CatalogConfig) -> Catalog:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _exclusive_setup() -> Iterator[None]:
     """Let only one process at a time prepare the embedded catalog. The kernel releases the lock of a dead process."""
     folder = home()
     make_folder(folder / "warehouse")

@@ -55,7 +55,7 @@ def growth(
                 if change.path[0] not in fixed and here.field_id not in table.identifier_field_ids:
                     changes.append(change)
             case Addition() if here is None and growing.parent(change.path) is not None:
-                if reason := _taken(change.path) or growing.add(change, max_columns):
+                if reason := _reserved_name_problem(change.path) or growing.add(change, max_columns):
                     refused.append(Refusal(change.path, reason))
                 else:
                     changes.append(change)
@@ -109,7 +109,7 @@ class _Growing:
         return found.message if isinstance(found, Conflict) else None
 
 
-def _taken(path: Path) -> str | None:
+def _reserved_name_problem(path: Path) -> str | None:
     """Return why no table can have a column with this name, or None."""
     match tuple(map(str.lower, path)):
         case (name,) if name == LINE:

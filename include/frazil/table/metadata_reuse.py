@@ -55,12 +55,12 @@ def _copy_less(catalog: MetastoreCatalog) -> None:
     def staged(current: Table | None, *change: Any) -> StagedTable:
         if current is None or type(current.metadata) not in (TableMetadataV1, TableMetadataV2):
             return stage(current, *change)
-        shared = _as(_sharing(type(current.metadata)), current.metadata)
+        shared = _with_class(_sharing(type(current.metadata)), current.metadata)
         made = stage(
             Table(current.name(), shared, current.metadata_location, current.io, catalog, current.config), *change
         )
         if type(made.metadata) is type(shared):
-            made.metadata = _as(type(current.metadata), made.metadata)
+            made.metadata = _with_class(type(current.metadata), made.metadata)
         return made
 
     catalog._update_and_stage_table = staged  # type: ignore[method-assign, assignment]
@@ -77,7 +77,7 @@ def _sharing(kind: type[TableMetadata]) -> type[TableMetadata]:
     return type(f"Sharing{kind.__name__}", (kind,), {"__deepcopy__": deepcopy, "__module__": __name__})
 
 
-def _as(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
+def _with_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
     """Return an object of another class with the same fields."""
     return kind.model_construct(metadata.model_fields_set, **metadata.__dict__)
 

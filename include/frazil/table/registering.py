@@ -32,16 +32,16 @@ def metadata_at(catalog: Catalog, path: str) -> TableMetadata | None:
     except FileNotFoundError:
         raise SpecError(f"the file {path} does not exist: nothing was registered") from None
     except (ValidationError, ValueError, TypeError, KeyError, AttributeError, EOFError) as error:
-        raise _no_metadata(path, error) from None
+        raise _not_metadata_error(path, error) from None
     except Exception as error:  # storages raise anything, also where only the server has credentials
         if isinstance(error, OSError) and "is a directory" in str(error).lower():
-            raise _no_metadata(path, error) from None
+            raise _not_metadata_error(path, error) from None
         if isinstance(catalog, MetastoreCatalog):
             raise
         return None
 
 
-def _no_metadata(path: str, error: Exception) -> SpecError:
+def _not_metadata_error(path: str, error: Exception) -> SpecError:
     said = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
     return SpecError(
         f"{path} is not a metadata file of a table ({said}): nothing was registered. Give the newest "

@@ -29,7 +29,7 @@ def renamed_fields(declared: Schema, existing: Schema, former: Former) -> Schema
     names = {field.name for field in declared.fields}
     fields: list[NestedField] = []
     for field in declared.fields:
-        if field.name not in former or _has(existing, field.name):
+        if field.name not in former or _has_column(existing, field.name):
             fields.append(field)
         elif (now := current_name(existing, former[field.name])) is not None and now not in names:
             fields.append(field.model_copy(update={"name": now}))
@@ -43,11 +43,11 @@ def aliases(existing: Schema, former: Former) -> dict[str, int]:
     return {
         name: field_id
         for name, field_id in former.items()
-        if field_id is not None and not _has(existing, name) and current_name(existing, field_id) is not None
+        if field_id is not None and not _has_column(existing, name) and current_name(existing, field_id) is not None
     }
 
 
-def _has(schema: Schema, name: str) -> bool:
+def _has_column(schema: Schema, name: str) -> bool:
     return any(field.name == name for field in schema.fields)
 
 

@@ -34,8 +34,8 @@ def client_failure(path: str, error: Exception) -> FrazilError | None:
         return meant
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.ConnectionError | boto.HTTPClientError):
-        return CommitUnavailable(f"{path}: the object store cannot be reached: {_said(error)}")
-    return CommitUnavailable(f"{path}: the object store fails: {_said(error)}") if _is_outage(error) else None
+        return CommitUnavailable(f"{path}: the object store cannot be reached: {_error_text(error)}")
+    return CommitUnavailable(f"{path}: the object store fails: {_error_text(error)}") if _is_outage(error) else None
 
 
 def staging_failure(folder: str, error: OSError) -> FrazilError | None:
@@ -45,7 +45,7 @@ def staging_failure(folder: str, error: OSError) -> FrazilError | None:
     if urlsplit(folder).scheme not in OBJECT_STORES or error.errno in _LOCAL:
         return None
     # Whatever the cause, it is not a record, and a retry may succeed.
-    outage = CommitUnavailable(f"{folder}: the object store fails: {_said(error)}")
+    outage = CommitUnavailable(f"{folder}: the object store fails: {_error_text(error)}")
     return _of_credentials(folder, error) or outage
 
 
@@ -54,17 +54,17 @@ def _of_credentials(path: str, error: Exception) -> FrazilError | None:
     if boto is not None and isinstance(error, boto.NoCredentialsError):
         # A silent metadata service of the host looks the same.
         return CommitUnavailable(
-            f"{path}: no credentials for the object store were found: {_said(error)}. Configure some, unless a host's "
-            "or a role's are only missing for a moment"
+            f"{path}: no credentials for the object store were found: {_error_text(error)}. Configure some, unless "
+            "a host's or a role's are only missing for a moment"
         )
     if has_expired(error):
         return CommitUnavailable(
-            f"{path}: the credentials of the object store have expired: {_said(error)}. The catalog issues new "
+            f"{path}: the credentials of the object store have expired: {_error_text(error)}. The catalog issues new "
             "ones with the table's next load"
         )
     half = boto is not None and isinstance(error, boto.PartialCredentialsError)
     if half or isinstance(error, PermissionError) or (names_store(error) and any(s in str(error) for s in _DENIED)):
-        return AccessDenied(f"{path}: the object store refuses our credentials: {_said(error)}")
+        return AccessDenied(f"{path}: the object store refuses our credentials: {_error_text(error)}")
     return None
 
 
@@ -76,5 +76,5 @@ def _is_outage(error: Exception) -> bool:
     return code in _OVERLOADED or answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in _OUTAGES
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
