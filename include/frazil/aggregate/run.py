@@ -63,7 +63,7 @@ def aggregate_day(
         if newer is not None:
             return DayOutcome(False, _refusal(spec, day, given, newer))
         if _overwrite(result, _name(catalog, spec.target), day, base=target, summary=lineage(spec, day, given)):
-            return DayOutcome(True, f"{spec.target}: {day} is of {spec.source} at snapshot {given.snapshot_id}")
+            return DayOutcome(True, f"{spec.target}: {day} now shows {spec.source} at snapshot {given.snapshot_id}")
         log.info("%s: another run wrote %s meanwhile; trying again", spec.target, day)
     raise CommitUnavailable(f"{spec.target}: {day} was written by others at each of {ATTEMPTS} attempts; run it again")
 

@@ -160,7 +160,7 @@ def _format(java: list[str], properties: Path, data: Path) -> None:
         command, env=process.server_environment(), capture_output=True, text=True, check=False, timeout=120
     )
     if done.returncode:
-        raise EnvironmentUnusable(f"Kafka's storage in {data} was not formatted: {done.stderr or done.stdout}")
+        raise EnvironmentUnusable(f"Kafka's storage in {data} could not be formatted: {done.stderr or done.stdout}")
 
 
 def _brokers(admin: AdminClient) -> int:

@@ -116,7 +116,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
         if done.returncode:
             said = " ".join((done.stderr or done.stdout).split())
             whose = f" as the user {_other_user()}, because it refuses to run as root" if prefix else ""
-            raise EnvironmentUnusable(f"PostgreSQL's data in {self.data} were not made{whose}: {said}")
+            raise EnvironmentUnusable(f"the PostgreSQL database in {self.data} could not be created{whose}: {said}")
 
     def _wanted_ports(self) -> str:
         return "" if self.last_port(self.folder) == self.port else f"another port than {self.port}"

@@ -116,7 +116,7 @@ def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Readi
         f"{health.data_files:,} data files of {average} on average",
         f"{table} has {health.data_files:,} data files of {average} on average, where "
         f"{rounded_bytes(health.target_file_bytes)} is the target: queries open each of them. {compact}. Where each "
-        "partition holds that little, declare a coarser partition-by",
+        "partition has so few bytes, declare a coarser partition-by",
     )
     yield from _delete_readings(health, limits, compact)
     if settings.compaction.enabled:
@@ -136,7 +136,7 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
     table, beyond, whose = health.table, health.delete_files, "frazil writes no delete files, so another engine does"
     if health.merged:
         beyond = max(beyond - health.data_files, 0)
-        whose = "merges leave at most one per data file, so others belong to removed files or to another engine"
+        whose = "merges leave at most one per data file, so others belong to removed data files or another engine"
     shown = f"{health.delete_files:,} delete files for {health.data_files:,} data files"
     yield Reading(
         "delete-files",
@@ -218,7 +218,7 @@ def _why_stale(stream: StreamHealth) -> str:
 def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
     if enabled:
         return (
-            f"`frazil maintain {table} --actions {action}` does it now. The DAG frazil_maintenance should have: check "
+            f"`frazil maintain {table} --actions {action}` fixes it now. DAG frazil_maintenance should have: check "
             "its last run"
         )
     return f"`maintenance.{action}` is off for this table: switch it on, or call {procedure} yourself"

@@ -197,7 +197,7 @@ def _evaluate_small(partition: PartitionFiles, settings: Compaction, *, target: 
             partition, Why.FEW, f"it is {state}, and {counted(count, 'small file', 'is|are')} fewer than {min_count:,}"
         )
     if not removed:
-        return Left(partition, Why.MARGINAL, f"its {counted(count, 'small file')} would become more than half as many")
+        return Left(partition, Why.MARGINAL, f"a rewrite would not halve its {counted(count, 'small file')}")
     why = f"it is {state}: {counted(count, 'small file', 'becomes|become')} {count - removed:,}"
     return Rewrite(partition, count, partition.small_bytes, removed, why)
 
@@ -368,8 +368,8 @@ def _sentence(taken: Iterable[Rewrite], left: Iterable[Left]) -> str:
     if done:
         files, size, gone = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
         where, become = counted(len(done), "partition"), "becomes" if files == 1 else "become"
-        head = f"{counted(files, 'file')} of {size:,} bytes in {where} {become} {gone:,} fewer"
+        head = f"{counted(files, 'file')} of {size:,} bytes in {where} {become} {gone:,} files fewer"
     else:
         head = "nothing is worth a rewrite"
     rest = ", ".join(f"{count:,} for {why}" for why, count in reasons.most_common())
-    return f"{head}; left are {rest}" if rest else head
+    return f"{head}; partitions left: {rest}" if rest else head

@@ -99,7 +99,7 @@ def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
     """
     plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings)
     if again and not plan.spec_ids and health.manifests >= settings.most:
-        return Due(True, f"{plan.sentence}; those of each partition spec are checked once a day")
+        return Due(True, f"{plan.sentence}; the manifests of each partition spec are checked once a day")
     return Due(bool(plan.spec_ids), plan.sentence)
 
 
@@ -110,9 +110,9 @@ def _expiry(health: TableHealth, settings: Expiry) -> Due:
     if health.snapshots > settings.at_most:
         return Due(True, f"{counted(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:
-        return Due(False, f"{counted(health.main_snapshots, 'snapshot')} of main, no more than are always kept")
+        return Due(False, f"{counted(health.main_snapshots, 'snapshot')} of main, which are always kept")
     age_ms = health.at_ms - health.main_oldest_at_ms
     if age_ms < settings.keep // timedelta(milliseconds=1):
         kept = format_duration(settings.keep)
-        return Due(False, f"the oldest snapshot of main is {ago(age_ms)} old: those of {kept} are kept")
+        return Due(False, f"the oldest snapshot of main is {ago(age_ms)} old: snapshots are kept for {kept}")
     return Due(True, f"{counted(health.main_snapshots, 'snapshot')} of main, the oldest {ago(age_ms)} old")

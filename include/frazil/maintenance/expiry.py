@@ -99,7 +99,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
         markers = _valid_markers(metadata, table=table)
         backfills = _backfill_heads(metadata)
     except (MarkerUnreadable, RolledBack) as error:
-        return ExpiryPlan((), {}, f"no snapshot is expired while this is so: {error}", refused=True)
+        return ExpiryPlan((), {}, f"no snapshot is expired until this is fixed: {error}", refused=True)
     if own := _forbidding_settings(metadata):
         return ExpiryPlan((), {}, own, refused=True)
     main = list(ancestors(metadata))
@@ -269,7 +269,7 @@ def _of_other_branches(
         for at, snapshot in enumerate(ancestors(metadata, name)):
             young = ref.max_snapshot_age_ms and now_ms - snapshot.timestamp_ms <= ref.max_snapshot_age_ms
             if snapshot.snapshot_id not in main or young or at < (ref.min_snapshots_to_keep or 0):
-                yield snapshot.snapshot_id, f"branch {name} has it"
+                yield snapshot.snapshot_id, f"branch {name} contains it"
 
 
 def _sentence(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int, str], lost: int) -> str:

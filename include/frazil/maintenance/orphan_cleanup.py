@@ -235,7 +235,7 @@ class _Cleanup:
         off = timedelta(milliseconds=abs(self.now_ms - at_ms))
         if off > self.settings.older_than / 3:
             raise _Refused(
-                f"this host's clock and the storage's differ by {off}: no file's age is known. Set the clock"
+                f"this host's clock differs by {off} from the storage's clock, so file ages are unknown. Set the clock"
             )
 
     def _others(self) -> list[Folders]:
@@ -331,7 +331,7 @@ def _undecided(table: Table) -> Undecided:
     try:
         return Undecided.of(table.properties)
     except MarkerUnreadable as error:
-        raise _Refused(f"what may still be committed is unknown: {error}") from error
+        raise _Refused(f"cannot determine which files may still be committed: {error}") from error
 
 
 def _found(report: OrphanReport, found: Evaluation) -> OrphanReport:

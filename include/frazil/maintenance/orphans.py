@@ -233,7 +233,7 @@ def _too_many(found: Evaluation, total_bytes: int, *, limit: int) -> str | None:
     if 100 * count <= limit * found.listed and 100 * size <= limit * total_bytes:
         return None
     return (
-        f"{count} of {found.listed} files ({size} of {total_bytes} bytes) would go, over max-share {limit} %: check "
+        f"{count} of {found.listed} files ({size} of {total_bytes} bytes) are orphans, over max-share {limit} %: check "
         "some of them, and declare a larger maintenance.orphans.max-share if that is right"
     )
 

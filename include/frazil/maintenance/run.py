@@ -200,7 +200,7 @@ def compacted(done: Rewritten) -> tuple[Ending, str]:
     failed = [f"{done.failed:,} failed before their commit, see Spark's log"] if done.failed else []
     lost = [f"another commit won: {said}" for said in dict.fromkeys(done.lost)]
     if done.removed:
-        return Ending.DONE, "; ".join(failed + lost) or "another commit won, or they are gone"
+        return Ending.DONE, "; ".join(failed + lost) or "another commit won, or the files are gone"
     if failed or lost:
         return Ending.FAILED if failed else Ending.GAVE_UP, "; ".join(failed + lost)
     return Ending.FAILED, "Iceberg finds none of them by its partitions. Rewrite them by hand, and report this"

@@ -68,7 +68,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         "declaration",
         state.problem is not None,
         f"the declaration of stream {name} is broken. A writer that runs goes on, and DAGs stay as they were; no "
-        f"writer can be started. Correct the file; `frazil validate` says when it is sound: {state.problem}",
+        f"writer can be started. Correct the file, and check it with `frazil validate`: {state.problem}",
     )
     yield flag("table", state.missing is not None, f"stream {name}: {state.missing}")
     unread = state.writer.state == "unknown"
@@ -97,7 +97,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         "registry",
         int(state.registry),
         0,
-        "the schema registry does not answer" if state.registry else "no writer ended for a schema registry",
+        "the schema registry does not answer" if state.registry else "no writer waits for a schema registry",
         f"stream {name} waits for its schema registry, without which its records cannot be decoded. {state.last_words} "
         "`frazil validate --connect` says when it answers; the writer is restarted by itself, and loses nothing",
     )
@@ -112,8 +112,8 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         state.crashes,
         alerts.restarts,
         f"{counted(state.crashes, 'start')} without a commit",
-        f"the writer of stream {name} ended {state.crashes} times in a row without one commit: it is restarted, and "
-        f"gets nowhere. {state.last_words} {status} and its writer.log say more",
+        f"the writer of stream {name} ended {state.crashes} times in a row without one commit: restarting does "
+        f"not help. {state.last_words} {status} and its writer.log have details",
     )
     waiting, flow = state.waiting_batches or 0, state.flow or Flow(None, (), 0)
     hour = flow.hour
@@ -123,7 +123,7 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         alerts.waiting_batches,
         f"{counted(waiting, 'batch', 'waits for its|wait for their')} commit",
         f"{counted(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged and journaled, not "
-        f"committed to {state.table}: the catalog refuses them, or no writer runs that would commit them. {status}",
+        f"committed to {state.table}: the catalog refuses them, or no writer runs to commit them. {status}",
     )
     yield Reading(
         "dead-letters",
@@ -139,9 +139,9 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         alerts.stale_changes,
         _share_words(hour.stale, hour.records),
         f"{hour.stale:,} of the {hour.records:,} records that stream {name} committed within the last hour were "
-        f"dropped, because the rows of {state.table} were newer by the column of order-by. The source's log may have "
+        f"dropped, because the rows of {state.table} have newer values of order-by. The source's log may have "
         "begun again within an hour of the rows' changes, or with a clock that is behind; or a producer sends old "
-        "records again. `frazil audit` goes by the same order: compare the rows with the source itself",
+        "records again. `frazil audit` uses the same order, so compare the rows with the source database itself",
     )
     if alerts.dead_letters_per_minute is not None:
         yield from _rates(state.name, flow, alerts.dead_letters_per_minute)
@@ -170,7 +170,7 @@ def _rates(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
             a_minute,
             limit,
             times,
-            f"stream {name} makes {a_minute:,.0f} dead letters of {reason} a minute, more than {limit:,}: {times} "
+            f"stream {name} produces {a_minute:,.0f} {reason} dead letters a minute, more than {limit:,}: {times} "
             f"that it committed{first}. `frazil dlq show {name} --reason {reason}` shows what they are",
             hold_ms=0,
         )
@@ -185,8 +185,8 @@ def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading
         "writer",
         down_s,
         alerts.writer_down.total_seconds(),
-        "a writer runs, or none is wanted" if not down_s else f"no writer {runs}",
-        f"stream {name} is wanted, and no writer {runs}.{last_words} `frazil status {name}` says more. "
+        "a writer runs, or the stream is paused" if not down_s else f"no writer {runs}",
+        f"stream {name} should run, but no writer {runs}.{last_words} `frazil status {name}` shows details. "
         f"`frazil run {name}` starts one in a terminal; where Airflow supervises it, its DAG frazil_writer_{name} must "
         f"be unpaused, and a triggerer must run. `frazil resume {name}` tries again what was given up; "
         f"`frazil pause {name}` ends the alert",
@@ -230,8 +230,8 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
         flag(
             "held",
             bool(held),
-            f"{table}: quality gates hold {counted(len(held), 'window')}, not signalled. {said}. Correct the data: "
-            "late rows are judged again. Or release them: DAG frazil_release, or "
+            f"{table}: quality gates hold back {counted(len(held), 'window')}. {said}. Correct the data: "
+            "windows with late rows are checked again. Or release the windows: DAG frazil_release, or "
             f"`{release_command(table, held[0][0] if held else 'KEY')}`",
             f"{counted(len(held), 'window')} held",
         ),
@@ -246,7 +246,7 @@ def audit_reading(name: str, found: str | None, last: str | None = None) -> Read
     return flag(
         "audit",
         found is not None,
-        f"{said}. Find out whether rows are missing or came twice before anything is deleted: `frazil audit {name} "
+        f"{said}. Before you delete anything, find out whether rows are missing or duplicated: `frazil audit {name} "
         "--source`",
         "an audit found something" if found else f"the last audit, {last}" if last else "no audit has run",
     )
@@ -265,7 +265,7 @@ def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_m
         alerts.late_window.total_seconds(),
         what,
         f"{table}: {what}, and is not complete, so nothing that waits for it starts: {late.waits_for if late else ''}. "
-        f"`frazil partitions {table}` says the same at any time. A topic-partition that gets no more records counts as "
+        f"`frazil partitions {table}` shows the current state. A topic-partition without new records counts as "
         "idle after `idle-timeout`; a stream that no longer runs must be forgotten",
     )
 

@@ -138,7 +138,7 @@ def waiting_words(feeds: tuple[Feed, ...], window: Window, *, needed: bool = Fal
         return f"{feed}, and {moment(window.end_us + feed.lateness_us)} is needed" if needed else str(feed)
 
     waiting = "; ".join(map(one, waits_for(feeds, window)))
-    return waiting or "it is complete, and is signalled when the DAG of its partitions runs next"
+    return waiting or "it is complete, and the next run of the table's partition DAG signals it"
 
 
 def moment(us: int) -> str:

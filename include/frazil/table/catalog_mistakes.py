@@ -80,7 +80,7 @@ def _foreign(catalog: str, error: Exception) -> CommitUnavailable:
 
 def _of_answer(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        return f"its JSON is no {error.title}"
+        return f"its JSON is not a valid {error.title}"
     response = getattr(error.__cause__, "response", None)
     if response is None:
         return one_line(error)

@@ -225,7 +225,7 @@ def catalog_errors(catalog: str) -> Iterator[None]:
     except OperationalError as error:
         reason = str(error.orig)
         if any(sign in reason for sign in _REFUSED_BY_DATABASE):
-            raise AccessDenied(f"the database of the catalog {catalog!r} refuses us: {reason}") from error
+            raise AccessDenied(f"the database of the catalog {catalog!r} refuses access: {reason}") from error
         raise CommitUnavailable(
             f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
             + ("; check the free space on its disk first" if any(sign in reason for sign in _OF_A_FULL_DISK) else "")

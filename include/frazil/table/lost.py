@@ -38,7 +38,7 @@ def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
             f"the table {name}. If it was renamed, rename {name} back to {identifier} or declare `table: {name}`; "
             "otherwise declare another `table.location`"
         )
-    ways = ["Check that FRAZIL_HOME or .pyiceberg.yaml refers to the right catalog"]
+    ways = ["Check that FRAZIL_HOME or .pyiceberg.yaml names the right catalog"]
     if found.newest is not None:
         ways.append(f"register the table again: `{registration(catalog.name, identifier, found.newest.path)}`")
     return (
