@@ -153,7 +153,7 @@ class EnvironmentUnusable(FrazilError):
 
 
 class MissingExtra(EnvironmentUnusable, ImportError):
-    """Also an ImportError, for code that tests whether `frazil.airflow` can be imported."""
+    """An ImportError too, for code that tests whether `frazil.airflow` can be imported."""
 
 
 def kinds(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:

@@ -176,7 +176,7 @@ class TablesBehind:
 
     names: frozenset[str]
     sentence: str
-    """Which rows are missing, why, and the next step."""
+    """The missing rows, the reason, and the next step."""
 
 
 @dataclass(frozen=True, slots=True)

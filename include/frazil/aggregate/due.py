@@ -40,7 +40,7 @@ class Aggregated:
     """The days that an aggregation has written, according to the target's history."""
 
     days: Mapping[date, tuple[str, int]]
-    """For each day, what its newest run read: the revisions, and the source's sequence number."""
+    """What the newest run of each day read: the revisions, and the source's sequence number."""
     oldest_ms: int = 0
     """Time of the oldest known snapshot of the target; 0 if the history is complete."""
 

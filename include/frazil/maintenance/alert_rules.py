@@ -116,7 +116,7 @@ def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Readi
         f"{health.data_files:,} data files of {average} on average",
         f"{table} has {health.data_files:,} data files of {average} on average, where "
         f"{rounded_bytes(health.target_file_bytes)} is the target: queries open each of them. {compact}. Where each "
-        "partition has so few bytes, declare a coarser partition-by",
+        "partition has few bytes, declare a coarser partition-by",
     )
     yield from _delete_readings(health, limits, compact)
     if settings.compaction.enabled:

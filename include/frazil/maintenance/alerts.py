@@ -6,8 +6,8 @@ the next measurement. For each rule, the first case that matches applies:
   2. The value is unknown: nothing changes.
   3. The alert is active: it stays active until the value is at most 80 % of the threshold.
   4. The value is not beyond the threshold: the hold time starts again.
-  5. The value was last seen beyond the threshold longer ago than the hold time, and longer ago than three usual
-     gaps between measurements: the hold time starts again, because the values in between are unknown.
+  5. The value was last seen beyond the threshold longer ago than the hold time and than three usual gaps between
+     measurements: the hold time starts again. The values in between are unknown.
   6. The value has been beyond the threshold for the hold time: the alert fires.
 """
 

@@ -1,7 +1,7 @@
 """Measures a table's health cheaply: the cost grows with snapshots and manifests, not with rows or files.
 
-Reads the table's catalog entry and its `metadata.json`, the newest snapshot's manifest list, the sizes of these two
-files, the newest 12 commit records of each stream, and the heartbeats of this host's writers. Opens no data file, and
+Reads the table's catalog entry, its `metadata.json`, and the newest snapshot's manifest list. Also reads the newest 12
+commit records of each stream, and the heartbeats of this host's writers. Opens no data file, and
 no manifest except those that the newest 12 merges of an upsert stream added. A deep measurement also reads all
 manifests (`frazil.maintenance.deep`).
 """
@@ -54,8 +54,8 @@ def measure(
 ) -> TableHealth | None:
     """Measure the table's current health; None if the table does not exist yet.
 
-    With `ask_kafka`, the lag of a stream without a writer on this host is read from Kafka, if an alert needs it: the
-    stream's last commit is older than its freshness alert allows, or its lag alert is switched on.
+    With `ask_kafka`, the lag of a stream without a writer on this host is read from Kafka if an alert needs it. An
+    alert needs the lag if the last commit is too old for `freshness`, or if the alert `lag` is switched on.
 
     Raises AccessDenied or CommitUnavailable, MadeElsewhere, and any error of the storage's client.
     """
@@ -154,8 +154,8 @@ def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
 def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
     """Return the files that the newest batches added to this table; batches without a commit record are skipped.
 
-    Returns None for tables of a route: a batch's record lists the files of all of them, and reading it once for each of
-    thousands of tables would cost more than the rest of the measurement.
+    Returns None for tables of a route. A batch's record lists the files of all tables; reading the record once for each
+    of thousands of tables would cost more than the rest of the measurement.
     """
     if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None

@@ -50,7 +50,7 @@ _STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/|waited/)?(\
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """Which files may still be committed, according to the table's properties."""
+    """The files that may still be committed, according to the table's properties."""
 
     settled: Mapping[str, BatchKey | None]
     """The last settled batch of each stream; None for a new marker without a settled batch."""

@@ -52,7 +52,7 @@ class MaintainedTable:
     def full_check_at(self) -> timedelta:
         """Time of a UTC day from which the next run checks everything.
 
-        Tables of routes, of which there may be thousands, have different times, spread over the day.
+        A route may have thousands of tables: their times are spread over the day.
         """
         return timedelta(seconds=crc32(self.name.encode()) % 86_400 if self.kind is TableKind.ROUTED else 0)
 
@@ -126,7 +126,7 @@ def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequenc
     """Find a maintained table by name. Raises SpecError with the known tables if no stream uses the table.
 
     `frazil.maintenance.tables` later checks whether a route's template really created a table of that name. `problems`
-    are the errors of unreadable declarations, one of which may use the table; the error lists them too.
+    are the errors of unreadable declarations: one of these may use the table. The error lists them too.
     """
     specs = tuple(specs)
     tables = maintained_tables(specs)

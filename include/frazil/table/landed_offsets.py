@@ -58,7 +58,7 @@ class Wanted:
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
         """Return the columns that are needed besides the coordinates to select rows, without columns that an older
-        table lacks.
+        table does not have.
         """
         names = {field.name for field in table.schema().fields}
         requested = {

@@ -13,7 +13,7 @@ MAX_THREADS = 8
 
 
 def in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """Return the results in the order of the items, of which there must be at least one.
+    """Return the results in the order of the items. There must be at least one item.
 
     The step of the last item runs in the calling thread, because the table that decides a commit may need that thread's
     resources. When this function returns or raises a step's error, all steps have ended.

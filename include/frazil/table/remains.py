@@ -1,7 +1,7 @@
 """Finds what a table left in its folder: if its catalog does not have the table, the catalog was lost or replaced.
 
-A new table must not share such a folder: two tables in one folder would treat each other's files as their own, because
-journals, commit records and staged files are found only by their folder.
+A new table must not share such a folder: two tables in one folder would treat each other's files as their own.
+Journals, commit records and staged files are found only by their folder.
 """
 
 from __future__ import annotations

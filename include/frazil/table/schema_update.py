@@ -85,7 +85,7 @@ def _as_renamed(declared: DeclaredTable, table: Table) -> DeclaredTable:
 
 
 def _adoptable(declared: DeclaredTable, existing: Schema) -> Schema:
-    """Return the declared schema, with frazil's own columns optional where the table may lack them or has them as
+    """Return the declared schema, with frazil's own columns optional where the table may be without them or has them as
     optional.
 
     frazil's own columns always have a value, but an older table may have got them later.
