@@ -13,8 +13,7 @@ import pytest
 from frazil import clock
 from frazil.airflow.health.tasks import measure_all
 from frazil.errors import KafkaUnavailable
-from frazil.maintenance import measure
-from frazil.maintenance import measure as lag
+from frazil.maintenance import lag, measure
 from frazil.spec.load import load_stream
 from frazil.table import rest_catalog
 from tests.dags.test_maintenance import Store

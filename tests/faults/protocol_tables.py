@@ -36,8 +36,8 @@ from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.spec.model import StreamSpec
-from frazil.table.atomic_catalogs import commit_by_sql
 from frazil.table.atomic_commit import TableChange
+from frazil.table.atomic_sql import commit_by_sql
 from frazil.table.local_storage import LocalStore
 from frazil.table.tables import ensure_dead_letters, ensure_table, state_location
 

@@ -21,18 +21,11 @@ from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
 from frazil.maintenance.alert_rules import Reading, readings
 from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
+from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.measure import measure
 from frazil.maintenance.routed import made_tables
 from frazil.maintenance.stream_rules import stream_readings
-from frazil.maintenance.tables import (
-    MadeElsewhere,
-    MaintainedTable,
-    TableKind,
-    find_maintained,
-    made_table,
-    maintained_tables,
-    routes,
-)
+from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, made_table, maintained_tables, routes
 from frazil.spec.last_sound import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes

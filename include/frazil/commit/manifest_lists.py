@@ -22,7 +22,7 @@ from pyiceberg.manifest import (
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.avro_forms import AvroForm, FormedAvroFile
-from frazil.table.metadata_reuse import Recent
+from frazil.table.recent import Recent
 
 MAX_CACHED = 32
 """Number of lists to cache: those of a stream's tables and open branch, before and after a commit, and those of failed

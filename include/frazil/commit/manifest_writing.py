@@ -42,7 +42,7 @@ from pyiceberg.types import NestedField, StructType
 from frazil.commit.avro_forms import SCHEMA_KEY, AvroForm, FormedAvroFile
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
-from frazil.table.metadata_reuse import Recent
+from frazil.table.recent import Recent
 
 FORMAT_VERSION: Literal[2] = 2
 

@@ -13,7 +13,7 @@ from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.merging import Merging
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.ingest.contract import Target, is_routed
-from frazil.partitions.windows import Alignment
+from frazil.partitions.open_windows import Alignment
 from frazil.table.atomic_catalogs import commit_tables_of
 from frazil.table.atomic_commit import CommitTables
 from frazil.table.object_store import ObjectStore

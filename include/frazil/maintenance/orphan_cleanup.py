@@ -18,6 +18,7 @@ from pyiceberg.table import Table
 
 from frazil.errors import MarkerUnreadable
 from frazil.maintenance.file_paths import Place
+from frazil.maintenance.load import load_maintained
 from frazil.maintenance.orphan_memory import OrphanMemory, OrphanRun, Progress
 from frazil.maintenance.orphan_references import (
     Resolver,
@@ -43,7 +44,7 @@ from frazil.maintenance.orphans import (
 )
 from frazil.maintenance.outcome import Ending
 from frazil.maintenance.past import ORPHANS, STATE, PastOutcome, remember
-from frazil.maintenance.tables import MaintainedTable, load_maintained
+from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import counted
 from frazil.table.catalogs import catalog_errors

@@ -13,14 +13,10 @@ from datetime import timedelta
 from enum import StrEnum
 from zlib import crc32
 
-from pyiceberg.catalog import Catalog
-from pyiceberg.table import Table
-
 from frazil.errors import SpecError
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import may_have_made
-from frazil.table.made_tables import made_for
 
 SIGNALS = "frazil.signals"
 """A copy of `frazil.signals.signal_table.IDENTIFIER`, whose module loads PyIceberg."""
@@ -125,7 +121,7 @@ def _may_have(spec: StreamSpec, identifier: str) -> bool:
 def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequence[str] = ()) -> MaintainedTable:
     """Find a maintained table by name. Raises SpecError with the known tables if no stream uses the table.
 
-    `frazil.maintenance.tables` later checks whether a route's template really created a table of that name. `problems`
+    `frazil.maintenance.load` later checks whether a route's template really created a table of that name. `problems`
     are the errors of unreadable declarations: one of these may use the table. The error lists them too.
     """
     specs = tuple(specs)
@@ -141,24 +137,3 @@ def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequenc
     known = ", ".join(table.name for table in tables) or "none"
     message = f"no declared stream uses the table {name!r}; maintained are: {known}"
     raise SpecError("\n".join([message, *problems]))
-
-
-class MadeElsewhere(SpecError):
-    """A table's name matches the template of a route, but the route did not create the table."""
-
-
-def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
-    """Load the table. Raises NoSuchTableError, MadeElsewhere, and any error of the catalog."""
-    table = catalog.load_table(maintained.identifier)
-    if maintained.kind is not TableKind.ROUTED:
-        return table
-    for spec in maintained.streams:
-        route = spec.route
-        if route is None or maintained.identifier in route.tables.values():
-            return table
-        if made_for(table.properties, maintained.identifier, route, stream=spec.name) is not None:
-            return table
-    raise MadeElsewhere(
-        f"table {maintained.identifier} is named like the tables of stream {maintained.streams[0].name!r}'s route, "
-        "but was not created by it: it is left alone. Add it to route.tables if the stream should write to it"
-    )

@@ -22,10 +22,10 @@ from pyiceberg.table import StagedTable, Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV1, TableMetadataV2
 from pyiceberg.utils.config import Config
 
+from frazil.table.recent import Recent
+
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
-from threading import Lock
-from typing import Generic, TypeVar
 
 MAX_CACHED = 8
 """Number of parsed metadata files that are kept: those of a stream's two tables, those staged for them, and a few
@@ -116,29 +116,3 @@ def _parse_once(catalog: SqlCatalog) -> None:
 
     catalog._convert_orm_to_iceberg = converted  # type: ignore[method-assign, assignment]
     catalog._update_and_stage_table = staged  # type: ignore[method-assign, assignment]
-
-
-Value = TypeVar("Value")
-
-
-class Recent(Generic[Value]):
-    """Keeps up to `limit` values by name; a new value replaces the value that was kept longest ago. Thread-safe."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._kept: dict[str, Value] = {}
-        self._lock = Lock()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def get(self, name: str) -> Value | None:
-        return self._kept.get(name)
-
-    def keep(self, name: str, value: Value) -> None:
-        """Keep the value as the most recent one."""
-        with self._lock:
-            self._kept.pop(name, None)
-            self._kept[name] = value
-            while len(self._kept) > self._limit:
-                del self._kept[next(iter(self._kept))]

@@ -28,7 +28,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from frazil.commit import manifest_writing
 from frazil.commit.manifest_lists import ListWriter
 from frazil.commit.manifest_writing import MAX_CACHED_FORMS, Layout, write_added
-from frazil.table.metadata_reuse import Recent
+from frazil.table.recent import Recent
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "day", StringType()), schema_id=3)
 BY_DAY = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "day"), spec_id=1)

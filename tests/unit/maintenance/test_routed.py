@@ -12,12 +12,12 @@ from pyiceberg.schema import Schema
 from frazil.commit.marker import read_marker
 from frazil.errors import SpecError
 from frazil.maintenance.due import Action
+from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.routed import due_of_route, tables_of_route
 from frazil.maintenance.tables import (
-    MadeElsewhere,
     TableKind,
     find_maintained,
     made_table,

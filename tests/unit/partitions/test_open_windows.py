@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.partitions.completeness import Feed, complete_to
-from frazil.partitions.windows import FURTHEST_AHEAD_US, Alignment, Grain, Window
+from frazil.partitions.open_windows import FURTHEST_AHEAD_US, Alignment
+from frazil.partitions.windows import Grain, Window
 
 moments = st.integers(-(10**16), 10**16)
 alignments = st.builds(Alignment, st.just("ts"), st.sampled_from(Grain), st.integers(0, 10**11))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frazil.table.metadata_reuse import Recent
+from frazil.table.recent import Recent
 
 
 def test_what_was_kept_longest_ago_makes_room() -> None:

@@ -17,8 +17,9 @@ from s3fs.errors import translate_boto_error
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError
 from frazil.table.local_storage import LocalStore
+from frazil.table.object_storage import KEYS_AT_ONCE, MAX_OPEN, FsspecStore, _failures
 from frazil.table.object_store import ObjectStore, file_io_properties
-from frazil.table.storage import KEYS_AT_ONCE, MAX_OPEN, FsspecStore, _failures, open_store
+from frazil.table.storage import open_store
 from frazil.table.storage_mistakes import staging_failure
 
 

@@ -25,8 +25,9 @@ from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import AlertStates, AlertStep, reported_alone, step, step_readings
 from frazil.maintenance.due import due
 from frazil.maintenance.health import TableHealth
-from frazil.maintenance.measure import gone, measure, unmeasured
+from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
+from frazil.maintenance.unmeasured import gone, unmeasured
 from frazil.operations.message import ALONE
 from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts

@@ -15,9 +15,10 @@ from frazil.airflow.side_by_side import side_by_side
 from frazil.airflow.untrusted import Store, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
+from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
 from frazil.maintenance.routed import DueTable, due_of_route, tables_of_route
-from frazil.maintenance.tables import MadeElsewhere, routes
+from frazil.maintenance.tables import routes
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.table.catalogs import existing_catalog

@@ -1,0 +1,31 @@
+"""Loads a table for maintenance, and checks that the table belongs to a stream."""
+
+from __future__ import annotations
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from frazil.errors import SpecError
+from frazil.maintenance.tables import MaintainedTable, TableKind
+from frazil.table.made_tables import made_for
+
+
+class MadeElsewhere(SpecError):
+    """A table's name matches the template of a route, but the route did not create the table."""
+
+
+def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
+    """Load the table. Raises NoSuchTableError, MadeElsewhere, and any error of the catalog."""
+    table = catalog.load_table(maintained.identifier)
+    if maintained.kind is not TableKind.ROUTED:
+        return table
+    for spec in maintained.streams:
+        route = spec.route
+        if route is None or maintained.identifier in route.tables.values():
+            return table
+        if made_for(table.properties, maintained.identifier, route, stream=spec.name) is not None:
+            return table
+    raise MadeElsewhere(
+        f"table {maintained.identifier} is named like the tables of stream {maintained.streams[0].name!r}'s route, "
+        "but was not created by it: it is left alone. Add it to route.tables if the stream should write to it"
+    )

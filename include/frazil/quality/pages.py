@@ -1,0 +1,82 @@
+"""Writes the Data Docs: one page for each gate run, and an index. The pages need no network.
+
+Great Expectations' own pages load scripts, styles and images from a dozen hosts, and its site builder reads every
+earlier run again. So only the results are rendered by Great Expectations; frazil makes the rest of the page, and the
+index.
+
+<docs>/index.html                    links to the newest runs
+<docs>/runs.jsonl                    one line for each run; the index is made from it
+<docs>/<table>/<partition>-<time>.html    the page of one run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+
+from frazil.quality.gate import GateRequest
+
+TEMPLATES = Path(__file__).with_name("templates")
+INDEXED_RUNS = 1000
+"""Number of the newest runs that the index links; the pages of older runs stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateRun:
+    """Facts about a run, shown at the head of its page, above the expectations."""
+
+    request: GateRequest
+    at: datetime
+    rows: int
+    failures: tuple[str, ...]
+    engine: str
+    seconds: float
+
+
+def write_pages(run: GateRun, expectations: str) -> Path:
+    """Write this run's page and update the index; return the page's path. `expectations` must be safe HTML."""
+    docs = run.request.docs
+    page = docs / _safe(run.request.table) / f"{_safe(run.request.partition)}-{run.at:%Y%m%dT%H%M%S%f}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
+    page.write_text(templates.get_template("run.html").render(run=run, expectations=expectations))
+    with (docs / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        runs = _add(docs / "runs.jsonl", run, page.relative_to(docs).as_posix())
+        shown = [one for one in reversed(runs) if (docs / one["page"]).exists()]
+        _replace(docs / "index.html", templates.get_template("index.html").render(runs=shown))
+    return page
+
+
+def _add(file: Path, run: GateRun, page: str) -> list[dict[str, Any]]:
+    """Add a run to the file, and return the runs that the file keeps, newest last."""
+    entry = {
+        "at": f"{run.at:%Y-%m-%d %H:%M:%S}",
+        "table": run.request.table,
+        "partition": run.request.partition,
+        "rows": run.rows,
+        "failures": len(run.failures),
+        "page": page,
+    }
+    before = file.read_text().splitlines() if file.exists() else []
+    lines = [*before, json.dumps(entry)][-INDEXED_RUNS:]
+    _replace(file, "\n".join(lines) + "\n")
+    return [json.loads(line) for line in lines]
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace a file atomically, because others may be reading it."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)

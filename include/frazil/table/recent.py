@@ -1,0 +1,31 @@
+"""Keeps the most recently used values by name."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Recent(Generic[Value]):
+    """Keeps up to `limit` values by name; a new value replaces the value that was kept longest ago. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: dict[str, Value] = {}
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, name: str) -> Value | None:
+        return self._kept.get(name)
+
+    def keep(self, name: str, value: Value) -> None:
+        """Keep the value as the most recent one."""
+        with self._lock:
+            self._kept.pop(name, None)
+            self._kept[name] = value
+            while len(self._kept) > self._limit:
+                del self._kept[next(iter(self._kept))]
