@@ -42,6 +42,7 @@ class AirflowServer:
             "AIRFLOW_HOME": str(home),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+            "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
             "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(home / "plugins"),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
@@ -193,6 +194,7 @@ class _Server:
         from airflow.utils.session import create_session  # noqa: PLC0415
         from sqlalchemy import select  # noqa: PLC0415
 
+        from frazil.airflow.audits.findings import LAST  # noqa: PLC0415
         from frazil.airflow.maintenance.due import TURNS  # noqa: PLC0415
 
         with create_session() as session:
@@ -202,7 +204,7 @@ class _Server:
                 .where(AssetModel.name == "frazil.health")
             )
             states = {key: json.loads(value) for key, value in found}
-        return {key: value for key, value in states.items() if isinstance(value, dict) and value and key != TURNS}
+        return {key: value for key, value in states.items() if isinstance(value, dict) and value and key not in (LAST, TURNS)}
 
     def parsed(self) -> dict[str, Any]:
         self._parse()

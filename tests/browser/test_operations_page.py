@@ -143,7 +143,7 @@ def test_whatever_can_be_pressed_is_reached_by_the_keyboard_and_shows_it(open_pa
 def test_those_that_need_a_person_come_first_each_with_its_reason(open_page: Open):
     page = open_page(PAGE)
     settled(page, "Streams")
-    expect(page.locator(".headline")).to_contain_text("of 14 streams need a person")
+    expect(page.locator(".headline")).to_contain_text("of 14 streams need attention")
     states = page.locator("[data-name=State] .badge").all_inner_texts()
     words = dict(zip(page.locator(f"{ROWS} .name").all_inner_texts(), states, strict=True))
     assert list(words)[:3] == ["wishes", "inventory", "payments"]

@@ -331,7 +331,7 @@ def test_a_consumer_that_keeps_a_run_queued_ends_no_reconciliation(frazil_home: 
         check()
     going_on = 0
     assert check() == ["2013-12-30"]
-    with pytest.raises(AirflowSkipException, match="was asked for"):
+    with pytest.raises(AirflowSkipException, match="were requested already"):
         check()
     store["frazil.requested-days"] = {"2013-12-30": 1, "2013-12-29": "?", "x": 5}
     assert check() == ["2013-12-30"], "that was long ago"

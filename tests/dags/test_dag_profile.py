@@ -139,7 +139,7 @@ def test_a_setting_that_cannot_be_used_is_said_with_what_can(  # noqa: PLR0913, 
         ("FRAZIL_ON_FAILURE", "no.such.module:call", "FRAZIL_ON_FAILURE: 'no.such.module:call' cannot be imported"),
         ("FRAZIL_ON_FAILURE", "alerts_of_tests", "names no function; write module:name"),
         ("FRAZIL_ON_FAILURE", "alerts_of_tests:nobody", "is no function and no notifier"),
-        ("FRAZIL_DEFAULT_ARGS", "retries=3", "FRAZIL_DEFAULT_ARGS is no JSON"),
+        ("FRAZIL_DEFAULT_ARGS", "retries=3", "FRAZIL_DEFAULT_ARGS is not JSON"),
         ("FRAZIL_DEFAULT_ARGS", "[3]", 'write a JSON object such as {"owner"'),
     ],
 )

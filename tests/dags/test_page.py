@@ -334,7 +334,7 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
     assert line["notes"] == ["an upgrade"]
     assert post("plan", "pause")["body"]["refused"] == "ticks is paused already"
     resumed = post("act", "resume", seal=post("plan", "resume")["body"]["seal"])
-    assert resumed["body"]["said"].startswith("ticks is to run.")
+    assert resumed["body"]["said"].startswith("ticks is resumed.")
     ((dag_id, extra),) = entries("frazil_pause")
     assert dag_id == "frazil_writer_ticks"
     reported = json.loads(extra)
@@ -534,7 +534,7 @@ def test_a_window_that_no_gate_holds_is_not_released_and_the_form_says_why(typed
 def test_before_the_first_window_of_a_table_is_signalled_none_is_held() -> None:
     from frazil.airflow.page.forms import not_held  # noqa: PLC0415 - needs AIRFLOW_HOME
 
-    assert "none is held" in (not_held({"partition": "2020-01-01T05"}, None) or "")
+    assert "no window is held" in (not_held({"partition": "2020-01-01T05"}, None) or "")
 
 
 def test_a_table_is_maintained_from_its_page_without_the_others() -> None:

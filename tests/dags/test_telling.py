@@ -131,7 +131,7 @@ def reported(notifier: Any, **measured: Any) -> list[tuple[str, dict[str, Any]]]
     """What a notifier sent, given to both ends of an alert."""
     SENT.clear()
     telling(notifier, health._fired)(context("alerts", **measured))
-    telling(notifier, health._resolved_alert)(context("resolved", **measured))
+    telling(notifier, health._over)(context("resolved", **measured))
     return list(SENT)
 
 

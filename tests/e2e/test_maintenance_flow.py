@@ -108,7 +108,7 @@ def test_an_alert_fires_its_table_is_fixed_and_it_resolves(airflow: EmbeddedAirf
     fired = eventually(lambda: [run for run in client.runs(HEALTH) if run["state"] == "failed"], within_s=240)
     log = client.log(HEALTH, fired[0]["dag_run_id"], "measure")
     assert "demo.trips has 13 snapshots" in log
-    assert "`frazil maintain demo.trips --actions expiry` does it now" in log
+    assert "`frazil maintain demo.trips --actions expiry` fixes it now" in log
     eventually(lambda: len([r for r in client.runs(HEALTH) if r["state"] == "failed"]) > 1, within_s=240)
     assert (tmp_path / "told").read_text().splitlines() == ["alerts"]
 

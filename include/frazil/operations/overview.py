@@ -175,7 +175,7 @@ def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
         return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} attention"
     if loading := levels[Level.UNKNOWN]:
         return f"Loading {counted(loading, 'stream')}"
-    return "No stream needs a person, but Airflow does" if airflow else _calm(lines)
+    return "No stream needs attention, but Airflow does" if airflow else _calm(lines)
 
 
 def _calm(lines: Sequence[Line]) -> str:
@@ -185,7 +185,7 @@ def _calm(lines: Sequence[Line]) -> str:
     if all(line.word == State.NOT_BEGUN for line in lines):
         return "The stream has not begun yet" if one else f"None of {of} has begun yet"
     if well < len(lines):
-        return f"The stream is {lines[0].word}" if one else f"No stream needs a person: {well:,} of {of} are well"
+        return f"The stream is {lines[0].word}" if one else f"No stream needs attention: {well:,} of {of} are well"
     return "The stream is well" if one else f"All {of} are well"
 
 

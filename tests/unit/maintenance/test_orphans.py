@@ -437,7 +437,7 @@ def test_a_larger_share_of_the_files_than_a_limit_is_refused(world: World):
 
 def test_a_larger_share_of_the_bytes_than_a_limit_is_refused(world: World):
     world.stray("data/stray.parquet", text="x" * 10_000_000)
-    assert "bytes) would go" in refused(world, **{"max-share": 20})
+    assert "bytes) are orphans" in refused(world, **{"max-share": 20})
 
 
 def test_a_host_with_another_time_than_the_storage_is_refused(world: World):

@@ -21,7 +21,7 @@ from tests.unit.maintenance.day_by_day import land
 @pytest.mark.parametrize(
     ("done", "ending", "why"),
     [
-        (Rewritten(removed=3), Ending.DONE, "they are gone"),
+        (Rewritten(removed=3), Ending.DONE, "the files are gone"),
         (Rewritten(removed=3, lost=("x",)), Ending.DONE, "another commit won: x"),
         (Rewritten(lost=("x", "x")), Ending.GAVE_UP, "another commit won: x"),
         (Rewritten(lost=("x",), failed=2), Ending.FAILED, "2 failed"),

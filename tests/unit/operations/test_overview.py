@@ -1,4 +1,4 @@
-"""How streams are shown: in one word, those that need a person first."""
+"""How streams are shown: in one word, those that need attention first."""
 
 from __future__ import annotations
 
@@ -351,11 +351,11 @@ def test_those_that_need_a_person_come_first_and_then_the_names():
         ({"running": Level.WELL}, "The stream is well"),
         ({"running": Level.WELL, "commits elsewhere": Level.WELL}, "All 2 streams are well"),
         ({"not begun": Level.QUIET}, "The stream has not begun yet"),
-        ({"not begun": Level.QUIET, "running": Level.WELL}, "No stream needs a person: 1 of 2 streams are well"),
+        ({"not begun": Level.QUIET, "running": Level.WELL}, "No stream needs attention: 1 of 2 streams are well"),
         ({"paused": Level.QUIET}, "The stream is paused"),
         ({"loading": Level.UNKNOWN, "running": Level.WELL}, "Loading 1 stream"),
-        ({"late": Level.TROUBLE, "loading": Level.UNKNOWN}, "1 of 2 streams needs a person"),
-        ({"late": Level.TROUBLE, "stopped": Level.BROKEN, "paused": Level.QUIET}, "2 of 3 streams need a person"),
+        ({"late": Level.TROUBLE, "loading": Level.UNKNOWN}, "1 of 2 streams needs attention"),
+        ({"late": Level.TROUBLE, "stopped": Level.BROKEN, "paused": Level.QUIET}, "2 of 3 streams need attention"),
     ],
 )
 def test_all_streams_together_are_well_only_if_each_is(words: dict[str, Level], said: str):
@@ -367,9 +367,9 @@ def test_no_stream_is_called_well_below_an_airflow_that_needs_a_person():
     well = Line("a", None, Level.WELL, "running")
     dead = ("Airflow's triggerer was stopped",)
     assert headline([well], airflow=dead) == headline([well, well], airflow=dead)
-    assert headline([well], airflow=dead) == "No stream needs a person, but Airflow does"
+    assert headline([well], airflow=dead) == "No stream needs attention, but Airflow does"
     late = Line("b", None, Level.TROUBLE, "late")
-    assert headline([well, late], airflow=dead) == "1 of 2 streams needs a person"
+    assert headline([well, late], airflow=dead) == "1 of 2 streams needs attention"
     assert headline([], airflow=dead) == ""
 
 

@@ -193,7 +193,7 @@ def test_a_table_that_rows_wait_for_is_never_begun_anew() -> None:
     routed = shop.open(shop__of_a=waiting)
     routed.make(["a"], shop.home())
     assert routed.absent["shop.of_a"].startswith(
-        "stream 'shop': shop.of_a is missing 5 rows of 1 batch: it does not exist"
+        "stream 'shop': shop.of_a is missing 5 rows of 1 batch: it does no longer exist"
     )
     made_anew(shop.spec, shop.tables, "shop.of_a")
     assert "shop.of_a" in shop.open(shop__of_a=waiting).absent
