@@ -26,7 +26,7 @@ class Rejection(NamedTuple):
 class Decoded:
     """Result of decoding n records: row i of `rows` comes from record `kept[i]`; all other records are rejections.
 
-    If a record may be several rows (JSON lines), `kept` repeats it, with its rows in order.
+    If a record may be several rows (JSON lines, envelopes), `kept` repeats it, with its rows in order.
     """
 
     rows: pa.Table
@@ -58,7 +58,7 @@ class Decoder(Protocol):
     """Decodes chunks of one format to rows of one schema. A record's result depends on no other record."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Decode each record to one row (JSON lines: one or several) or one rejection."""
+        """Decode each record to one row (JSON lines, envelopes: one or several) or one rejection."""
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from frazil.ingest.arrow_values import chosen, plain
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
 from frazil.ingest.source_log import began_anew
 from frazil.merge.changes import NEVER, OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, bare_deletes, column
@@ -94,9 +95,8 @@ def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
         mask[parents[values == field_id]] = True
         if mask.any():
             at = changes.schema.get_field_index(name)
-            old = rows.column(name).combine_chunks()
-            new = changes.column(name).combine_chunks().cast(old.type)
-            changes = changes.set_column(at, name, chosen(pa.array(mask), old, new))
+            values = chosen(mask, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
+            changes = changes.set_column(at, name, values)
     return changes
 
 
@@ -112,21 +112,15 @@ def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newe
         )
         older = _outlived(orders, places, rows, rules) & (numbers[of] != newest.numbers[of]) & ~cut
         if older.any():
-            at, old = changes.schema.get_field_index(name), rows.column(name).combine_chunks()
-            new = changes.column(name).combine_chunks().cast(old.type)
-            changes = changes.set_column(at, name, chosen(pa.array(older), old, new))
+            at = changes.schema.get_field_index(name)
+            values = chosen(older, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
+            changes = changes.set_column(at, name, values)
     return changes
-
-
-def chosen(mask: pa.Array, first: pa.Array, second: pa.Array) -> pa.Array:
-    """Return the first value where the mask is true, else the second. Works for any type."""
-    places = np.where(_mask(mask), np.arange(len(mask)), np.arange(len(mask)) + len(mask))
-    return pa.concat_arrays([first, second]).take(pa.array(places))
 
 
 def equal(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
     """Mask of equal values: null equals null, and NaN equals NaN."""
-    one, other = _plain(one), _plain(other)
+    one, other = plain(one), plain(other)
     kind: Any = one.type
     if pa.types.is_struct(kind):
         same = np.ones(len(one), np.bool_)
@@ -150,10 +144,6 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_alike, one, other))
     return bool(one == other) or (one != one and other != other)  # noqa: PLR0124 - NaN
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 
 def _mask(array: pa.Array) -> NDArray[np.bool_]:

@@ -142,9 +142,13 @@ def quoter(plain: PlainFormat) -> Quoter:
 
 
 def has_lines(plain: PlainFormat) -> bool:
-    """Whether a record may be several rows."""
     declared = _parsed(plain)
     return isinstance(declared, JsonFormat) and declared.lines
+
+
+def has_several_rows(plain: PlainFormat) -> bool:
+    """Whether a record may be several rows: lines, or an update that changes its key."""
+    return has_lines(plain) or envelope_of(_parsed(plain)) is not None
 
 
 def check_supported(schema: Schema, declared: ValueFormat) -> None:
