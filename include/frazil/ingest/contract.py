@@ -345,7 +345,7 @@ class StageResult:
     drift: SchemaDrift = NO_DRIFT
     """What records have beyond the table's columns; nothing unless the table may evolve."""
     other_events: int = 0
-    """Events of a captured database that change no row, such as heartbeats, but not tombstones."""
+    """Events of a captured database that change no row, such as heartbeats, but not records without a value."""
     values: tuple[str, ...] = ()
     """Values of records that may get a table. Their rows were not written: the batch is staged again."""
 

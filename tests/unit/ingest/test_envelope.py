@@ -205,9 +205,10 @@ def test_an_event_of_no_row_is_neither_row_nor_dead_letter() -> None:
         under(f"{common}TransactionMetadataValue", END),
         under("io.debezium.connector.mysql.SchemaChangeValue", SCHEMA_CHANGE),
     ]
-    decoded = decode([HEARTBEAT, BEGIN, END, SCHEMA_CHANGE, *older, *named, event("c", after=ROW)])
+    tombstone = {"schema": None, "payload": None}
+    decoded = decode([HEARTBEAT, BEGIN, END, SCHEMA_CHANGE, *older, *named, tombstone, event("c", after=ROW)])
     assert decoded.rejections == []
-    assert decoded.kept.tolist() == [10]
+    assert decoded.kept.tolist() == [11]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,8 @@ def test_an_event_of_no_row_is_neither_row_nor_dead_letter() -> None:
         {**HEARTBEAT, "id": 1},
         under("shop.public.orders.Envelope", HEARTBEAT),
         {"payload": HEARTBEAT},
+        {"payload": None},
+        {"schema": {"type": "struct"}, "payload": None},
         {**BEGIN, "status": "paid"},
         {**BEGIN, "event_count": 1},
         {**END, "event_count": None},
