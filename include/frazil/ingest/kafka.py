@@ -16,7 +16,7 @@ import numpy as np
 from confluent_kafka import KafkaError, KafkaException
 from numpy.typing import NDArray
 
-from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap, TopicMissing
+from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.kafka.client import refusal
@@ -40,9 +40,11 @@ FETCHES_THROTTLED = 2
 MAX_THROTTLED_S = 900.0
 LOGGED_THROTTLE_S = 5.0
 
-TUNING = {"fetch.queue.backoff.ms": "5", "queued.max.messages.kbytes": "32768", "log_level": "2"}
+LARGEST = "receive.message.max.bytes"
+TUNING = {"fetch.queue.backoff.ms": "5", "queued.max.messages.kbytes": "32768", "log_level": "2", LARGEST: "300000000"}
 """Overridable defaults: librdkafka backs off a whole second once its queue is full, and logs a line for each failed
-connection, twenty a second; our error quotes the last one.
+connection, twenty a second; our error quotes the last one. Its buffer for a batch of zstd grows by three up to
+`LARGEST`, so that any batch of 100 MB fits. Only a batch that needs the buffer takes the memory.
 """
 
 EXACTNESS = {
@@ -103,6 +105,7 @@ class RangeReader(ABC):
     ) -> None:
         self._ranges = ranges
         self._stream, self._servers = stream, properties.get("bootstrap.servers", "")
+        self._largest = consumer_properties(properties)[LARGEST]
         self._limit_s = unreachable_limit_s
         self._monotonic = monotonic
         self._ends = np.array([r.end for r in ranges], np.int64)
@@ -127,8 +130,8 @@ class RangeReader(ABC):
     def __iter__(self) -> Iterator[Chunk]:
         """Yield chunks of about `CHUNK_RECORDS` or `CHUNK_BYTES`, whichever is less.
 
-        Raises OffsetGap if a range begins before Kafka's first offset, AccessDenied, TopicMissing, and KafkaUnavailable
-        if no open range advances within the limit.
+        Raises OffsetGap if a range begins before Kafka's first offset, AccessDenied, TopicMissing, SpecError for a
+        batch beyond `receive.message.max.bytes`, and KafkaUnavailable if no open range advances within the limit.
         """
         self._assign((*tp, int(self._positions[i])) for tp, i in self._open.items())
         advanced_at = self._monotonic()
@@ -239,6 +242,11 @@ class RangeReader(ABC):
             self._failure = refused
         elif code in _GONE:
             self._failure = TopicMissing(f"Kafka does not know {place}: {text}. Was the topic deleted?")
+        elif code == KafkaError._BAD_COMPRESSION:
+            self._failure = SpecError(
+                f"{place}: a batch of records cannot be decompressed: {text}. Raise {LARGEST} in source.properties "
+                f"(now {self._largest}) to three times the bytes of its records, unless the batch is damaged"
+            )
 
     def _gap(self, r: OffsetRange, position: int) -> OffsetGap:
         try:
@@ -251,7 +259,7 @@ class RangeReader(ABC):
             f"{available}. `frazil reset` shows what would be skipped and moves the stream past it."
         )
 
-    def _stalled(self) -> KafkaUnavailable:
+    def _stalled(self) -> KafkaUnavailable | SpecError:
         (topic, partition), i = next(iter(self._open.items()))
         causes = [text for code, text in self._troubles.items() if code not in _CONSEQUENCES]
         said = causes or [*self._troubles.values()][-1:] or ["the brokers are silent"]
@@ -259,7 +267,8 @@ class RangeReader(ABC):
         if self._throttled_s:
             said.append(self._throttle_words())
             todo = " Raise the quota, or let producers send smaller batches: one must fit into the quota of 10 s."
-        return KafkaUnavailable(
+        too_large = any(LARGEST in text for text in causes)  # it stays so, however often it is read
+        return (SpecError if too_large else KafkaUnavailable)(
             f"no record arrived for {self._silence_limit_s():.0f} s and {len(self._open)} ranges have not ended, among "
             f"them {topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(said)}.{todo}"
         )
