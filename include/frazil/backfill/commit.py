@@ -148,7 +148,7 @@ class BackfillCommitter:
             del summary[WINDOWS]  # the merge tells them
             # A task for each group: one whose files nobody touched is not done again where a round is lost.
             each = dataclasses.replace(replaying(self.tables.merging), parallelism=lambda: len(files))
-            writer = MergeWriter(self.tables.stream, files, each)
+            writer = MergeWriter(self.tables.stream, files, each, self.tables.landed)
         try:
             self.backfill = _publish(
                 self.tables, self.tables.main, self.backfill, written=writer, summary=summary, check=check

@@ -174,7 +174,7 @@ def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, file
     written = written_anew(tables, table, files, target, folder=folder)
     writer: SnapshotWriter | MergeWriter = SnapshotWriter(written)
     if written and written[0].content in MERGED and tables.merging:
-        writer = MergeWriter(tables.stream, written, replaying(tables.merging))
+        writer = MergeWriter(tables.stream, written, replaying(tables.merging), tables.landed)
     summary = {
         "frazil.operation": "replay",
         "frazil.backfill": backfill.id,

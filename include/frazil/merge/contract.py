@@ -55,6 +55,11 @@ class MergeRules:
     Then among equals, and without a column, the table's row stays unless its record came before the dead letter: by
     offset in the same topic-partition, by Kafka timestamp in another. A row without coordinates stays.
     """
+    landed: tuple[tuple[str, int], ...] = ()
+    """Ends of the table's records, by `topic/partition`, for topics made again and truncated logs.
+
+    A row with this offset or a higher one comes from a former record: each change of the topic-partition is later.
+    """
     ignored: tuple[str, ...] = ()
     """Columns whose change is not an update: the coordinates."""
     traced: bool = True

@@ -26,14 +26,14 @@ def stale(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Tabl
     old = _outlived(orders, changes, rows, rules)
     if deletes is None:
         return old
-    gone = _earlier(rows, deletes, unknown=not rules.replays)
+    gone = _earlier(rows, deletes, rules, unknown=not rules.replays)
     never = _mask(column(deletes, OFFSET).is_null())
     return np.where(never, old, ~gone & (old | bare_deletes(changes, rules)))
 
 
 def _outlived(orders: pa.Array | None, places: pa.Table | None, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
     """Mask of rows that changes with these orders and places do not replace. For places, see `MergeRules.replays`."""
-    kept = ~_earlier(rows, places) if rules.replays else np.zeros(rows.num_rows, np.bool_)
+    kept = ~_earlier(rows, places, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
     if rules.order_by is None:
         return kept
     old = column(rows, rules.order_by)
@@ -48,7 +48,7 @@ def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]
     return below & ~began_anew(new, old) if rules.by_position else below
 
 
-def _earlier(rows: pa.Table, places: pa.Table, *, unknown: bool = False) -> NDArray[np.bool_]:
+def _earlier(rows: pa.Table, places: pa.Table, rules: MergeRules, *, unknown: bool = False) -> NDArray[np.bool_]:
     """Mask of rows older than the record at the same index of `places`; `unknown` for rows without coordinates."""
     if {TOPIC, PARTITION, OFFSET, TIMESTAMP} - {*rows.column_names}:
         return np.full(rows.num_rows, unknown)
@@ -56,9 +56,20 @@ def _earlier(rows: pa.Table, places: pa.Table, *, unknown: bool = False) -> NDAr
         pc.equal(column(rows, TOPIC), column(places, TOPIC)),
         pc.equal(column(rows, PARTITION), column(places, PARTITION)),
     )
-    before = pc.less(column(rows, OFFSET), column(places, OFFSET))
+    before = pc.or_(pc.less(column(rows, OFFSET), column(places, OFFSET)), _is_former(rows, rules))
     sooner = pc.less(column(rows, TIMESTAMP), column(places, TIMESTAMP))
     return _mask(pc.fill_null(pc.if_else(same, before, sooner), unknown))
+
+
+def _is_former(rows: pa.Table, rules: MergeRules) -> pa.Array:
+    """Mask of rows of records that their topic-partition no longer has; see `MergeRules.landed`."""
+    if not rules.landed:
+        return pa.array(np.zeros(rows.num_rows, np.bool_))
+    names, ends = zip(*rules.landed, strict=True)
+    text = pa.large_string()
+    place = [column(rows, name).cast(text) for name in (TOPIC, PARTITION)]
+    at = pc.index_in(pc.binary_join_element_wise(*place, pa.scalar("/", text)), pa.array(names, text))
+    return pc.fill_null(pc.greater_equal(column(rows, OFFSET), pa.array(ends, pa.int64()).take(at)), False)
 
 
 def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
@@ -76,7 +87,7 @@ def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[n
 
 def renewed(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
     """Mask of rows that take only the coordinates of their changes."""
-    return _earlier(rows, changes) if rules.traced and rules.ignored else np.zeros(changes.num_rows, np.bool_)
+    return _earlier(rows, changes, rules) if rules.traced and rules.ignored else np.zeros(changes.num_rows, np.bool_)
 
 
 def deletes(changes: pa.Table) -> NDArray[np.bool_]:
