@@ -52,7 +52,7 @@ from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Spans, TopicPartition, between
-from frazil.offsets.tally import Tallies, seen, together
+from frazil.offsets.tally import OffsetTally, Tallies, seen, together
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties, kafka_properties
@@ -311,8 +311,9 @@ class Backfill:
         self, table: Table, marker: Marker, journals: Sequence[Journal], routed: Mapping[Target, Tallies]
     ) -> Tallies:
         """Tally what a replay staged: rows on the branch, changes, and rows for routed tables."""
-        if self._merges:
-            return together([tally_changes(table, journals), *routed.values()])
+        if self._merges:  # a record may be several changes, but lands as a whole
+            changes = together([tally_changes(table, journals), *routed.values()])
+            return {tp: OffsetTally([*of.seen]) for tp, of in changes.items()}
         topics = named(self.spec.source.reads, marker.source.topic_ids)
         default = tally(table, Wanted(topics, branch=branch_name(self.spec.name)))
         return together([default, *routed.values()])
