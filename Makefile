@@ -52,7 +52,7 @@ bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see 
 	  echo "== $$name"; $(BIN)/python -m "bench.$$name"; done
 
 soak: setup ## The tests that run for long, every law with many random examples, and mutants
-	FRAZIL_TEST_EXAMPLES=soak $(BIN)/pytest -m 'soak or hypothesis' -rP $(PYTEST)
+	FRAZIL_TEST_EXAMPLES=soak $(BIN)/pytest -m 'soak or rotates or hypothesis' -rP $(PYTEST)
 	$(MAKE) mutants
 
 mutants: setup ## Changes of decisions that no unit test notices, of a sample (ROOM=commit, COUNT=40, SEED=2026)

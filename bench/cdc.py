@@ -4,7 +4,7 @@ Starts the embedded Kafka, a connector that writes the rows of a snapshot and th
 does for PostgreSQL, and the writer as its supervisor would. Prints CPU and freshness. Everything shares this machine's
 cores: broker and connector included, whose CPU is not counted.
 
-`--backlog 3000000` measures saturation instead: so many changes lie in Kafka before the writer starts again.
+`--backlog 3000000` measures saturation instead: that many changes lie in Kafka before the writer starts again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from frazil.table.catalogs import load_catalog
 MAIN = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
 EVENTS, ENDS = "shop.public.orders", "shop.transaction"
 CHANGES = 5
-"""Of a transaction."""
+"""Changes per transaction."""
 RETRY_TIMEOUT_S = 600
 STREAM = """\
 name: orders
@@ -109,7 +109,7 @@ def connect(bootstrap: str, keys: int, rate: int, seconds: int) -> None:
 
 
 def fill(bootstrap: str, keys: int, changes: int) -> None:
-    """Send so many changes at once."""
+    """Send that many changes at once."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4"})
     draw = Random(1)
     for number in range(changes):
@@ -171,7 +171,7 @@ class Commits:
         return at
 
     def ages_s(self, first_offset: int, first_ms: int, rate: int) -> np.ndarray:
-        """Of each change that landed, from when it was due to its commit."""
+        """The time from the due moment of each landed change to its commit."""
         ages, start = [], first_offset
         for at, committed_ms in sorted(self.seen.items()):
             if at > start:

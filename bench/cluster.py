@@ -2,7 +2,7 @@
 
 One broker and one embedded cluster, executors of one core, on this machine. Each round lets a writer of either kind
 catch up on the same ticks, in batches of a million. Counted is user + system CPU after the first of them: of the
-writer, and on the cluster also of master, workers and executors. So starts are left out, and printed beside it.
+writer, and on the cluster also of master, workers and executors. So starts are left out, and printed next to it.
 """
 
 from __future__ import annotations
@@ -102,16 +102,14 @@ def main() -> None:
         os.environ["FRAZIL_HOME"] = str(Path(made) / "home")
         kafka.create_topic(TICKS.name, PARTITIONS)
         produce(kafka.bootstrap, TICKS, arguments.millions * BATCH)
-        streams, least = Path(made) / "streams", {"local": float("inf"), "cluster": float("inf")}
+        streams, best = Path(made) / "streams", {"local": float("inf"), "cluster": float("inf")}
         for number in range(1, arguments.rounds + 1):
             for kind, where in (("local", None), ("cluster", cluster)):
                 name = f"{kind}_{number}"
                 master = where.master.address if where else "local[*]"
                 declare(streams, name=name, bootstrap=kafka.bootstrap, master=master)
-                least[kind] = min(least[kind], measure(streams, name, where, millions=arguments.millions))
-        print(
-            f"cluster {least['cluster']:.2f}, local {least['local']:.2f}: {least['cluster'] / least['local']:.2f} times"
-        )
+                best[kind] = min(best[kind], measure(streams, name, where, millions=arguments.millions))
+        print(f"cluster {best['cluster']:.2f}, local {best['local']:.2f}: {best['cluster'] / best['local']:.2f} times")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ FRAZIL = str(Path(sys.executable).with_name("frazil"))
 
 
 def once(command: str) -> tuple[float, float, int]:
-    """Wall and CPU seconds, and the exit code; nobody answers questions."""
+    """Wall and CPU seconds, and the exit code; no one answers questions."""
     before, begin = os.times(), time.monotonic()
     done = subprocess.run([FRAZIL, *command.split()], capture_output=True, stdin=subprocess.DEVNULL, check=False)
     wall, after = time.monotonic() - begin, os.times()
@@ -78,7 +78,7 @@ def main() -> None:
             for number in range(2_000):
                 producer.produce("ticks", f'{{"at": "2013-12-30T{number % 24:02}:00:00Z", "id": {number}}}')
             producer.flush()
-            del producer  # it would tell of the broker's end
+            del producer  # it would tell about the broker's end
             subprocess.run([FRAZIL, "run", "ticks", "--until-caught-up"], check=True, stdout=subprocess.DEVNULL)
             measure(times)
         print("without its broker")

@@ -89,11 +89,11 @@ def journal(tables: StreamTables, *, epoch: int, number: int) -> Journal:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser()
-    asked.add_argument("snapshots", nargs="?", type=int, default=MARKS[-1])
-    asked.add_argument("--substrate", choices=NAMES)
-    asked.add_argument("--delay-ms", type=int, default=0, help="how long each request takes on its way")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("snapshots", nargs="?", type=int, default=MARKS[-1])
+    parser.add_argument("--substrate", choices=NAMES)
+    parser.add_argument("--delay-ms", type=int, default=0, help="how long each request takes on its way")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FRAZIL_HOME"] = folder
         delay_s = options.delay_ms / 1000

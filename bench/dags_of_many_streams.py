@@ -2,7 +2,7 @@
 
 `python -m bench.dags_of_many_streams [--streams 200]`
 
-Declares so many streams, each with a table of two batches, and runs every DAG of audits and of maintenance once, in an
+Declares that many streams, each with a table of two batches, and runs each audit and maintenance DAG once, in an
 Airflow without a scheduler, in this process. It prints for each of the two: the DAG runs, the task instances that ran,
 and the CPU seconds (user + system) of both; and what parsing the DAG file costs, which in a real Airflow each task's
 process does first. The start of these processes, the scheduler and the API server are not counted.
@@ -31,7 +31,7 @@ event-time: at
 maintenance: {{orphans: off}}
 """
 FILES = {"audits": "frazil_audit", "maintenance": "frazil_maintenance"}
-"""By file of `dags/`, how the ids of its DAGs begin."""
+"""Prefixes of DAG ids, by file of `dags/`."""
 
 
 def declare(folder: Path, streams: int) -> None:
@@ -76,7 +76,7 @@ def ran_tasks(dag: Any) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=200)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="frazil-dags-") as name:
         root = Path(name)
         os.environ |= {
@@ -87,7 +87,7 @@ def main() -> None:
             "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
             "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
         }
-        declare(root / "streams", asked.streams)
+        declare(root / "streams", options.streams)
         # Airflow writes its log to the standard output.
         kept = os.dup(1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -137,12 +137,12 @@ def main() -> None:
 
     def cost(values: list[bytes | None], decode: Decoder = decode) -> float:
         chunk = Chunk.of_values(values)
-        least = float("inf")
+        best = float("inf")
         for _ in range(arguments.repeats):
             started = time.process_time()
             decode(chunk)
-            least = min(least, time.process_time() - started)
-        return least / len(values) * 1e6
+            best = min(best, time.process_time() - started)
+        return best / len(values) * 1e6
 
     cost([*clean])  # warm
     print(f"ten columns: {cost([*clean]):.2f}")

@@ -2,10 +2,10 @@
 
     .venv/bin/python -m bench.dedupe [--rows 1000000] [--windows 0,1,10] [--repeated 0.2]
 
-A table of clicks (a long key, an event time, a text), partitioned by hour, gets so many millions of rows within the
+A table of clicks (a long key, an event time, a text), partitioned by hour, gets that many millions of rows within the
 last hour, in files of a million. Then one batch of candidates, staged in two files, is merged by one process: a share
 of its rows repeats a row of the window, or of the batch where the window is empty. CPU (user + system) of planning,
-looking the keys up, writing files anew where they have repeats, and writing the manifests; beside it, that of a plain
+looking the keys up, writing files again where they have repeats, and writing the manifests; next to it, that of a plain
 append, and the most memory that the process held.
 """
 
@@ -93,7 +93,7 @@ def measure(millions: int, batch: tuple[StagedFile, ...], rows: int) -> str:
 
 
 def _peak_mib() -> int:
-    """Of this process. Its resource usage would have the peak of the process that started it."""
+    """The peak of this process. Its resource usage would have the peak of the process that started it."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("VmHWM"))
 

@@ -59,13 +59,13 @@ def main() -> None:
     for name, (records, made) in inputs.items():
         chunk = Chunk.of_values([*made])
         decoders = {mode: decoder_of(records, mode) for mode in MODES}
-        least = dict.fromkeys(MODES, float("inf"))
+        best = dict.fromkeys(MODES, float("inf"))
         for _ in range(arguments.repeats):
             for mode, decode in decoders.items():
                 started = time.process_time()
                 decode(chunk)
-                least[mode] = min(least[mode], time.process_time() - started)
-        costs = {mode: seconds / len(made) * 1e6 for mode, seconds in least.items()}
+                best[mode] = min(best[mode], time.process_time() - started)
+        costs = {mode: seconds / len(made) * 1e6 for mode, seconds in best.items()}
         reported = ", ".join(f"{mode} {cost:.3f} ({cost / costs['off']:.2f}×)" for mode, cost in costs.items())
         print(f"{name}: {reported}", flush=True)
 

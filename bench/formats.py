@@ -6,7 +6,7 @@ Ticks of 127 bytes as JSON, and records of 1 KB with 40 columns, two of them nes
 schema id, as the serializers of a registry write them. Least CPU (user + system) of the rounds, in core-seconds per
 million records; one round decodes a chunk of each format.
 
-On 2 cores with other work beside (load 2), --repeats 7:
+On 2 cores with other work next to (load 2), --repeats 7:
 
 | records | format | bytes | core-s per million |
 |---|---|---|---|
@@ -123,13 +123,13 @@ def main() -> None:
         rows = [made[of][0](chunks[of]).rows for of in made]
         if rows[0] != rows[1] or rows[0] != rows[2]:
             raise RuntimeError("the formats do not agree")
-        least = dict.fromkeys(made, float("inf"))
+        best = dict.fromkeys(made, float("inf"))
         for _ in range(arguments.repeats):
             for of, (decode, _) in made.items():
-                least[of] = min(least[of], cost(decode, chunks[of]))
+                best[of] = min(best[of], cost(decode, chunks[of]))
         for of, (_, data) in made.items():
             size = sum(map(len, data)) / len(data)
-            print(f"{name:6} {of:8} {size:5.0f} bytes {least[of]:6.2f}  {least[of] / least['json']:.2f} of json")
+            print(f"{name:6} {of:8} {size:5.0f} bytes {best[of]:6.2f}  {best[of] / best['json']:.2f} of json")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class Done:
 
 
 def staged(work: Work) -> Done:
-    """In a process of its own."""
+    """Stage in a separate process."""
     _stage(dataclasses.replace(work, each=min(work.each, 200)))
     start, wall = time.process_time(), time.perf_counter()
     files, size = _stage(work)

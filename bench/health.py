@@ -70,7 +70,7 @@ def append(stream: MadeStream, files: list[StagedFile]) -> None:
 
 
 def commit(stream: MadeStream, number: int, files: list[StagedFile]) -> None:
-    """The next batch of the stream, with files that nobody wrote."""
+    """The next batch of the stream, with files that no one wrote."""
     committer = stream.committer or stream.begin()
     progress = (RangeProgress(stream.topic, 0, number, number + 1, 1, 0, None),)
     journal = Journal(

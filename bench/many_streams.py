@@ -1,6 +1,6 @@
 """What do hundreds of declared streams cost Airflow? `python -m bench.many_streams [--streams 300] [--rounds 3]`.
 
-Declares so many streams, each with a table of its own, and prints, as CPU milliseconds or seconds (user + system):
+Declares that many streams, each with a table of its own, and prints, as CPU milliseconds or seconds (user + system):
 
 - what a DAG file's `from frazil.airflow import …` takes after `airflow.sdk`, for one factory and for all names;
 - for each file of `dags/`, what Airflow's DAG processor spends on it: parsing, and serializing what it came to, each
@@ -169,7 +169,7 @@ def measure_idle(root: Path, seconds: float, *, dags: int) -> None:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """Of a process, its children, and those that it has waited for."""
+    """CPU of a process, its children, and those that it has waited for."""
     own = process.cpu_times()
     total: float = own.user + own.system + own.children_user + own.children_system
     for child in process.children(recursive=True):
@@ -183,16 +183,16 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--idle", type=float, default=0.0, metavar="SECONDS")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="frazil-many-") as name:
         root = Path(name)
         os.environ |= {"FRAZIL_HOME": str(root / "home"), "FRAZIL_STREAMS": str(root / "streams")}
-        names = declare(root / "streams", asked.streams)
-        measure_imports(root, asked.rounds)
-        measure_parsing(root, asked.rounds)
-        measure_checks(root / "streams", names, asked.rounds)
-        if asked.idle:
-            measure_idle(root, asked.idle, dags=2 * asked.streams)
+        names = declare(root / "streams", options.streams)
+        measure_imports(root, options.rounds)
+        measure_parsing(root, options.rounds)
+        measure_checks(root / "streams", names, options.rounds)
+        if options.idle:
+            measure_idle(root, options.idle, dags=2 * options.streams)
 
 
 if __name__ == "__main__":

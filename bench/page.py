@@ -3,11 +3,11 @@
 `python -m bench.page [--streams 1 30 300] [--minutes 10 --open 30]`
 `python -m bench.page --screenshots docs/images`
 
-Makes so many streams (tests/troubled_world.py), several of them in trouble and one whose catalog hangs, and serves them
+Makes that many streams (tests/troubled_world.py), some in trouble and one whose catalog hangs, and serves them
 by Airflow's own API server to headless Chromium. It prints for each number of streams: the milliseconds from the
 navigation until every row of the overview is there, and until each has its state; cold, as the first question to a
 fresh API server by a fresh browser, and warm, the median of five reloads; and the same of a stream's and a table's
-view. With `--minutes`, the page stays open for so long over `--open` streams: CPU seconds and memory (PSS) of the API
+view. With `--minutes`, the page stays open for that long over `--open` streams: CPU seconds and memory (PSS) of the API
 server's processes, without and with the page.
 
 With `--screenshots`, it only takes the pictures of the documentation.
@@ -47,12 +47,12 @@ PICTURES = {
     "table": ("#/table/shop.shipments", None, 1700),
     "dialog": ("#/stream/refunds", "Reset …", 800),
 }
-"""By name: the view, the button that is pressed there, and the height that is shown at most."""
+"""The view of each picture, the button that is pressed there, and the height that is shown at most."""
 WIDTH, HEIGHT = 1200, 800
 ENDS = """most => Math.max(...[...document.querySelectorAll("main > *, .charts figure, .lines tr")]
     .filter(part => !part.nextElementSibling?.matches(".why"))
     .map(part => part.getBoundingClientRect().bottom + scrollY).filter(end => end <= most))"""
-"""Where the last whole part of a view ends."""
+"""The end of the last whole part of a view."""
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def measure(streams: int) -> None:
 
 
 def stay_open(streams: int, minutes: float) -> None:
-    """Print what the API server takes while nobody looks, and while the page is open."""
+    """Print what the API server takes while no one looks, and while the page is open."""
     with served(streams, commits=60) as server, chromium() as browser:
         root = server.process.pid
         page = new_page(browser, server)
@@ -127,20 +127,20 @@ def stay_open(streams: int, minutes: float) -> None:
         for what, at, lasts in phases:
             page.goto(at)
             tree, began = SampledTree(root), time.monotonic()
-            before, most = tree.cpu_s().total(), 0
+            before, peak = tree.cpu_s().total(), 0
             while time.monotonic() - began < lasts * 60:
                 page.wait_for_timeout(2_000)
-                most = max(most, pss_bytes(root))
+                peak = max(peak, pss_bytes(root))
             spent, wall_s = tree.cpu_s().total() - before, time.monotonic() - began
             print(
                 f"{streams} streams, {what} for {wall_s:.0f} s: {spent:.2f} s of CPU ({spent / wall_s:.4f} cores), "
-                f"{most / 2**20:.0f} MiB at most; {load()}",
+                f"{peak / 2**20:.0f} MiB at most; {load()}",
                 flush=True,
             )
 
 
 def pss_bytes(root: int) -> int:
-    """Of a process and all below it."""
+    """Memory of a process and all below it."""
     processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
     return sum(process.memory_full_info().pss for process in processes)
 
@@ -153,7 +153,7 @@ def screenshots(folder: Path) -> None:
     """Write the pictures, in both themes."""
     with served(None, commits=90) as server, chromium() as browser:
         for theme in ("light", "dark"):
-            for name, (at, press, most) in PICTURES.items():
+            for name, (at, press, peak) in PICTURES.items():
                 page = new_page(browser, server, theme=theme)
                 page.goto(f"{server.url}{PAGE}{at}")
                 page.wait_for_function(WHOLE)
@@ -165,7 +165,7 @@ def screenshots(folder: Path) -> None:
                     page.get_by_text("their records never reach the table").wait_for()
                     height = HEIGHT
                 else:
-                    height = int(page.evaluate(ENDS, most))
+                    height = int(page.evaluate(ENDS, peak))
                 _picture(page, folder / f"page-{name}-{theme}.png", height)
                 page.context.close()
 
@@ -185,16 +185,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0, help="how long the page stays open")
     parser.add_argument("--open", type=int, default=30, help="over how many streams")
     parser.add_argument("--screenshots", type=Path, help="write the pictures into this folder, and measure nothing")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="frazil-airflow-") as home:
         os.environ["AIRFLOW_HOME"] = home  # importing Airflow makes its configuration there
-        if asked.screenshots:
-            screenshots(asked.screenshots)
+        if options.screenshots:
+            screenshots(options.screenshots)
             return
-        for streams in asked.streams:
+        for streams in options.streams:
             measure(streams)
-        if asked.minutes:
-            stay_open(asked.open, asked.minutes)
+        if options.minutes:
+            stay_open(options.open, options.minutes)
 
 
 if __name__ == "__main__":

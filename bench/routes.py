@@ -151,7 +151,7 @@ class Bench:
         return found
 
     def reopen(self, times: Times) -> None:
-        """As another process would."""
+        """Open the tables again, as another process would."""
         with times.of("open"):
             fresh = Bench(self.spec, self.records)
         assert fresh.route is None or len(fresh.route.routed.targets) == len(self.route.routed.targets)  # type: ignore[union-attr]
@@ -207,21 +207,21 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--mode", choices=[*MODES], default="append")
-    asked = parser.parse_args()
-    records = chunks(asked.records, asked.tables)
+    options = parser.parse_args()
+    records = chunks(options.records, options.tables)
     with tempfile.TemporaryDirectory(dir=os.environ.get("FRAZIL_BENCH_FOLDER")) as folder:
         os.environ["FRAZIL_HOME"] = folder
         Path(folder, "warehouse").mkdir()
         for routed in (False, True):
-            print(f"{asked.records:,} records, {f'{asked.tables:,} tables' if routed else 'one table'}", flush=True)
-            bench = Bench(declared(max(asked.tables, 1), asked.mode, routed=routed), records)
-            for number in range(asked.batches):
+            print(f"{options.records:,} records, {f'{options.tables:,} tables' if routed else 'one table'}", flush=True)
+            bench = Bench(declared(max(options.tables, 1), options.mode, routed=routed), records)
+            for number in range(options.batches):
                 times = Times()
                 journal = bench.batch(times)
-                print(f"batch {number + 1}: {times.told()}; journal {journal / 1e6:.2f} MB", flush=True)
+                print(f"batch {number + 1}: {times.reported()}; journal {journal / 1e6:.2f} MB", flush=True)
             times = Times()
             bench.reopen(times)
-            print(f"restart: {times.told()}", flush=True)
+            print(f"restart: {times.reported()}", flush=True)
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
 
 

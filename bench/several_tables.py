@@ -1,4 +1,4 @@
-"""What a commit of five tables in one step takes, beside one of a single table and five one after another.
+"""What a commit of five tables in one step takes, next to one of a single table and five one after another.
 
 `python -m bench.several_tables [--commits 60] [--substrate postgres+local] [--delay-ms 0]`. Each commit adds one
 staged file to each table. The three ways take turns, a commit each, on tables of their own, so that they meet the same
@@ -103,11 +103,11 @@ def measure(commits: int) -> None:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--commits", type=int, default=60)
-    asked.add_argument("--substrate", choices=NAMES, default="postgres+local")
-    asked.add_argument("--delay-ms", type=int, default=0, help="how long each request takes on its way")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--commits", type=int, default=60)
+    parser.add_argument("--substrate", choices=NAMES, default="postgres+local")
+    parser.add_argument("--delay-ms", type=int, default=0, help="how long each request takes on its way")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FRAZIL_HOME"] = folder
         with substrate(options.substrate, Path(folder), delay_s=options.delay_ms / 1000):

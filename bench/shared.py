@@ -1,8 +1,8 @@
 """Many small streams in one application: `python -m bench.shared --streams 1 10 100 --seconds 180`.
 
-Starts the embedded Kafka (and PostgreSQL for `--catalog postgres`), declares so many streams of one application, and
+Starts the embedded Kafka (and PostgreSQL for `--catalog postgres`), declares that many streams of one application, and
 runs it as its supervisor would. Each topic gets `--rate` records a second from a producer process. Prints, for each
-number of streams: the time until every stream has committed; from then on, for so many seconds, the CPU of each kind of
+number of streams: the time until every stream has committed; then, for that many seconds, the CPU of each kind of
 process and the most memory (PSS) of all together; how far apart the commits of a stream are; and whether every record
 is in its table once everything is caught up.
 """
@@ -87,7 +87,7 @@ class Meter:
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
         self._cpu: dict[int, tuple[str, float]] = {}
-        self.most_bytes = 0
+        self.max_bytes = 0
 
     def sample(self, *, memory: bool = False) -> None:
         total = 0
@@ -98,7 +98,7 @@ class Meter:
                 total += process.memory_full_info().pss if memory else 0
             except psutil.Error:
                 continue
-        self.most_bytes = max(self.most_bytes, total)
+        self.max_bytes = max(self.max_bytes, total)
 
     def cpu_s(self) -> Counter[str]:
         spent: Counter[str] = Counter()
@@ -201,7 +201,7 @@ def run(
         "start_core_s": round(start_cpu_s, 1),
         "cores": round(used.total() / took_s, 3),
         "cores_by_role": {role: round(cpu / took_s, 3) for role, cpu in used.most_common() if cpu / took_s > 0.001},
-        "most_memory_mb": round(meter.most_bytes / 2**20),
+        "max_memory_mb": round(meter.max_bytes / 2**20),
         "commits": len(gaps),
         "gap_p50_s": round(statistics.median(gaps), 1) if gaps else None,
         "gap_most_s": round(max(gaps), 1) if gaps else None,

@@ -94,11 +94,11 @@ def measure(bootstrap: str, *, records: int, repeats: int, batches: int) -> None
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--millions", type=float, default=2)
-    asked.add_argument("--repeats", type=int, default=3)
-    asked.add_argument("--commits", type=int, default=100)
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--millions", type=float, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--commits", type=int, default=100)
+    options = parser.parse_args()
     records = int(options.millions * 1e6) // PARTITIONS * PARTITIONS
     with tempfile.TemporaryDirectory() as folder, ExitStack() as servers:
         home = Path(folder)

@@ -1,8 +1,8 @@
-"""What readers of an upsert table pay after many batches, beside a compacted copy: `make bench BENCH=upsert_reads`.
+"""What readers of an upsert table pay after many batches, next to a compacted copy: `make bench BENCH=upsert_reads`.
 
     .venv/bin/python -m bench.upsert_reads --rows 2000000 --days 20 --changes 200000 --batches 100
 
-`frazil run` merges all changes of one topic into a table like that of `bench.upserts`, in so many batches, with no
+`frazil run` merges all changes of one topic into a table like that of `bench.upserts`, in that many batches, with no
 maintenance between them. Spark then writes the same rows to a copy. Each query is asked of both in turn, so that what
 else runs on the machine burdens both alike, and begins at the catalog with no metadata in memory. Both must give the
 same rows. CPU is that of this process and the JVM: p95 of all queries of a kind. With `--maintain` they are asked again

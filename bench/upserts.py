@@ -3,7 +3,7 @@
     .venv/bin/python -m bench.upserts --rows 20000000 --changes 1000000 --batches 10 --systems frazil,merge,flink --keep
 
 A table of orders, partitioned by day, is made once; its files are given to a table of each system, one after another.
-Each merges all changes of one topic, in about so many batches. CPU is that of the whole process tree. Bytes written are
+Each merges all changes of a topic, in about that many batches. CPU is that of the whole process tree. Bytes written are
 those of all data and delete files that its snapshots added. Reads are Spark's, by day and of the whole table, after the
 changes. The rows are compared with what the changes make of the table, but for Flink's, which applies stale ones.
 """

@@ -112,7 +112,7 @@ def write(path: Path, rows: pa.Table, choice: dict[str, Any]) -> None:
         writer.write_table(rows, row_group_size=group)
 
 
-def least(repeats: int, work: Callable[[], object]) -> float:
+def best_of(repeats: int, work: Callable[[], object]) -> float:
     found = []
     for _ in range(repeats):
         start = time.process_time()
@@ -140,16 +140,16 @@ def main() -> None:
 def measure(  # noqa: PLR0913, PLR0917 - one row of the table
     path: Path, rows: pa.Table, choice: str, how: dict[str, Any], database: duckdb.DuckDBPyConnection, repeats: int
 ) -> None:
-    written = least(repeats, lambda: write(path, rows, how))
+    written = best_of(repeats, lambda: write(path, rows, how))
     names = [name for name in rows.column_names if name not in how.get("without", ())]
     everything = ", ".join(f'bit_xor(hash("{name}"))' for name in names)
     read = [
-        least(repeats, lambda: database.execute(f"SELECT {everything} FROM '{path}'").fetchall()),
-        least(
+        best_of(repeats, lambda: database.execute(f"SELECT {everything} FROM '{path}'").fetchall()),
+        best_of(
             repeats,
             lambda: database.execute(f"SELECT symbol, avg(price), sum(size) FROM '{path}' GROUP BY 1").fetchall(),
         ),
-        least(repeats, lambda: pq.read_table(path, use_threads=False)),
+        best_of(repeats, lambda: pq.read_table(path, use_threads=False)),
     ]
     millions = rows.num_rows / 1e6
     cells = [f"{written / millions:.2f}", f"{path.stat().st_size / rows.num_rows:.2f}"]

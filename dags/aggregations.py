@@ -1,9 +1,9 @@
 """The daily aggregations: for each that `include/aggregations/` declares, `frazil_daily_<name>` runs a day when it is
 complete, and `frazil_reopened_<name>` asks for it again when late rows arrive.
 
-What must be there: the declarations (beside the folder of streams, or where FRAZIL_AGGREGATIONS says), the streams that
-feed their sources (FRAZIL_STREAMS), and the Airflow connection `spark_default`, with Iceberg's runtime in that Spark.
-To be told when a day could not be aggregated, pass `on_failure=` a notifier.
+It needs the declarations, next to the folder of streams or where FRAZIL_AGGREGATIONS says, and the streams that feed
+their sources (FRAZIL_STREAMS). It also needs the Airflow connection `spark_default`, to a Spark with Iceberg's runtime.
+For a message when a day could not be aggregated, pass `on_failure=` a notifier.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The audits: one DAG, `frazil_audits`, for every stream that `include/streams/` declares.
 
-Each hour it checks that what the streams' writers committed in the last complete hour is in their tables exactly once,
-by reading the Kafka coordinates in the workers; it needs neither Spark nor, by default, Kafka. A finding fails the
-stream's own task and sends an event of the asset `frazil.audit.<stream>`. What must be there: the streams' YAML files
-(FRAZIL_STREAMS names another folder). To be told when something is found, pass `on_failure=` a notifier.
+Each hour it checks that all records committed in the last complete hour are in their tables exactly once. It reads the
+Kafka coordinates in the workers, and needs neither Spark nor, by default, Kafka. A finding fails the stream's own task
+and sends an event of the asset `frazil.audit.<stream>`. It needs the streams' YAML files (FRAZIL_STREAMS names another
+folder). For a message when something is found, pass `on_failure=` a notifier.
 """
 
 from __future__ import annotations

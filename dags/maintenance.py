@@ -16,6 +16,7 @@ from frazil.airflow import health_dag, maintenance_dag
 CHECKOUT = Path(__file__).resolve().parents[1]
 STREAMS = Path(os.environ.get("FRAZIL_STREAMS") or CHECKOUT / "include" / "streams")
 AGGREGATIONS = Path(os.environ.get("FRAZIL_AGGREGATIONS") or STREAMS.parent / "aggregations")
+EXPECTATIONS = Path(os.environ.get("FRAZIL_EXPECTATIONS") or STREAMS.parent / "expectations")
 
 maintenance = maintenance_dag(STREAMS)
-health = health_dag(STREAMS, aggregations=AGGREGATIONS)
+health = health_dag(STREAMS, aggregations=AGGREGATIONS, expectations=EXPECTATIONS)

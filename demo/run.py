@@ -36,7 +36,7 @@ DAYS_WITHIN_S = 240
 
 PARTITIONS = 32
 STALL_S = 180
-"""The demo gives up after so long without a commit while records wait."""
+"""The demo gives up after this time without a commit while records wait."""
 
 
 _CATALOG_SERVERS: dict[DemoCatalog, tuple[str, ...]] = {
@@ -51,7 +51,7 @@ class Outcome:
     summary: Summary
     days: Days
     location: str
-    """Of the table's files."""
+    """The folder of the table's files."""
     seconds: float
 
     @property
@@ -117,7 +117,7 @@ class Demo:
         self._screen.say(f"{self._parts.airflow.url} runs; its DAG {WRITER_DAG} launches the writer …")
 
     def _watch(self, *, until: int) -> None:
-        """Send due flights and show progress until so many records are committed."""
+        """Send due flights and show progress until the given number of records is committed."""
         moved_s, committed = time.monotonic(), -1
         while committed < until:
             time.sleep(0.5)
@@ -188,7 +188,7 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
         if s.live
         else "no live flight landed"
     )
-    verdict = "every flight is in the table exactly once" if s.exact else "NOT every flight is there exactly once"
+    result = "every flight is in the table exactly once" if s.exact else "NOT every flight is there exactly once"
     late = (
         f"{', '.join(w.key for w in d.reopened)} reopened by {d.late} late flights" if d.reopened else "NONE reopened"
     )
@@ -213,7 +213,7 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
     ]
     if d.history:
         lines.append(f"history     {d.history:,} windows of before were signalled, and NONE should be")
-    lines.append(f"verdict     {verdict}, after {outcome.seconds:.0f} s")
+    lines.append(f"verdict     {result}, after {outcome.seconds:.0f} s")
     lines += [
         f"table       {_shown(outcome.location)}",
         f"Airflow     {parts.airflow.url}   sign in as admin with the password {parts.airflow.password}",

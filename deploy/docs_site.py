@@ -96,7 +96,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _in_site(page: str, target: str) -> str:
-    """Where a page's link leads: a path below docs/, or of a file of the repository, below `repository/`."""
+    """The target of a page's link: a path below docs/, or a file of the repository below `repository/`."""
     repository = page.startswith(f"{OUTSIDE}/")
     at = PurePosixPath("docs", page) if not repository else PurePosixPath(page).relative_to(OUTSIDE)
     path = PurePosixPath(os.path.normpath(at.parent / target))

@@ -41,12 +41,12 @@ RATE = "dead-letters:<error class>"
 _INTRODUCTION = """\
 # Alerts
 
-What `frazil_health` watches. Each rule links to its entry in the runbook.
+`frazil_health` evaluates these rules. Each rule links to its entry in the runbook.
 [`maintenance.alerts`](configuration.md#maintenancealerts) declares thresholds and the hold time.
 `python -m tests.alerts_page` generates this page.
 
-An alert fires when every measurement of the hold time (`hold`) was beyond the threshold, or *at once*. It ends at
-{clears:.0f} % of the threshold, or when the fact is over.
+An alert fires when every measurement within the hold time (`hold`) was beyond the threshold, or *at once*. It ends at
+{clears:.0f} % of the threshold, or, for a rule without a threshold, when the trouble is over.
 
 | rule | threshold | default | fires after | ends at |
 |---|---|---|---|---|
@@ -56,9 +56,9 @@ _NOTES = """\
 
 - `freshness` is at least {intervals} times the longest declared commit interval.
 - `writer` fires at once if the supervisor gave up.
-- Manifest-list bytes are divided by at least {files} files.
-- Files are small below a tenth of the target size on average.
-- `dead-letters` and `stale-changes` need {records} records within the hour. `aggregation` goes by its own `within`.
+- For `manifest-list`, a table counts as having at least {files} files.
+- Files are small if their average size is below a tenth of the target size.
+- `dead-letters` and `stale-changes` need {records} records within the hour. `aggregation` uses its own `within`.
 - `FRAZIL_RUNBOOK` names another runbook, as an address or a path, for events, notifiers and the page.
 """
 
@@ -106,7 +106,7 @@ def _beyond() -> Iterator[Reading]:
     yield window_reading(late, Alerts(), table="city.rides", now_ms=NOW_MS)
     note = "expect_column_values_to_be_between fare: not so in 3 rows"
     yield from held_reading("city.rides", [("2033-05-18T00", note)], Alerts())
-    yield audit_reading("rides", "the table lacks 5 rows of rides-3, offsets 100 to 104")
+    yield audit_reading("rides", "the table is missing 5 rows of rides-3, offsets 100 to 104")
     waits = WaitingDay(date(2033, 5, 17), "", NOW_MS - 3 * HOUR_MS)
     yield late_reading("daily", "city.daily", [waits], timedelta(hours=2))
     yield runs_reading("frazil_maintenance", 2, Alerts().failed_runs)

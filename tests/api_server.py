@@ -17,7 +17,7 @@ from tests.polling import eventually
 
 @dataclass(frozen=True)
 class ApiServer:
-    """Where it is, and the process that it runs in: `process.call` works beside it."""
+    """The server's address and its process: `process.call` works next to it."""
 
     url: str
     process: AirflowProcess
@@ -34,7 +34,7 @@ class ApiServer:
 
 @contextmanager
 def api_server(home: Path, environment: Mapping[str, str], *, without: str) -> Iterator[ApiServer]:
-    """With every DAG of the checkout, for the streams of `environment`, and the alerts that stand.
+    """Serve every DAG of the checkout, for the streams of `environment`, and the alerts that stand.
 
     `without` names a stream that is not measured, because its catalog hangs.
     """

@@ -23,17 +23,17 @@ from frazil.spec.values import SIZE, YamlForm
 _INTRODUCTION = """\
 # Configuration
 
-Every key of a stream's file, `include/streams/<stream>.yaml`. [Declare a stream](../how-to/declare-a-stream.md) is the
-guide. Keys in `_defaults.yaml` hold for all streams of the folder. `python -m tests.configuration_page` generates
-this page. A duration is `250ms`, `60s` or `1h30m`; a size `128MiB`, `1GB` or a number of bytes; a percentage `50%`; a
-time ISO 8601 with a zone.
+This page lists every key of a stream's file, `include/streams/<stream>.yaml`. [Declare a
+stream](../how-to/declare-a-stream.md) is the guide. Keys in `_defaults.yaml` apply to all streams of the folder.
+`python -m tests.configuration_page` generates this page. Write a duration as `250ms`, `60s` or `1h30m`, a size as
+`128MiB`, `1GB` or a number of bytes, a percentage as `50%`, and a time as ISO 8601 with a zone.
 """
 
 _REFERENCES = """\
 ## References
 
-A file never has a secret. `source.bootstrap-servers`, `source.properties`, `source.format.registry`, `sensitive.secret`
-and `resources.spark` take references, which are resolved when they are used:
+A declaration contains no secrets. `source.bootstrap-servers`, `source.properties`, `source.format.registry`,
+`sensitive.secret` and `resources.spark` take references, which are resolved when they are used:
 
 | reference | value |
 |---|---|

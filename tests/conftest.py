@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from click.testing import CliRunner
@@ -58,13 +60,14 @@ settings.register_profile("test", deadline=None, derandomize=True, max_examples=
 settings.register_profile("soak", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("FRAZIL_TEST_EXAMPLES", "test"))
 
-ACCEPTANCE_SEED = "FRAZIL_ACCEPTANCE_SEED"
-"""Names the number that chooses the acceptance cells of this run. The workers inherit it from the first process."""
-if ACCEPTANCE_SEED not in os.environ:
+TEST_SEED = "FRAZIL_TEST_SEED"
+"""The variable of the number that chooses this run's acceptance cells, rotating tests and random faults."""
+if TEST_SEED not in os.environ:
     counted = subprocess.run(
         ["git", "rev-list", "--count", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     )
-    os.environ[ACCEPTANCE_SEED] = counted.stdout.strip() or "1"
+    soaks = os.environ.get("FRAZIL_TEST_EXAMPLES") == "soak"
+    os.environ[TEST_SEED] = (not soaks and counted.stdout.strip()) or str(random.randrange(2**32))
 
 SPARK_JARS = ("spark", "s3", "postgres")
 """One JVM serves the tests of all catalogs and storages."""
@@ -73,8 +76,8 @@ TopicFactory = Callable[..., str]
 
 
 def pytest_report_header() -> list[str]:
-    number = os.environ[ACCEPTANCE_SEED]
-    header = [f"acceptance cells: number {number}; {ACCEPTANCE_SEED}={number} runs the same ones again"]
+    number = os.environ[TEST_SEED]
+    header = [f"{TEST_SEED}={number} chooses the same acceptance cells, rotating tests and random faults again"]
     if chromium.installed() is None and not chromium.may_install():
         header.append("no Chromium: the browser tests are skipped. Debian: apt-get install chromium")
     return header
@@ -87,12 +90,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     One worker waits for Airflow while the other computes with Spark. No session's Airflow or Spark starts twice; every
     other file is a group of its own.
     """
+    for item in items:
+        if not is_in_turn(item):
+            item.add_marker(pytest.mark.soak)
     order = {"airflow": 0, "spark": 1}
     groups = {item: group_of(item) for item in items}
     for item, group in groups.items():
         if item.config.pluginmanager.hasplugin("xdist"):
             item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: order.get(groups[item], len(order)))
+
+
+def is_in_turn(item: pytest.Item) -> bool:
+    """Whether a test runs now: one with the mark `rotates(n)` runs at every n-th commit, or if its file is named."""
+    if (mark := item.get_closest_marker("rotates")) is None:
+        return True
+    named = (Path(argument.partition("::")[0]) for argument in item.config.args)
+    turn = crc32(item.nodeid.encode()) + int(os.environ[TEST_SEED])
+    return turn % mark.args[0] == 0 or any(path.is_file() for path in named)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -340,7 +355,7 @@ class DeclaredStream:
         return (heartbeat and heartbeat.outage) or ""
 
     def has_rows(self, count: int) -> bool:
-        """By the newest snapshot's summary, which costs no scan; False while there is no table."""
+        """Read the newest snapshot's summary, which costs no scan; False while there is no table."""
         try:
             snapshot = self.table().current_snapshot()
         except NoSuchTableError:
@@ -358,15 +373,15 @@ def stream(
     kafka: EmbeddedKafka,
     topic: TopicFactory,
     frazil_home: Path,  # noqa: ARG001
-    asked_spark: Any,
+    requested_spark: Any,
 ) -> DeclaredStream:
     """A declared stream over a fresh topic of four partitions, in a home of its own."""
-    return DeclaredStream(tmp_path, name="events", topic=topic(4), bootstrap=kafka.bootstrap, spark=asked_spark)
+    return DeclaredStream(tmp_path, name="events", topic=topic(4), bootstrap=kafka.bootstrap, spark=requested_spark)
 
 
 @pytest.fixture
 def frazil(stream: DeclaredStream) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`frazil("audit", "events")`: the command on the test's stream, in this process; nobody answers its questions."""
+    """`frazil("audit", "events")`: the command on the test's stream, in this process; no one answers its questions."""
     from frazil.cli.main import frazil as command  # noqa: PLC0415 - tests that need no command start without it
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -384,14 +399,14 @@ def frazil(stream: DeclaredStream) -> Callable[..., subprocess.CompletedProcess[
 
 
 @pytest.fixture
-def asked_spark(request: pytest.FixtureRequest) -> Any:
+def requested_spark(request: pytest.FixtureRequest) -> Any:
     """What writers in this process run on: the session's Spark if the test asks for `spark`, else None."""
     return request.getfixturevalue("spark") if "spark" in request.fixturenames else None
 
 
 @pytest.fixture(scope="session")
 def declared_stream() -> type[DeclaredStream]:
-    """To make a stream in another way than `stream` does."""
+    """Make a stream in another way than `stream` does."""
     return DeclaredStream
 
 
@@ -427,7 +442,7 @@ def throughout() -> Callable[..., None]:
 
 @pytest.fixture
 def in_sparks_catalog(stream: Any, spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The stream by a name of its own, moved to the catalog that the session's Spark has opened: declare it anew."""
+    """The stream by a name of its own, moved to the catalog that the session's Spark has opened: declare it again."""
     monkeypatch.setenv("FRAZIL_HOME", str(spark_home))
     stream.name = f"maintained_{os.urandom(3).hex()}"
     return stream

@@ -20,7 +20,7 @@ _took: Counter[str] = Counter()
 
 
 def cpu_s() -> float:
-    """Of this process and all below it, those that ended and were waited for included."""
+    """CPU of this process and all below it, including those that ended and were waited for."""
     this = psutil.Process()
     spent = 0.0
     for process in (this, *this.children(recursive=True)):
@@ -45,7 +45,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """In the process that reports, which need not be the one that ran the test."""
+    """Add up the times, in the process that reports, which may not be the one that ran the test."""
     _took[folder_of(report.nodeid)] += report.duration  # type: ignore[assignment]
     if report.when == "teardown":
         _spent[report.nodeid] += float(dict(report.user_properties).get("cpu_s", 0))  # type: ignore[arg-type]

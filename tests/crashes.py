@@ -1,4 +1,4 @@
-"""Where a writer of a test kills itself: SIGKILL, as by a host that dies."""
+"""The places where a writer of a test kills itself: SIGKILL, as when a host dies."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ TOLERANCE_MS = 60_000
 
 
 def check_times(metadata: TableMetadata) -> None:
-    """As the constructor of `TableMetadata` does: each log is sorted, and the last update comes after both."""
+    """Check like the constructor of `TableMetadata`: each log is sorted, and the last update comes after both."""
     for log in (metadata.snapshot_log, metadata.metadata_log):
         times = [*(entry.timestamp_ms for entry in log), metadata.last_updated_ms]
         steps = [after - before for before, after in pairwise(times)]

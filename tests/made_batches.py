@@ -29,7 +29,7 @@ from frazil.commit.target import target_table
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
-from frazil.partitions.open_windows import Alignment
+from frazil.partitions.windows import Alignment
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
@@ -37,7 +37,7 @@ from frazil.table.tables import ensure_dead_letters, ensure_table
 FETCHED = 500
 
 Offsets = Mapping[int, npt.ArrayLike]
-"""Of each partition."""
+"""Offsets by partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class EventTimes:
     """What staging would have found of a batch's event times, in microseconds since 1970."""
 
     newest_us: Mapping[int, int] = field(default_factory=dict)
-    """By partition."""
+    """Newest event times by partition."""
     windows: Mapping[int, int] | None = None
     """Rows by their window's start; None for a writer that does not count them."""
 
@@ -64,7 +64,7 @@ class MadeStream:
     partitions: int = 4
     topic_id: str = "topic-1"
     columns: Callable[[int], Mapping[str, pa.Array]] = lambda rows: {}  # noqa: ARG005 - nothing but coordinates
-    """Values of the declared columns for so many rows; of an upsert stream, those that its changes have beside too."""
+    """Values of the declared columns for `count` rows; for an upsert stream, also those that its changes add."""
     known: SourceIdentity | None = None
     """What Kafka says that the topic is, if there is one."""
     committer: Committer | None = field(default=None, init=False)
@@ -141,7 +141,7 @@ class MadeStream:
         ahead: int = 0,
         reasons: Reasons = NO_REASONS,
     ) -> Journal:
-        """Write and journal the next batch, or one so many behind it; `Committer.commit` makes it land."""
+        """Write and journal the next batch, or one that many behind it; `Committer.commit` makes it land."""
         committer, marker = self.committer or self.begin(), self.tables.marker()
         key = BatchKey(committer.epoch, 1 + ahead + (marker.at.batch if marker else 0))
         main = self.tables.main.refresh()

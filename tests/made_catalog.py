@@ -24,7 +24,7 @@ class Mood(StrEnum):
 
 @dataclass
 class MadeCatalog:
-    """Whoever asks for a table gets its newest metadata as of `show`."""
+    """Loading a table returns its newest metadata as of `show`."""
 
     url: str
     mood: Mood = Mood.WELL

@@ -83,10 +83,10 @@ class MadeHistory:
         seconds: float = 1.2,
         every: int = 1,
     ) -> None:
-        """Land the batch of a minute, or of `every` so many.
+        """Land the batch of a minute, or of `every` that many.
 
         Its rows' event times are of the `hours` before it, or before the middle of the hour `ago_hours` ago. With
-        `behind`, the newest event time of a partition lies so many hours behind; `bad` are dead letters by reason.
+        `behind`, the newest event time of a partition lies that many hours behind; `bad` are dead letters by reason.
         """
         self.at_ms += every * MINUTE_MS
         self.made.now_ms = self.at_ms
@@ -117,7 +117,7 @@ class MadeHistory:
             self.batch(each(minute), **more)
 
     def compacted_between(self, count: int, each: Callable[[int], Sequence[int]]) -> None:
-        """So many minutes, with a compaction in the middle of them and the other care that its table got."""
+        """Add minutes, with a compaction in the middle of them and the other maintenance of its table."""
         self.minutes(count // 2, each)
         self.compacted()
         self.minutes(count - count // 2, each)
@@ -129,13 +129,13 @@ class MadeHistory:
         )
 
     def cared_for(self, *outcomes: PastOutcome, minutes: int = 4) -> None:
-        """What maintenance did with its table, so many minutes apart, the last one just now."""
+        """What maintenance did with its table, that many minutes apart, the last one just now."""
         times = [self.at_ms - minutes * MINUTE_MS * n for n in range(len(outcomes))][::-1]
         reported = [replace(one, at_ms=at_ms) for one, at_ms in zip(outcomes, times, strict=True)]
         remember(self.made.tables.main.refresh(), reported, now_ms=self.at_ms)
 
     def backfills(self, hours: int, count: int) -> None:
-        """A backfill is under way: it has staged so many rows of the hours before, and some more are to come."""
+        """A backfill is under way: it has staged that many rows of the hours before, and some more are to come."""
         tables = self.made.tables
         committer = BackfillCommitter.begin(tables, parse_request({"stream": self.name}))
         key, main = committer.next_key(), tables.main.refresh()

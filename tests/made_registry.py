@@ -24,10 +24,10 @@ class MadeRegistry:
 
     url: str = ""
     answers: dict[str, list[Answer]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     meeting: threading.Barrier | None = None
-    """Where each request waits for others."""
+    """The barrier at which each request waits for others."""
     drip_s: float = 0.0
     """How long it waits before each byte that it sends."""
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -39,7 +39,7 @@ class MadeRegistry:
 
 @contextmanager
 def made_registry(certificate: Path | None = None) -> Iterator[MadeRegistry]:
-    """With a certificate and its key in one PEM file, it speaks TLS."""
+    """Serve a registry; with a certificate and its key in one PEM file, over TLS."""
     reported = MadeRegistry()
 
     class Handler(BaseHTTPRequestHandler):
@@ -47,7 +47,7 @@ def made_registry(certificate: Path | None = None) -> Iterator[MadeRegistry]:
         wbufsize = -1  # headers and body in one packet: the second one would wait for an acknowledgement
 
         def do_GET(self) -> None:
-            reported.asked.append(self.path)
+            reported.requested.append(self.path)
             reported.headers.append(dict(self.headers))
             if reported.meeting is not None:
                 reported.meeting.wait(30)
@@ -66,7 +66,7 @@ def made_registry(certificate: Path | None = None) -> Iterator[MadeRegistry]:
         def _drip(self, body: bytes) -> None:
             whole = b"".join(self._headers_buffer) + b"\r\n" + body
             self._headers_buffer.clear()
-            with suppress(OSError):  # whoever asked has gone
+            with suppress(OSError):  # the client has gone
                 for byte in whole:
                     self.connection.sendall(bytes([byte]))
                     if reported.stopped.wait(reported.drip_s):

@@ -46,7 +46,7 @@ class MadeRoute(MadeStream):
     at: int = field(default=0, init=False)
     """The offset of the next record."""
     absent: Collection[Target] = field(default=(), init=False)
-    """Tables whose rows wait beside home."""
+    """Tables whose rows wait next to the default table."""
 
     def begin(self) -> Committer:
         """Take the stream over."""
@@ -73,7 +73,7 @@ class MadeRoute(MadeStream):
         return found
 
     def batch(self, rows: Mapping[Target, int], *, rejected: int = 0, at_us: int | None = None) -> Journal:
-        """Journal and decide a batch with so many rows for each table, in order; `follow` brings them there.
+        """Journal and decide a batch with that many rows for each table, in order; `follow` brings them there.
 
         `at_us` is the event time of all rows, in microseconds since 1970; they have none unless it is given.
         """

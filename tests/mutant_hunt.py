@@ -159,9 +159,9 @@ def main() -> int:
     parser.add_argument("tests", nargs="*", help="where to collect; else the folders of the room")
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=2026)
-    asked = parser.parse_intermixed_args()
-    tests = asked.tests or [f"tests/unit/{folder}" for folder in ROOMS[asked.room]]
-    return 1 if hunt(asked.room, tests, count=asked.count, seed=asked.seed) else 0
+    requested = parser.parse_intermixed_args()
+    tests = requested.tests or [f"tests/unit/{folder}" for folder in ROOMS[requested.room]]
+    return 1 if hunt(requested.room, tests, count=requested.count, seed=requested.seed) else 0
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Block:
         return list(_simple_commands(HEREDOC.sub(r"\1\n", self.program)))
 
     def answers(self) -> list[tuple[str, str]]:
-        """Of `console`: each command, and what the page says that it prints."""
+        """Each command of `console`, and what the page says that it prints."""
         parts = re.split(r"^\$ (.*)\n", self.text, flags=re.MULTILINE)
         return list(zip(parts[1::2], parts[2::2], strict=True))
 

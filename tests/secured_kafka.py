@@ -144,7 +144,7 @@ class SecuredKafka:
 
 
 class TokenServer:
-    """Issues OAuth tokens of librdkafka's method `oidc`, unsigned, which Kafka accepts unless it is told otherwise.
+    """Issues OAuth tokens of librdkafka's method `oidc`, unsigned, which Kafka accepts unless configured otherwise.
 
     A client whose id is `late` gets a token that has expired, one whose id is `stranger` gets none.
     """
@@ -157,7 +157,7 @@ class TokenServer:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 given = base64.b64decode(self.headers["Authorization"].removeprefix("Basic ")).decode()
                 client = unquote(given.partition(":")[0])
-                outer.asked.append(client)
+                outer.requested.append(client)
                 status = 401 if client == "stranger" else 200
                 said = {"error": "invalid_client"} if status == 401 else {"access_token": _token(client)}
                 body = json.dumps(said).encode()
@@ -170,7 +170,7 @@ class TokenServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self._server = HTTPServer((process.LOOPBACK, 0), Handler)
         self.url = f"http://{process.LOOPBACK}:{self._server.server_port}/token"
 

@@ -34,7 +34,7 @@ from frazil.table.metadata_times import keep_times_in_order
 NAMESPACE = "several"
 NAMES = tuple("abcde")
 NUMBER = "test.number"
-RETRY_POLICY = RetryPolicy(total_s=60, first_s=0.005, most_s=0.1)
+RETRY_POLICY = RetryPolicy(total_s=60, first_s=0.005, max_s=0.1)
 
 
 def open_catalog(uri: str, warehouse: str) -> SqlCatalog:

@@ -30,7 +30,7 @@ _OF_CONNECTIONS = {"connection", "transfer-encoding", "content-length", "keep-al
 class Call:
     method: str
     path: str
-    """With the query."""
+    """The path with the query."""
     headers: Mapping[str, str]
     body: bytes
 
@@ -213,7 +213,7 @@ def every(nth: int, trouble: Trouble, *, of: Callable[[Call], bool] = lambda _: 
 
 
 def drop_answer(call: Call, forward: Forward) -> Answer:
-    """The server does what it was asked, and nobody hears of it."""
+    """The server does what it was asked, and no one hears of it."""
     forward(call)
     raise Dropped
 

@@ -37,7 +37,7 @@ from tests.made_history import HOUR_MS, MINUTE_MS, MadeHistory
 from tests.silent_server import silent_server
 
 HISTORY_HOURS = 50
-"""So much that yesterday is complete, whatever the time of day."""
+"""Enough hours that yesterday is complete, whatever the time of day."""
 HEARTBEAT_INTERVAL_S = 3.0
 SILENT = "far"
 """The catalog that hangs."""
@@ -61,7 +61,7 @@ class TroubledWorld:
     folder: Path
     kafka: EmbeddedKafka
     commits: int
-    """Of each stream, one a minute."""
+    """Commits of each stream, one a minute."""
     silent_port: int
     now_ms: int = field(default_factory=clock.now_ms)
     _heartbeats: list[Callable[[int], None]] = field(default_factory=list)
@@ -152,9 +152,9 @@ def troubled_world(
         yield world
 
 
-def wave(most: int, partitions: int = 4) -> Callable[[int], list[int]]:
+def wave(limit: int, partitions: int = 4) -> Callable[[int], list[int]]:
     """Records of each partition, minute by minute: a little up and down, as people buy."""
-    return lambda minute: [int(most * (0.8 + 0.2 * np.sin(minute / 5 + p))) for p in range(partitions)]
+    return lambda minute: [int(limit * (0.8 + 0.2 * np.sin(minute / 5 + p))) for p in range(partitions)]
 
 
 def _orders(world: TroubledWorld, pid: int) -> MadeHistory:

@@ -29,10 +29,10 @@ def report(samples: Samples) -> Iterator[str]:
     yield ""
     yield f"| query p95, ms: with, without, freshly compacted | {' | '.join(f'hour {h}' for h in hours)} |"
     yield "|---" * (len(hours) + 1) + "|"
-    for hour_asked in ("complete", "open"):
+    for hour_state in ("complete", "open"):
         for engine in ENGINES:
             for clock in ("wall", "CPU"):
-                yield _queries(samples, f"{hour_asked} {engine} {clock}", hours)
+                yield _queries(samples, f"{hour_state} {engine} {clock}", hours)
 
 
 def _queries(samples: Samples, measure: str, hours: list[int]) -> str:

@@ -31,7 +31,7 @@ class Samples:
         return [s.hour for s in found], [s.value for s in found]
 
     def p95(self, table: str, measure: str) -> dict[int, float]:
-        """By hour, the nearest rank."""
+        """The nearest rank of each hour."""
         by_hour: dict[int, list[float]] = {}
         for hour, value in zip(*self.line(table, measure), strict=True):
             by_hour.setdefault(hour, []).append(value)

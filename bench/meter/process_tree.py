@@ -5,7 +5,7 @@
 reaper of all its orphans (`PR_SET_CHILD_SUBREAPER`, Linux only). When the last descendant has been waited for, the
 kernel's own account of its children has the CPU of every process that was waited for.
 
-Nobody waits for the children of a process that ignores SIGCHLD, as the daemon of Spark's Python workers does: the
+No one waits for the children of a process that ignores SIGCHLD, as the daemon of Spark's Python workers does: the
 kernel adds them to no account. These are sampled ten times a second, and their last sample is added. What such a
 process uses after its last sample is missed: at most 0.1 s on each core that it keeps busy.
 
@@ -125,7 +125,7 @@ class PeakMemory:
 
 
 def proportional_bytes(root: int, *, without: str | None = None) -> int:
-    """Of all processes below `root`, but for those with `without` in their command line."""
+    """Memory of all processes below `root`, except those with `without` in their command line."""
     total = 0
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(root).children(recursive=True):
@@ -167,9 +167,9 @@ class _Process:
     started: int
     """Ticks since the machine's start: with the pid, it tells a process from a later one."""
     own_ticks: int
-    """Of CPU."""
+    """CPU ticks of the process itself."""
     childrens_ticks: int
-    """Of CPU, of the children that it has waited for."""
+    """CPU ticks of the children that it has waited for."""
 
     @classmethod
     def of(cls, pid: int) -> _Process | None:
@@ -199,14 +199,14 @@ class Seen:
 
 @dataclass(slots=True)
 class SampledTree:
-    """A process, by default this one, and all that was seen below it, whoever is their parent now."""
+    """A process, by default this one, and all that was seen below it, whatever their parent is now."""
 
     root: int = field(default_factory=os.getpid)
     role: str = "command"
     """The root's."""
     began: float = field(default_factory=time.monotonic)
     seen: dict[tuple[int, int], Seen] = field(default_factory=dict)
-    """By pid and the kernel's start time."""
+    """Processes by pid and the kernel's start time."""
 
     def sample(self) -> None:
         found, now = _processes(), time.monotonic() - self.began

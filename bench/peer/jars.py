@@ -1,4 +1,4 @@
-"""The peers' jars, fetched once, beside those of frazil's own in its cache."""
+"""The peers' jars, fetched once, next to those of frazil's own in its cache."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _SETS: dict[str, tuple[tuple[str, ...], bool]] = {
 
 
 def of_peer(name: str) -> list[Path]:
-    """The jars that a peer needs beside its engine."""
+    """The jars that a peer needs next to its engine."""
     coordinates, transitive = _SETS[name]
     folder, said = _folder(name), "\n".join(coordinates)
     complete = folder / "complete"

@@ -57,11 +57,11 @@ def bars(path: Path, groups: Mapping[str, Mapping[str, tuple[float, float]]], un
 
 def _bars(axis: Axes, found: Mapping[str, tuple[float, float]]) -> None:
     names = [*found][::-1]
-    least = [found[name][0] for name in names]
+    best = [found[name][0] for name in names]
     error = [[0.0] * len(names), [found[name][1] - found[name][0] for name in names]]
     colours = [GREY] * (len(names) - 1) + [BLUE]
-    drawn = axis.barh(names, least, color=colours, height=0.6, xerr=error, error_kw={"linewidth": 1, "capsize": 2})
-    axis.bar_label(drawn, [f"{value:.1f}" for value in least], padding=4, label_type="center", color="white")
+    drawn = axis.barh(names, best, color=colours, height=0.6, xerr=error, error_kw={"linewidth": 1, "capsize": 2})
+    axis.bar_label(drawn, [f"{value:.1f}" for value in best], padding=4, label_type="center", color="white")
     axis.grid(axis="x", alpha=0.25, linewidth=0.5)
 
 

@@ -1,4 +1,4 @@
-"""What the runs of several systems say beside each other, as a page."""
+"""What the runs of several systems say next to each other, as a page."""
 
 from __future__ import annotations
 

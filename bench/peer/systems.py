@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A way to write the records: what is run, and what is told of it."""
+    """A way to write the records: what is run, and with which settings."""
 
     name: str
     described: str

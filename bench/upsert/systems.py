@@ -96,7 +96,7 @@ def flink(job: Job) -> list[str]:
 
 
 def systems(per_batch: int) -> dict[str, System]:
-    """By name. Each table has its own properties, see `PROPERTIES`."""
+    """The systems by name. Each table has its own properties, see `PROPERTIES`."""
     return {
         system.name: system
         for system in (

@@ -57,7 +57,7 @@ def mixed(id: int, number: int) -> int:
 
 
 def all_mixed(ids: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """As `mixed`."""
+    """Apply `mixed` to arrays."""
     value = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + numbers.astype(np.uint64) * np.uint64(
         0xC2B2AE3D27D4EB4F
     )
@@ -101,11 +101,11 @@ class Changes:
     days: int
     seed: int = 7
     current: dict[int, Version | None] = field(default_factory=dict)
-    """By id, of the orders that were changed; None if it is deleted."""
+    """The newest version of each changed order, by id; None if it is deleted."""
     kinds: dict[str, int] = field(default_factory=dict)
 
     def make(self, count: int) -> Iterator[tuple[int, bytes]]:
-        """So many changes: the order's id, by which Kafka keeps them in order, and the record."""
+        """The next changes: the order's id, by which Kafka keeps them in order, and the record."""
         draw = np.random.default_rng(self.seed)
         ranks = draw.zipf(ZIPF, count)
         kinds = draw.random(count)

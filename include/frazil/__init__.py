@@ -1,4 +1,4 @@
-"""frazil: Kafka streams into Apache Iceberg tables, exactly once, operated from Airflow."""
+"""frazil: writes Kafka streams into Apache Iceberg tables, exactly once, operated from Airflow."""
 
 from __future__ import annotations
 

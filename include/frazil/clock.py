@@ -1,4 +1,6 @@
-"""The wall clock, in milliseconds. Decisions take the time as an argument; only edges ask here."""
+"""The wall clock, in milliseconds. Functions that decide get the time as an argument; only their callers read the
+clock.
+"""
 
 from __future__ import annotations
 
@@ -6,5 +8,5 @@ import time
 
 
 def now_ms() -> int:
-    """Milliseconds since 1970, UTC."""
+    """Return the current time in milliseconds since 1970, UTC."""
     return time.time_ns() // 1_000_000

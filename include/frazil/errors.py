@@ -1,42 +1,42 @@
 """All errors that frazil raises on purpose, as one shallow tree.
 
 FrazilError                  exit  restart?
-├── WriterBusy                 9   no   another process of this host holds the writer's lock
+├── WriterBusy                 9   no   another process on this host holds the stream's writer lock
 ├── SpecError                 10   no   a stream's YAML, or a reference in it, cannot be used
 ├── OffsetGap                 11   no   Kafka deleted records that were not yet read
 ├── RolledBack                12   no   the table was rolled back behind the stream's marker
 ├── Fenced                    13   no   another writer of this stream took over
-│   └── BackfillAbandoned     30   no   a person abandoned the backfill or replay that this run had begun
-├── TopicRecreated            14   no   the topic's id is not the marker's
-├── SchemaIncompatible        15   no   the declared schema does not fit the table's
-├── AccessDenied              16   no   Kafka, the catalog or the storage refuses our credentials
+│   └── BackfillAbandoned     30   no   an operator abandoned the backfill or replay that this run had begun
+├── TopicRecreated            14   no   the topic's id differs from the id in the marker
+├── SchemaIncompatible        15   no   the declared schema does not fit the table's schema
+├── AccessDenied              16   no   Kafka, the catalog or the storage refuses the stream's credentials
 ├── AdoptionRequired          17   no   the table has rows that no stream wrote
 ├── MarkerUnreadable          18   no   the marker was written by a newer frazil, or edited by hand
 ├── CommitRefused             19   no   the catalog refuses a request, and waiting does not help
 ├── StaleBatch                20   yes  the batch does not start at the marker's offsets: stage it again
 ├── CommitUnavailable         21   yes  the catalog could not be reached, or kept refusing, for too long
-│   └── TableLost             25   yes  the catalog answers, and lacks a table whose files are there
+│   └── TableLost             25   yes  the catalog answers, but does not have a table whose files exist
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
 │   └── TopicMissing          24   yes  the brokers answer, but have no such topic (yet)
 ├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
 ├── VersionChanged            26   yes  another version of frazil was installed while the writer ran
-├── CircuitOpen               27   no   most records of a batch would be dead letters: nothing of it is committed
-├── RegistryUnavailable       28   yes  the schema registry does not give the schemas of records
-├── RouteBehind               29   no   a table of the stream's route lacks rows, for too long or before a replay
+├── CircuitOpen               27   no   most records of a batch would be dead letters, so the batch is not committed
+├── RegistryUnavailable       28   yes  the schema registry does not return the schemas of records
+├── RouteBehind               29   no   a table of the stream's route misses rows for too long, or before a replay
 ├── DesiredMoved              31   no   another user paused, resumed or restarted the stream meanwhile
-├── WorkerDied                 1 crash Spark gave a task up because its processes died again and again
-└── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
+├── WorkerDied                 1 crash Spark gave up a task because its processes died repeatedly
+└── EnvironmentUnusable        1   no   something is missing on this machine (Java, a port, a download)
     └── MissingExtra           1   no   a package of an extra is not installed: frazil[spark], frazil[airflow], …
 
-The writer's process ends with the exit code of the error, from which the supervisor decides whether to restart it.
-Any other exit code is a crash, which is restarted with backoff.
+A writer that raises an error exits with the error's exit code. From this code, the supervisor decides whether to
+restart the writer. Any other exit code is a crash: the writer is restarted with backoff.
 """
 
 from __future__ import annotations
 
 
 class FrazilError(Exception):
-    """The root. A message says what happened, where, and what to do."""
+    """Base class of all errors that frazil raises on purpose. A message says what happened, where, and what to do."""
 
     exit_code: int = 1
     restartable: bool = False
@@ -141,7 +141,9 @@ class DesiredMoved(FrazilError):
 
 
 class WorkerDied(FrazilError):
-    """Restarted as a crash is: with backoff, and given up if it goes on without a commit."""
+    """A writer that ends with this error is restarted like after a crash: with backoff, until it fails too often
+    without a commit.
+    """
 
     exit_code = 1
 
@@ -151,11 +153,11 @@ class EnvironmentUnusable(FrazilError):
 
 
 class MissingExtra(EnvironmentUnusable, ImportError):
-    """Also an ImportError, for code that tests whether `frazil.airflow` can be imported."""
+    """An ImportError too, for code that tests whether `frazil.airflow` can be imported."""
 
 
 def kinds(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
-    """Every error of the tree."""
+    """Return this error type and all its subtypes."""
     return frozenset({of}).union(*(kinds(kind) for kind in of.__subclasses__()))
 
 
@@ -164,5 +166,5 @@ NO_RESTART = frozenset(kind.exit_code for kind in kinds() if not kind.restartabl
 
 
 def words_of(error: Exception) -> str:
-    """What an error says: one of ours says all, and of another one its kind tells the most."""
+    """Return an error as text. Errors other than frazil's get their type in front, because it says the most."""
     return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
-"""The events of a stream, each a frozen type, and the sinks that receive them, such as the log and the heartbeat.
+"""Types of the events of a stream, and the sinks that receive them, such as the log and the heartbeat.
 
-Code emits an event once, after it happened, and does not know the sinks.
+Code emits an event once, after the event happened, and does not know which sinks receive it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 class PhaseBegan:
     phase: Phase
     key: BatchKey | None = None
-    """The batch that the writer now works on; None if that does not change."""
+    """The batch on which the writer now works; None if the batch does not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochBegan:
-    """A writer took over the stream and settled what earlier epochs left."""
+    """A writer took over the stream and settled the unfinished batches of earlier epochs."""
 
     epoch: int
     marker: Marker
@@ -36,35 +36,40 @@ class EpochBegan:
 
 @dataclass(frozen=True, slots=True)
 class RecordsSkipped:
-    """The marker was moved past records that Kafka's retention deleted unread."""
+    """The marker was moved past records that Kafka's retention deleted before they were read."""
 
     lost: str
-    """The offsets, by topic-partition, as text."""
+    """The skipped offsets, by topic-partition, as text."""
     marker: Marker
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """A batch landed; a tick has neither records nor dead letters."""
+    """A batch was committed. An empty commit has neither records nor dead letters."""
 
     key: BatchKey
     marker: Marker
     records: int
     rejected: int
-    """Dead letters."""
+    """Number of dead letters."""
     files: int
     stage_s: float
     commit_s: float
-    """Including the journal, and the merge."""
+    """Seconds for the commit, including the journal and the merge."""
     bytes: int = 0
-    """Of the files, before a merge."""
+    """Size of the staged files, before a merge."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """What a merge made of the records, by the names of `frazil.commit.history.CHANGES`; empty without one."""
+    """Number of records by the effect that the merge gave them, with the names of `frazil.commit.history.CHANGES`;
+    empty without a merge.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesMerged:
-    """Tasks of a merge ran, for the batch that commits next; a commit that conflicts may need several rounds."""
+    """Spark tasks of a merge ran for the batch that commits next.
+
+    A commit that conflicts may need several rounds of tasks.
+    """
 
     tasks: int
     merge_s: float
@@ -72,56 +77,56 @@ class ChangesMerged:
 
 @dataclass(frozen=True, slots=True)
 class LagMeasured:
-    """How far the stream is behind, as seen every few seconds."""
+    """How far the stream is behind Kafka; measured every few seconds."""
 
     lag: int
-    """Records in Kafka, up to the last stable offset, that are not committed to the table."""
+    """Number of records in Kafka, up to the last stable offset, that are not committed to the table."""
     unread: Mapping[TopicPartition, int]
-    """The same by topic-partition, for those with any."""
+    """The lag of each topic-partition that has any."""
     freshness_ms: int
-    """The time since the last commit while records wait, or since this writer began if it has made none; else 0."""
+    """Time since the last commit, or since this writer began if it has made no commit; 0 if no records wait."""
     backpressure_ms: int
-    """By how much the last batch took longer than the commit interval, or the current one already does; else 0."""
+    """Time by which the last batch, or the current batch until now, exceeds the commit interval; else 0."""
     in_transactions: int = 0
-    """Offsets beyond `lag`, which wait for transactions to end."""
+    """Number of offsets after those in `lag`, which wait for transactions to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class FutureEventTimes:
-    """Rows of a batch landed with event times too far in the future to be trusted."""
+    """A committed batch has rows with event times too far in the future to be trusted."""
 
     key: BatchKey
     rows: int
-    most: TopicPartition
-    """The topic-partition that most of them come from."""
+    furthest: TopicPartition
+    """The topic-partition from which most of these rows come."""
     max_future: str
     """The declared limit, such as `10m`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThrottleEvaluated:
-    """The growth of the table's metadata was judged: emitted while the table is, or just was, under pressure."""
+    """The growth of the table's metadata was evaluated. Emitted only while the growth is, or just was, too fast."""
 
     reason: str | None
-    """Why the commit interval is, or should be, stretched; None if it is as declared."""
+    """Why the commit interval is, or should be, longer than declared; None if it is as declared."""
     stretch: float
-    """How many times longer than declared the commit interval is."""
+    """Factor by which the commit interval is longer than declared."""
     was_under_pressure: bool
 
 
 @dataclass(frozen=True, slots=True)
 class DistributionChosen:
-    """It was decided whether a batch's rows are shuffled; emitted unless the stream declares `distribution: none`."""
+    """The writer decided whether to shuffle a batch's rows. Emitted unless the stream declares `distribution: none`."""
 
     key: BatchKey
     shuffled: bool
     reason: str
     partitions: int
-    """Live partitions of the table, as recent batches had them; 0 if they were not asked for."""
+    """Number of the table's live partitions, according to recent batches; 0 if they were not counted."""
     files_alone: int
-    """Files to expect without a shuffle."""
+    """Expected number of files without a shuffle."""
     files_shuffled: int
-    """Files to expect with one."""
+    """Expected number of files with a shuffle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,39 +142,41 @@ class StallEnded:
 
 @dataclass(frozen=True, slots=True)
 class NoticeGiven:
-    """Something that people should know about a writer that runs well, such as a fallback to slower code.
+    """Operators should know something about a writer that otherwise runs well, such as a fallback to slower code.
 
-    It holds until the process ends, and is emitted once.
+    Emitted once; it stays true until the process ends.
     """
 
     sentence: str
-    """What is so, why, and what to do if it should be otherwise; it begins with a lower-case letter."""
+    """What is the case, why, and what to do to change it. Begins with a lower-case letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableEvolved:
-    """The table's schema was changed in one commit, because records of a batch asked for it."""
+    """The table's schema was changed in one commit, because records of a batch needed it."""
 
     key: BatchKey
     changes: tuple[str, ...]
-    """In words, such as `added column gate string`."""
+    """Sentences such as `added column gate string`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutageMet:
-    """The catalog or the storage failed, and the writer tries again; the next phase ends the outage."""
+    """The catalog or the storage failed, and the writer tries again. The next phase ends the outage."""
 
     sentence: str
-    """What failed, how, and what will be done."""
+    """What failed, how, and what the writer does next."""
 
 
 @dataclass(frozen=True, slots=True)
 class TablesBehind:
-    """Tables of the stream's route lack rows, which the writer tries to bring; with no names, all have all again."""
+    """Routed tables are missing rows, which the writer tries to add. An empty `names` means that no table is missing
+    rows any longer.
+    """
 
     names: frozenset[str]
     sentence: str
-    """Which rows, why, and what will be done."""
+    """The missing rows, the reason, and the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +213,17 @@ class Event:
 
 
 Sink = Callable[[Event], None]
-"""Receives every event and ignores those that it does not know. It returns fast, because the stream waits for it."""
+"""Receives every event, and ignores types that it does not know. It must return fast, because the stream waits for
+it.
+"""
 
 
 class Events:
-    """Passes the events of one stream to its sinks, in the order in which these were added.
+    """Passes the events of one stream to its sinks, in the order in which the sinks were added.
 
-    Any thread may call `emit`, and a sink may too. Sinks are called in the emitting thread, one thread at a time, so
-    all see the events in the same order. An exception in a sink harms neither the stream nor the other sinks: it is
-    logged, once for each type of event.
+    Any thread may call `emit`, and so may a sink. Sinks are called in the emitting thread, but only one thread emits at
+    a time, so that all sinks see the events in the same order. An exception in a sink affects neither the stream nor
+    other sinks: it is logged, once per sink and type of event.
     """
 
     def __init__(self, stream: str, *sinks: Sink, clock_ms: Callable[[], int]) -> None:
@@ -224,7 +233,7 @@ class Events:
         self._failures: set[tuple[int, type[StreamEvent]]] = set()
 
     def add(self, sink: Sink) -> None:
-        """Add a sink, which is called after the others."""
+        """Add a sink, which is called after the sinks that were added before."""
         with self._one_at_a_time:
             self._sinks.append(sink)
 

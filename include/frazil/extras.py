@@ -1,4 +1,4 @@
-"""Names the extra that installs a missing module, in one sentence instead of a traceback."""
+"""Reports a missing module in one sentence that names the extra to install, instead of with a traceback."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ EXTRAS = {
     "s3fs": "s3",
     "thrift": "hive",
 }
-"""The extra that installs each module."""
+"""Maps each optional module to the extra that installs it."""
 
 
 def require(module: str, *, extra: str | None = None) -> None:
-    """Raise MissingExtra if the module of an extra is not installed, without importing it.
+    """Raise MissingExtra if the module of an extra is not installed; does not import the module.
 
-    `extra` is the one to name, where several bring the module.
+    `extra` is the extra that the error suggests, if several extras install the module.
     """
     if find_spec(module) is None:
         raise _missing(module, extra)
@@ -44,7 +44,7 @@ def require(module: str, *, extra: str | None = None) -> None:
 
 @contextmanager
 def extras_named() -> Iterator[None]:
-    """Turn the failed import of an extra's module into MissingExtra; raise any other error unchanged."""
+    """Turn a failed import of an extra's module into MissingExtra; raise any other error unchanged."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""Whether frazil's files are still those that this process began with.
+"""Detects that frazil's files were replaced since this process began.
 
-A process that goes on while they are replaced loads some of the new ones beside the old ones. What then fails says
-nothing about a table, a catalog or Kafka.
+A process that keeps running while its files are replaced loads some new modules next to old ones. The errors that
+follow do not mean that a table, a catalog or Kafka has a problem.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 OF_CODE = (ImportError, AttributeError, NameError, TypeError)
-"""What one module raises that meets another version of the next."""
+"""Errors that occur when modules of different versions are loaded together."""
 Files = frozenset[tuple[str, int, int]]
-"""Each module's path, size and time of change."""
+"""Path, size and modification time of each module."""
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """With what a process began. `process` is its name in a sentence."""
+    """The files with which a process started. `process` is the process's name in messages."""
 
     process: str
     files: Files
@@ -29,24 +29,24 @@ _began: list[Began] = []
 
 
 def remember(process: str) -> None:
-    """To be called when a process begins that goes on for long."""
+    """Remember frazil's current files. Called when a long-lived process starts."""
     _began[:] = [Began(process, _files(FOLDER))]
 
 
 def outdated(error: BaseException) -> str | None:
-    """What to do about an error that may come of files that were replaced, with the error; None for any other error."""
+    """Return the error with what to do about it, if replaced files may be its cause; None for any other error."""
     if not _began or not isinstance(error, OF_CODE) or _files(FOLDER) == _began[0].files:
         return None
     process = _began[0].process
     return (
-        f"frazil was changed under this {process} since it began, and only parts of it are loaded anew: restart it. "
+        f"frazil was changed under this {process} since it began, and only parts of it are loaded again: restart it. "
         f"If it fails again after that, the change is not the cause: {type(error).__name__}: "
         f"{' '.join(str(error).split())}"
     )
 
 
 def fingerprint(folder: Path) -> str:
-    """Of the files that a package has now: another one as soon as any of them is replaced."""
+    """Return a hash of a package's files; it changes when any of them is replaced."""
     return hashlib.sha256(repr(sorted(_files(folder))).encode()).hexdigest()
 
 

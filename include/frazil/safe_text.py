@@ -1,11 +1,11 @@
-"""Makes texts of people and producers safe to show: in terminals, pipes, logs, JSON, HTML and messages."""
+"""Makes text from users and producers safe to show in terminals, pipes, logs, JSON, HTML and messages."""
 
 from __future__ import annotations
 
 import re
 
 MAX_REASON_CHARACTERS = 1000
-"""The longest text by which a user explains an action."""
+"""Largest number of characters of a text with which a user explains an action."""
 _LINES = "\t\n"
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters; ESC begins a terminal's commands
@@ -17,15 +17,15 @@ _UNSAFE = re.compile(
 
 
 def safe(text: str, *, lines: bool = True) -> str:
-    """Escape each character that acts instead of being seen, such as `\\x1b`, or that UTF-8 cannot encode.
+    """Escape each character that is not visible text, such as `\\x1b`, or that UTF-8 cannot encode.
 
-    With `lines`, tabs and line feeds stay.
+    With `lines`, tabs and line feeds stay as they are.
     """
     return _UNSAFE.sub(lambda found: _escaped(found[0], lines=lines), text)
 
 
 def reason_problem(text: str) -> str | None:
-    """Why a text cannot be kept as a person's reason; None if it can."""
+    """Return why a text cannot be stored as a user's reason for an action; None if it can."""
     if len(text) > MAX_REASON_CHARACTERS:
         return f"has {len(text):,} characters; write at most {MAX_REASON_CHARACTERS:,}"
     if found := _UNSAFE.search(text):

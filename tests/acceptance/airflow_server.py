@@ -57,11 +57,11 @@ class AirflowServer:
             )  # fmt: skip
 
     def begin(self, *, streams: Path, home: Path) -> None:
-        """An Airflow that was installed just now, beside the declarations and the FRAZIL_HOME of a host."""
+        """An Airflow that was installed just now, next to the declarations and the FRAZIL_HOME of a host."""
         self._ask("begin", streams=str(streams), home=str(home))
 
     def run(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, hours_ahead: int = 0) -> DagRun:
-        """Run a DAG, as of so many hours from now. No task is tried again."""
+        """Run a DAG, as of that many hours from now. No task is tried again."""
         return DagRun(**self._ask("run", dag_id=dag_id, conf=conf, hours_ahead=hours_ahead))
 
     def create_event(self, asset: str, *, extra: Mapping[str, Any], key: str | None) -> None:
@@ -109,7 +109,7 @@ def _serve(home: Path) -> None:
 
 
 class _Server:
-    """What the process does; Airflow is imported by nobody else."""
+    """What the process does; Airflow is imported by no one else."""
 
     def __init__(self, home: Path) -> None:
         from airflow.dag_processing.bundles.manager import DagBundlesManager  # noqa: PLC0415
@@ -209,7 +209,7 @@ class _Server:
         return {"dags": sorted(self._dags), "errors": self._errors}
 
     def _parse(self) -> None:
-        """As Airflow's DAG processor does all the time: where nothing changed, it comes to the same."""
+        """Parse the DAGs, as Airflow's DAG processor does all the time; without a change the result is the same."""
         from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db  # noqa: PLC0415
 
         files = {path.name: path.read_bytes() for path in self._streams.glob("*.yaml")}

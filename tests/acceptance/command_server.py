@@ -179,7 +179,7 @@ def _serve() -> None:
 
 
 def _become(request: Request) -> None:
-    """In the child: run the command, and end as `frazil` does."""
+    """Run the command in the child, and end as `frazil` does."""
     code = 1
     try:
         os.setsid()

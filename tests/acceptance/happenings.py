@@ -145,7 +145,7 @@ def new_column(world: World, situation: Situation) -> None:
 
 
 def expire(world: World, situation: Situation) -> None:
-    """Somebody keeps none but the newest snapshots.
+    """A user keeps none but the newest snapshots.
 
     The table's windows were checked before, as they are each minute: late rows whose commits are expired before any
     check reopen nothing (docs/explanation/how-it-works.md). `frazil maintain` expires no such commit.
@@ -160,7 +160,7 @@ def expire(world: World, situation: Situation) -> None:
 
 
 def compact(world: World, situation: Situation) -> None:
-    """Somebody rewrites all files; while a table is ahead of its clock, Java refuses to write to it."""
+    """A user rewrites all files; while a table is ahead of its clock, Java refuses to write to it."""
     if writer(world, situation):
         options = "options => map('rewrite-all', 'true')"
         rewrite = f"CALL `default`.system.rewrite_data_files(table => '{world.identifier}', {options})"
@@ -203,7 +203,7 @@ def create_events(world: World, situation: Situation) -> None:
 
 
 def run_dags(world: World, situation: Situation) -> None:
-    """Airflow's DAGs of the stream and its table run beside the writer."""
+    """Airflow's DAGs of the stream and its table run next to the writer."""
     if writer(world, situation) and situation.red is None:
         world.signal()
         world.airflow_run("maintenance", tables=[world.identifier], actions=["manifests", "expiry", "orphans"])

@@ -1,4 +1,4 @@
-"""Happenings: each changes a stream's world in one way, says which problem must show, and how a person mends it."""
+"""Happenings: each changes a stream's world in one way, says which problem must show, and how a person fixes it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _lived_in(world: World) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """`red` is the exit code that a writer must end with until it is mended, and `word` what `frazil status` says."""
+    """`red` is the exit code that a writer must end with until it is fixed, and `word` what `frazil status` says."""
 
     name: str
     arise: Callable[[World], None]
@@ -63,7 +63,7 @@ class Situation:
     mend: Callable[[World], None] | None = None
     before: Callable[[World], None] = field(default=_lived_in)
     audited: int | None = None
-    """The exit code of `frazil audit --source` until it is mended, where that is part of the promise."""
+    """The exit code of `frazil audit --source` until it is fixed, where that is part of the promise."""
     meets_a_running_writer: bool = True
     """Whether a writer that runs already comes to the same end; else it does not notice."""
     hides_records: bool = False
@@ -74,7 +74,7 @@ class Situation:
 
 
 def _quiet(world: World) -> None:
-    """No partition will have a record any more, and one may never have had one."""
+    """No partition will get another record, and one may never have had one."""
     world.idle_timeout = "1s"
     world.declare()
 
@@ -100,7 +100,7 @@ def _clock_was_ahead(world: World) -> None:
 
 
 def _retention(world: World) -> None:
-    """Kafka deletes what nobody had read."""
+    """Kafka deletes what no one had read."""
     gone = [r for r in world.witness() if r.partition == 0]
     first = max((r.offset for r in gone), default=-1) + 1
     world.stop()
@@ -184,7 +184,7 @@ def _foreign_writes(world: World) -> None:
 
 
 def _rolled_back(world: World) -> None:
-    """Somebody takes two commits off the table."""
+    """A user takes two commits off the table."""
     world.stop()
     world.produce(8)
     world.catch_up()

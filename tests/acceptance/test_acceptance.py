@@ -2,7 +2,7 @@
 
 A cell is a situation, a happening, the stream's shape, and whether a writer ran before the situation arose. `make soak`
 runs every situation with every happening. `make test` runs twenty cells, which rotate: the number of the commit chooses
-them, so that consecutive commits run the whole table. `FRAZIL_ACCEPTANCE_SEED` chooses the cells of another number.
+them, so that consecutive commits run the whole table. `FRAZIL_TEST_SEED` chooses the cells of another number.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.acceptance.command_server import CommandServer
 from tests.acceptance.happenings import HAPPENINGS, StreamEvent
 from tests.acceptance.situations import SITUATIONS, Situation, another_stream, nothing
 from tests.acceptance.world import SHAPES, Shape, World
-from tests.conftest import ACCEPTANCE_SEED
+from tests.conftest import TEST_SEED
 from tests.polling import eventually
 
 IN_TEST = 20
-NUMBER = int(os.environ[ACCEPTANCE_SEED])
+NUMBER = int(os.environ[TEST_SEED])
 """The number of the commit, unless the environment has another."""
 
 

@@ -1,7 +1,7 @@
 """What Kafka holds, and what has to come of it: an independent consumer, and a reading of values that shares no code.
 
 The reading is as strict as docs/how-to/declare-a-stream.md says: a record whose value has another type than declared,
-or lacks a required field, is a dead letter.
+or misses a required field, is a dead letter.
 """
 
 from __future__ import annotations

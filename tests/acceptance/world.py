@@ -52,9 +52,9 @@ class Shape:
     partitions: int
     yaml: str
     properties: str = "{}"
-    """Of its table."""
+    """The table's properties."""
     keeps: Literal["all", "first", "newest"] = "all"
-    """Which of the records of an id become its row. Where not all do, each record is sent with another version."""
+    """The records of an id that become its row. If not all do, each record is sent with another version."""
 
     def __str__(self) -> str:
         return self.name
@@ -98,7 +98,7 @@ class World:
     generation: int = 0
     extra_columns: str = ""
     more: str = ""
-    """Of the declaration, beside what all have."""
+    """More lines of the declaration."""
     grows: int = 0
     """How many more fields the records have from now on."""
     idle_timeout: str = "1h"
@@ -147,7 +147,7 @@ class World:
 
     @property
     def windows(self) -> str | None:
-        """Which windows of event time complete: of the table, as its time partition is."""
+        """The grain of the table's windows, which is that of its time partition."""
         return load_stream(self.file).window
 
     @property
@@ -248,12 +248,12 @@ class World:
             assert done.code == 0, done.err[-3000:]
 
     def pause(self) -> None:
-        """Say that no writer shall run: nobody is to be alarmed that none does."""
+        """Pause the stream, so that no alert says that no writer runs."""
         done = self.frazil("pause", self.name)
         assert done.code == 0, done.err
 
     def status(self, host: str = "one") -> dict[str, Any]:
-        """What `frazil status` says of the stream, and of files that it cannot read."""
+        """What `frazil status` says about the stream, and of files that it cannot read."""
         done = self.frazil("status", "--json", host=host)
         found = done.json
         mine = [s for s in found["streams"] if s["name"] == self.name]
@@ -338,7 +338,7 @@ class World:
         """Those that must be in the table, and are."""
         good, bad = self.due()
         for found, due in ((self.landed(), good), (self.rejected(), bad)):
-            assert found == due, self._tell(found, due)
+            assert found == due, self._log_findings(found, due)
         self._check_pyiceberg(good)
         return good
 
@@ -359,8 +359,8 @@ class World:
                 kept[key] = coordinates, row
         return Counter(kept.values()), bad
 
-    def _tell(self, found: Counter[Any], due: Counter[Any]) -> str:
-        """All that a person needs who cannot look at the tables any more."""
+    def _log_findings(self, found: Counter[Any], due: Counter[Any]) -> str:
+        """All that a person needs who can no longer read the tables."""
         said = []
         for name, side in (("too many", found - due), ("missing", due - found)):
             said.append(f"{name}: {side.total()} of {due.total()}: {[*side][:3]}, at {sorted(row[0] for row in side)}")
@@ -432,7 +432,7 @@ class World:
         return done
 
     def alerts(self) -> list[str]:
-        """What a run of `frazil_health` is red for; what it tells beside is its change since the last run."""
+        """What a run of `frazil_health` is red for; what else it reports is its change since the last run."""
         done = self.airflow.run("frazil_health")
         measured = done.xcom["measure"]
         said = [alert["sentence"] for alert in measured["active"]]
@@ -457,7 +457,7 @@ class World:
         assert {(w.start_us - BEGIN_US) // (length // MICROSECOND): s.rows for w, s in said.items()} == complete
 
     def mend(self) -> None:
-        """Put right what is so, unless somebody did."""
+        """Put right what is so, unless a user did."""
         mending, self.mending = self.mending, None
         if mending:
             mending()
@@ -494,7 +494,7 @@ class World:
             return True
 
     def close(self) -> None:
-        """Also where the test failed, whatever stands still by then."""
+        """Close everything, also after a failed test."""
         self.commands.end_all()
         for clean in reversed(self.cleanups):
             clean()

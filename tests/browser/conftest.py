@@ -42,7 +42,7 @@ def chromium() -> str:
 
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
-    """For one module: as long as it runs, Playwright keeps an event loop running in this thread of pytest."""
+    """One browser per module: as long as it runs, Playwright keeps an event loop running in this thread of pytest."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield started
@@ -54,7 +54,7 @@ def world(
     chromium: str,  # noqa: ARG001 - nothing is made where there is no browser
     kafka: EmbeddedKafka,
 ) -> Iterator[TroubledWorld]:
-    """In memory, where a machine has that: catalog, tables and Airflow's database would wait for the disk."""
+    """A folder in memory, if the machine has one: catalog, tables and Airflow's database would wait for the disk."""
     with (
         tempfile.TemporaryDirectory(prefix="frazil-page-", dir=MEMORY if MEMORY.is_dir() else None) as folder,
         troubled_world(Path(folder), kafka, commits=COMMITS) as made,
@@ -95,8 +95,8 @@ def settled(page: Page, heading: str) -> None:
     """Wait until the view is there, and nothing of it is still being looked at."""
     expect(page.get_by_role("heading", level=1, name=heading, exact=True)).to_be_visible()
     expect(page.locator(".skeleton")).to_have_count(0)
-    expect(page.get_by_text("looking", exact=True)).to_have_count(0)
-    expect(page.get_by_text("Looking at the table …")).to_have_count(0)
+    expect(page.get_by_text("loading", exact=True)).to_have_count(0)
+    expect(page.get_by_text("Loading the table …")).to_have_count(0)
 
 
 def view(page: Page, at: str, heading: str) -> None:
@@ -106,6 +106,6 @@ def view(page: Page, at: str, heading: str) -> None:
 
 
 def desired(world: TroubledWorld, stream: str) -> dict[str, Any]:
-    """What a person wants of a stream: the object beside its table."""
+    """What a person wants of a stream: the object next to its table."""
     (found,) = (world.folder / "home").rglob(f"_frazil/{stream}/desired.json")
     return dict(json.loads(Path(found).read_text()))

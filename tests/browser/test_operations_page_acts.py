@@ -42,13 +42,13 @@ def reported(guide: str, *words: str) -> None:
 
 
 def begin(page: Page, name: str) -> None:
-    """From the overview to a stream or a table, by its name."""
+    """Go from the overview to a stream or a table, by its name."""
     settled(page, "Streams")
     page.get_by_role("link", name=name, exact=True).click()
     settled(page, name)
 
 
-def asked(page: Page, button: str) -> Locator:
+def requested(page: Page, button: str) -> Locator:
     """The dialog of an act, once it says what will happen."""
     page.get_by_role("button", name=button, exact=True).click()
     dialog = page.get_by_role("dialog")
@@ -58,7 +58,7 @@ def asked(page: Page, button: str) -> Locator:
 
 def act(page: Page, button: str, form: Mapping[str, Any]) -> str:
     """Fill in the dialog of an act, confirm it, and close it; what the page then says."""
-    dialog = asked(page, button)
+    dialog = requested(page, button)
     for label, value in form.items():
         field = dialog.get_by_label(label)
         if isinstance(value, bool):
@@ -189,7 +189,7 @@ def test_a_stream_is_paused_and_resumed_by_keyboard_after_the_page_said_what_hap
 def test_a_reset_says_what_it_skips_and_reads_again_and_moves_the_stream(open_page: Open, server: ApiServer):
     page = open_page(f"{PAGE}#/stream/refunds", role="OP")
     settled(page, "refunds")
-    dialog = asked(page, "Reset …")
+    dialog = requested(page, "Reset …")
     dialog.get_by_label("Go on").select_option("earliest")
     expect(dialog.get_by_text(re.compile(r"It reads [\d,]+ offsets again that the table holds"))).to_be_visible()
     dialog.get_by_label("Go on").select_option("timestamp")
@@ -205,7 +205,7 @@ def test_a_reset_says_what_it_skips_and_reads_again_and_moves_the_stream(open_pa
     view(page, "#/table/shop.refunds", "shop.refunds")
     expect(page.get_by_role("img", name=re.compile("1 of offsets reset, refunds"))).to_be_visible()
     view(page, "#/stream/orders", "orders")
-    dialog = asked(page, "Reset …")
+    dialog = requested(page, "Reset …")
     expect(dialog.get_by_text("A writer of orders runs. Pause the stream first")).to_be_visible()
     expect(dialog.locator("button.go")).to_be_disabled()
 
@@ -213,10 +213,10 @@ def test_a_reset_says_what_it_skips_and_reads_again_and_moves_the_stream(open_pa
 def test_a_backfill_is_a_run_of_its_dag_and_can_be_left(open_page: Open, server: ApiServer):
     page = open_page(f"{PAGE}#/stream/orders", role="OP")
     settled(page, "orders")
-    asked(page, "Backfill …")
+    requested(page, "Backfill …")
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Backfill …")).to_be_focused()
-    dialog = asked(page, "Backfill …")
+    dialog = requested(page, "Backfill …")
     expect(dialog.get_by_text("Say from when, or until when")).to_be_visible()
     dialog.get_by_label("From").fill("2026-01-02T00:00:00Z")
     dialog.get_by_label("To, and before").fill("2026-01-01T00:00:00Z")
@@ -234,7 +234,7 @@ def test_a_backfill_under_way_is_abandoned_after_the_page_said_what_is_staged(op
     page = open_page(f"{PAGE}#/stream/returns", role="OP")
     settled(page, "returns")
     button = page.get_by_role("button", name="Abandon the backfill …", exact=True)
-    dialog = asked(page, "Abandon the backfill …")
+    dialog = requested(page, "Abandon the backfill …")
     expect(dialog.locator("button.go")).to_have_text("Abandon")
     expect(dialog.get_by_text(re.compile(r"has staged 400 rows in \d files?, 1 of about 3 chunks"))).to_be_visible()
     assert confirmed(page, dialog).startswith("The backfill of returns is abandoned, and what it staged is removed.")
@@ -245,7 +245,7 @@ def test_a_backfill_under_way_is_abandoned_after_the_page_said_what_is_staged(op
 def test_a_window_that_a_gate_holds_is_released_with_a_reason(open_page: Open, server: ApiServer):
     page = open_page(f"{PAGE}#/table/shop.shipments", role="OP")
     settled(page, "shop.shipments")
-    dialog = asked(page, "Release a window …")
+    dialog = requested(page, "Release a window …")
     window, why = dialog.get_by_label("Window", exact=True), dialog.get_by_label("Why")
     held = page.locator(".calendar .cell.held").get_attribute("aria-label") or ""
     assert held.startswith(f"{window.input_value()}: ")

@@ -43,6 +43,10 @@ class DagRunner:
         """See `in_airflow.pause`."""
         self._process.call(in_airflow.pause, dag_id, paused)
 
+    def doctor_of_dags(self) -> list[str]:
+        """See `in_airflow.doctor_of_dags`."""
+        return list(self._process.call(in_airflow.doctor_of_dags))
+
     def put(self, asset: str, **what: Any) -> None:
         """See `in_airflow.put`."""
         self._process.call(in_airflow.put, asset, **what)

@@ -42,7 +42,7 @@ class AirflowProcess:
     def __init__(self, home: Path, *, database: Path | None = None, **variables: str) -> None:
         home.mkdir(exist_ok=True)
         if database is not None:
-            # It may be in the write-ahead log yet, which a copy of the file lacks.
+            # It may be in the write-ahead log yet, which a copy of the file does not have.
             with closing(sqlite3.connect(database)) as made, closing(sqlite3.connect(home / "airflow.db")) as copy:
                 made.backup(copy)
         environment = {
@@ -112,7 +112,7 @@ def make_database() -> None:
 
 
 def exported_names() -> tuple[list[str], set[str]]:
-    """Of `frazil.airflow`, each imported; and the packages that are loaded then."""
+    """The names of `frazil.airflow`, each imported, and the packages that are loaded then."""
     room = importlib.import_module("frazil.airflow")
     names = [name for name in room.__all__ if getattr(room, name).__name__ == name]
     return names, {name.split(".")[0] for name in sys.modules}
@@ -190,7 +190,7 @@ def run(
 ) -> dict[str, Any]:
     """Run a DAG to its end: its state, its tasks' states by id, and all asset events so far, oldest first.
 
-    By frazil's clock it is so much `later`, when no Kafka tells a lag. A mapped task's id ends with the name of the
+    By frazil's clock it is `later` than now, when no Kafka tells a lag. A mapped task's id ends with the name of the
     instance in brackets, as Airflow's UI shows it.
     """
     from airflow.models.asset import AssetEvent  # noqa: PLC0415 - as above
@@ -259,7 +259,7 @@ def ask(  # noqa: PLR0913 - who asks, and what
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser  # noqa: PLC0415 - as above
 
     server = _api_server()
-    server._transport.raise_server_exceptions = False  # as a person meets what nobody expected
+    server._transport.raise_server_exceptions = False  # as a person meets what no one expected
     user = SimpleAuthManagerUser(username=(role or "").lower(), role=role, teams=list(teams))
     cookies = {"Cookie": f"_token={get_auth_manager().generate_jwt(user)}"} if role else {}
     began = time.monotonic()
@@ -308,7 +308,7 @@ def silence_database(silent: bool) -> None:
 
 
 def store_dags() -> list[str]:
-    """What Airflow's database is told of the DAG folder; the ids of its DAGs."""
+    """What Airflow's database knows about the DAG folder; the ids of its DAGs."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager  # noqa: PLC0415 - as above
     from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db  # noqa: PLC0415 - as above
 
@@ -332,7 +332,7 @@ def unpause(*but: str) -> None:
 
 
 def put_heartbeats(**seconds_ago: float) -> None:
-    """Let Airflow's own processes, by the names of their jobs, have given their last signs of life so long ago."""
+    """Let Airflow's own processes, by the names of their jobs, have given their last signs of life that long ago."""
     from airflow.jobs.job import Job  # noqa: PLC0415 - as above
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above
     from sqlalchemy import delete  # noqa: PLC0415 - as above
@@ -345,7 +345,7 @@ def put_heartbeats(**seconds_ago: float) -> None:
 
 
 ALIVE = {"SchedulerJob": -86_400.0, "TriggererJob": -86_400.0, "DagProcessorJob": -86_400.0}
-"""For a day."""
+"""Heartbeats that last for a day."""
 
 
 def begin_run(dag_id: str, values: Mapping[str, Any]) -> str:
@@ -413,7 +413,7 @@ def set_run(dag_id: str, run_id: str, state: str) -> None:
 
 
 def delete_runs(dag_id: str) -> None:
-    """As if none of the DAG had ever begun."""
+    """Delete all runs of a DAG."""
     from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above
     from sqlalchemy import delete  # noqa: PLC0415 - as above
@@ -428,10 +428,10 @@ def ask_between(role: str, path: str, *, headers: Mapping[str, str], body: Any) 
 
     begin, answers = acts.trigger_dag, list[dict[str, Any]]()
 
-    def after_another(**asked: Any) -> Any:
+    def after_another(**requested: Any) -> Any:
         with patch.object(acts, "trigger_dag", begin):
             answers.append(ask(role, "POST", path, headers=headers, body=body))
-        return begin(**asked)
+        return begin(**requested)
 
     with patch.object(acts, "trigger_dag", after_another):
         answers.append(ask(role, "POST", path, headers=headers, body=body))
@@ -462,7 +462,7 @@ def ask_without_catalog(  # noqa: PLR0913 - a request, and what it meets
 ) -> dict[str, Any]:
     """What a person is answered whose act meets a catalog that is gone, or hangs, in this function of `acts`."""
     from frazil.airflow.page import acts  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.errors import CommitUnavailable  # noqa: PLC0415 - beside it
+    from frazil.errors import CommitUnavailable  # noqa: PLC0415 - next to it
 
     with patch.object(acts, where, side_effect=TimeoutError("no answer") if hangs else CommitUnavailable("no answer")):
         return ask(role, "POST", path, headers=headers, body=body)
@@ -523,6 +523,16 @@ def pause(dag_id: str, paused: bool | None) -> None:
         session.merge(DagModel(dag_id=dag_id, bundle_name="of-tests", is_stale=False, is_paused=paused))
 
 
+def doctor_of_dags() -> list[str]:
+    """What `frazil doctor` finds of the DAGs of all streams."""
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+
+    from frazil.airflow.doctor import _dags_of_all  # noqa: PLC0415 - as above
+
+    with create_session() as session:
+        return [one.said for one in _dags_of_all(session)]
+
+
 def give_to_team(team: str, dag_id: str) -> None:
     """Let Airflow have several teams, and a DAG be one's."""
     from airflow.models.dag import DagModel  # noqa: PLC0415 - as above
@@ -548,7 +558,7 @@ def token(role: str) -> str:
 
 
 def audit_log(event: str) -> list[tuple[str | None, str | None, str]]:
-    """Of the entries of an event: who, which DAG, and what."""
+    """The user, the DAG and the text of each entry of an event."""
     from airflow.models import Log  # noqa: PLC0415 - as above
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above
 
@@ -590,15 +600,15 @@ def run_for_day(file: str, dag_id: str, key: str) -> dict[str, Any]:
         return {"tasks": tasks, "events": [[event.asset.name, event.partition_key] for event in sent]}
 
 
-def schedules(file: str, asked: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
-    """Of each DAG, asset and key of it: the day that it makes, and the keys that the day needs; and by DAG its assets.
+def schedules(file: str, requested: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
+    """The day that each DAG makes of an asset's key, the keys that the day needs, and the assets of each DAG.
 
-    As the scheduler has it, from the serialized DAG.
+    These are the scheduler's, from the serialized DAG.
     """
     from airflow.serialization.serialized_objects import DagSerialization  # noqa: PLC0415 - as above
 
     reported: dict[str, Any] = {}
-    for dag_id, asset, key in asked:
+    for dag_id, asset, key in requested:
         timetable = DagSerialization.from_dict(DagSerialization.to_dict(dags(file)[dag_id])).timetable
         mapper = timetable.get_partition_mapper(name=asset)
         day = mapper.to_downstream(key)

@@ -16,7 +16,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.aggregate.due import WaitingDay
-from frazil.airflow.aggregations.reconcile import ASKED, reconcile, to_ask
+from frazil.airflow.aggregations.reconcile import REQUESTED, days_to_request, reconcile
 from frazil.airflow.lineage_parent import IN_A_CLUSTER
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
@@ -123,7 +123,7 @@ def _shape(dag: dict[str, Any]) -> dict[str, Any]:
 
 def test_24_hours_make_a_day_and_one_that_is_requested_again_needs_none_of_them(tmp_path: Path) -> None:
     declare(tmp_path)
-    asked = [
+    requested = [
         ("frazil_daily_sales", "shop.sales", "2013-12-30T15"),
         ("frazil_daily_sales", "frazil.again.sales", "2013-12-30"),
         ("frazil_reopened_sales", "shop.sales.reopened", "2013-12-30T15"),
@@ -131,11 +131,11 @@ def test_24_hours_make_a_day_and_one_that_is_requested_again_needs_none_of_them(
         ("frazil_reopened_visits", "shop.visits.reopened", "2013-12-30"),
     ]
     process = airflow(tmp_path)
-    reported = process.call(in_airflow.schedules, FILE, asked)
+    reported = process.call(in_airflow.schedules, FILE, requested)
     process.end()
     assert {key: value for key, value in reported.items() if " " in key} == {
-        f"{dag_id} {asset}": ["2013-12-30", HOURS if (dag_id, asset) == asked[0][:2] else None]
-        for dag_id, asset, _ in asked
+        f"{dag_id} {asset}": ["2013-12-30", HOURS if (dag_id, asset) == requested[0][:2] else None]
+        for dag_id, asset, _ in requested
     }
     assert '"any"' in reported["frazil_daily_sales"], "either is enough"
 
@@ -144,7 +144,7 @@ def test_24_hours_make_a_day_and_one_that_is_requested_again_needs_none_of_them(
 def ran(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) -> dict[str, Any]:
     """Runs for days of a real table: the 29th, of which a gate holds an hour; the 30th; the 31st, which is open.
 
-    Spark is not run here: what it would have been told is written down.
+    Spark is not run here: what it would have received is written down.
     """
     folder = tmp_path_factory.mktemp("aggregations")
     declare(folder)
@@ -159,11 +159,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) -> dic
         patch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
         snapshot_id = sell()
         days = [f"2013-12-{day}" for day in (29, 30, 31)]
-        asked = [("frazil_daily_sales", day) for day in (*days[:2], f"{days[2]}@events", f"{days[2]}@cleared")]
-        asked += [("frazil_reconcile_sales", number) for number in ("1", "2", "3")]
-        asked += [("frazil_reopened_sales", day) for day in days]
+        requested = [("frazil_daily_sales", day) for day in (*days[:2], f"{days[2]}@events", f"{days[2]}@cleared")]
+        requested += [("frazil_reconcile_sales", number) for number in ("1", "2", "3")]
+        requested += [("frazil_reopened_sales", day) for day in days]
         process = airflow(folder, database=airflow_database)
-        reported = {" ".join(one): process.call(in_airflow.run_for_day, FILE, *one) for one in asked}
+        reported = {" ".join(one): process.call(in_airflow.run_for_day, FILE, *one) for one in requested}
         process.end()
     submitted = {name: (folder / name).read_text() for name in ("submitted", "submitted.parents")}
     return {**reported, "snapshot": snapshot_id, "in": folder, **submitted}
@@ -274,14 +274,14 @@ def waiting(day: int, since_ms: int = 1_000) -> WaitingDay:
         ([("success", 5_000)], True),
         ([("failed", 5_000)], False),
         ([("failed", 500)], True),
-        ([(ASKED, 5_000)], False),
-        ([(ASKED, 1_500)], True),
-        ([("success", 500), (ASKED, 500), ("failed", 500)], True),
+        ([(REQUESTED, 5_000)], False),
+        ([(REQUESTED, 1_500)], True),
+        ([("success", 500), (REQUESTED, 500), ("failed", 500)], True),
     ],
 )
 def test_a_late_day_is_requested_unless_a_run_stands_for_it(runs: list[tuple[str, int]], asks: bool) -> None:
-    asked = to_ask([waiting(30), waiting(31)], {"2013-12-30": runs}, asked_after_ms=2_000)
-    assert asked == ([waiting(30)] if asks else []) + [waiting(31)]
+    requested = days_to_request([waiting(30), waiting(31)], {"2013-12-30": runs}, requested_after_ms=2_000)
+    assert requested == ([waiting(30)] if asks else []) + [waiting(31)]
 
 
 class Listing:
@@ -333,9 +333,9 @@ def test_a_consumer_that_keeps_a_run_queued_ends_no_reconciliation(frazil_home: 
     assert check() == ["2013-12-30"]
     with pytest.raises(AirflowSkipException, match="was asked for"):
         check()
-    store["frazil.asked-days"] = {"2013-12-30": 1, "2013-12-29": "?", "x": 5}
+    store["frazil.requested-days"] = {"2013-12-30": 1, "2013-12-29": "?", "x": 5}
     assert check() == ["2013-12-30"], "that was long ago"
-    assert set(store["frazil.asked-days"]) == {"2013-12-30"}
+    assert set(store["frazil.requested-days"]) == {"2013-12-30"}
 
 
 def airflow(folder: Path, *, database: Path | None = None) -> AirflowProcess:

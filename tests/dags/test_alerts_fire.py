@@ -13,7 +13,8 @@ import pytest
 from frazil import clock
 from frazil.airflow.health.tasks import measure_all
 from frazil.errors import KafkaUnavailable
-from frazil.maintenance import lag, measure
+from frazil.maintenance import measure
+from frazil.maintenance import measure as lag
 from frazil.spec.load import load_stream
 from frazil.table import rest_catalog
 from tests.dags.test_maintenance import Store
@@ -29,7 +30,7 @@ event-time: at
 maintenance: {orphans: off}
 """
 HALF = timedelta(minutes=8)
-"""Of the hold time, and a little more."""
+"""Half of the hold time, and a little more."""
 
 
 @pytest.fixture
@@ -70,6 +71,7 @@ def test_maintenance_that_fails_twice_is_an_alert_until_a_run_succeeds(
         failed = airflow.run("frazil_maintenance", moment=begin + timedelta(seconds=number))
         assert failed["tasks"]["table.rewrite[city.rides]"] == failed["state"] == "failed"
 
+    airflow.pause("frazil_maintenance", paused=False)
     for number, later in enumerate((timedelta(0), HALF)):
         checked = airflow.run("frazil_health", moment=begin - timedelta(seconds=number), later=later)
         assert checked["tasks"]["alerts"] == "skipped", "the hold has begun"
@@ -100,11 +102,13 @@ def test_paused_audits_are_an_alert_until_they_are_unpaused(
         return airflow.run("frazil_health", moment=moment, later=number * HALF)["events"]
 
     airflow.pause("frazil_audits", paused=True)
+    assert "frazil_audits is paused: no stream is audited" in airflow.doctor_of_dags()
     fired = [checked(number) for number in range(3)][-1][-1][2]
     assert rule in rules(fired["fired"])
     assert airflow.run("frazil_audits", moment=begin)["state"] == "success"
     airflow.pause("frazil_audits", paused=False)
     assert rule in rules(checked(3)[-1][2]["resolved"])
+    assert not any("frazil_audits" in said for said in airflow.doctor_of_dags())
 
 
 @pytest.mark.parametrize(("mood", "said"), [(Mood.REFUSES, "the token has expired"), (Mood.HANGS, "no answer in time")])

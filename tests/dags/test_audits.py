@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from frazil.airflow.audits.dag import verdict
-from frazil.airflow.audits.findings import audit_findings, remember
+from frazil.airflow.audits.dag import report
+from frazil.airflow.audits.findings import audit_findings, last_audits, remember
 from frazil.airflow.audits.tasks import audit_all, audit_hours
+from frazil.airflow.health.tasks import measure_all
 from frazil.errors import FrazilError
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
@@ -54,7 +55,7 @@ def lose_five_rows(made: MadeStream) -> None:
 
 def test_one_dag_audits_all_streams_hourly(parsed: dict[str, Any]) -> None:
     audits = parsed["dags"]["frazil_audits"]
-    assert set(audits["tasks"]) == {"audit", "stream.confirm", "stream.verdict"}
+    assert set(audits["tasks"]) == {"audit", "stream.confirm", "stream.report"}
     assert {"audit", "frazil", "stream:flights", "table:demo.flights"} <= set(audits["tags"])
     assert audits["schedule"] == "15 * * * *"
     assert audits["catchup"] is False
@@ -72,10 +73,11 @@ def test_a_clean_hour_is_the_one_that_was_complete_and_has_no_findings(tmp_path:
         "to": "2033-05-18T11:00:00+00:00",
         "source": False,
         "complete": True,
+        "not-compared": None,
         "findings": 0,
         "sentences": [],
     }
-    verdict(found)
+    report(found)
 
 
 def test_what_is_wrong_is_logged_and_fails_the_verdict_in_its_own_hour(
@@ -88,7 +90,7 @@ def test_what_is_wrong_is_logged_and_fails_the_verdict_in_its_own_hour(
     assert "the table is missing 5 rows" in found["sentences"][0]
     assert "made-1: the table is missing 5 rows" in caplog.text
     with pytest.raises(AirflowFailException, match="made-1: the table is missing 5 rows"):
-        verdict(found)
+        report(found)
     assert audit_hours("made", tmp_path / "streams", TEN + timedelta(hours=2, minutes=20))["findings"] == 0
     day = audit_hours("made", tmp_path / "streams", TEN + timedelta(hours=2, minutes=20), hours=24)
     assert day["findings"] == 1
@@ -131,7 +133,7 @@ def test_a_run_succeeds_with_one_task_where_all_is_well(
     ran = dag_runner(tmp_path / "streams").run("frazil_audits", moment=TEN + timedelta(hours=1, minutes=20))
     assert ran == {
         "state": "success",
-        "tasks": {"audit": "success", "stream.confirm": "skipped", "stream.verdict": "skipped"},
+        "tasks": {"audit": "success", "stream.confirm": "skipped", "stream.report": "skipped"},
         "events": [],
     }
 
@@ -148,7 +150,7 @@ def test_each_stream_where_something_is_wrong_has_tasks_and_an_asset_event_of_it
     assert ran["tasks"] == {
         "audit": "success",
         "stream.confirm[made]": "success",
-        "stream.verdict[made]": "failed",
+        "stream.report[made]": "failed",
     }
     ((asset, _, extra),) = ran["events"]
     assert asset == "frazil.audit.made"
@@ -169,7 +171,36 @@ def test_only_an_audit_that_compared_all_with_the_same_witnesses_takes_a_finding
 ) -> None:
     store = Store()
     hour = {"stream": "made", "from": TEN.isoformat(), "to": (TEN + timedelta(hours=1)).isoformat()}
-    asked = {**hour, "source": source, "complete": complete}
+    requested = {**hour, "source": source, "complete": complete}
     remember(store, [{**hour, "source": found_with, "complete": True, "findings": 1, "sentences": ["made: 1 key"]}])
-    remember(store, [{**asked, "findings": 0, "sentences": []}])
+    remember(store, [{**requested, "findings": 0, "sentences": []}])
     assert bool(audit_findings(store)) is stands
+
+
+def test_the_last_audit_of_a_stream_says_what_it_covered_and_what_it_left_out() -> None:
+    store = Store()
+    hour = {"from": "2033-05-18T10:00:00+00:00", "to": "2033-05-18T11:00:00+00:00", "source": False, "sentences": []}
+    remember(store, [
+        {**hour, "stream": "clean", "complete": True, "not-compared": None, "findings": 0},
+        {**hour, "stream": "upsert", "complete": False, "not-compared": "7 changes were not compared", "findings": 0},
+        {**hour, "stream": "harmed", "complete": True, "findings": 2, "sentences": ["harmed: 1 row", "harmed: 2 rows"]},
+    ])  # fmt: skip
+    hours = "of commits from 2033-05-18T10:00:00+00:00 to 2033-05-18T11:00:00+00:00"
+    assert last_audits(store) == {
+        "clean": f"{hours}: nothing wrong was found",
+        "upsert": f"{hours}: nothing wrong was found, but 7 changes were not compared",
+        "harmed": f"{hours}: 2 findings",
+    }
+    remember(store, [])
+    assert set(last_audits(store)) == {"clean", "upsert", "harmed"}
+
+
+def test_health_reports_the_last_audit_and_that_a_stream_had_none(
+    made: MadeStream,  # noqa: ARG001
+    tmp_path: Path,
+) -> None:
+    store, moment = Store(), TEN + timedelta(hours=1, minutes=20)
+    remember(store, audit_all(["made", "waiting"], tmp_path / "streams", moment).audits)
+    audited = measure_all(tmp_path / "streams", store)["audited"]
+    assert audited["made"].endswith("nothing wrong was found")
+    assert audited["waiting"] is None

@@ -25,7 +25,7 @@ from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
 from frazil.commit.opened import open_stream
-from frazil.operations.abandoning import plan_abandon
+from frazil.operations.resetting import plan_abandon
 from frazil.spec.load import find_stream
 from tests.made_batches import MadeStream
 
@@ -67,7 +67,10 @@ def test_the_form_lists_the_streams_that_can_be_backfilled_and_no_others(tmp_pat
         (tmp_path / f"{name}.yaml").write_text(json.dumps(declared))
         find_stream(tmp_path, name)  # it is sound
     form = backfills.backfill_dag(tmp_path).params
-    assert (form.get_param("stream").schema["enum"], form["stream"]) == (["ticks"], "ticks")
+    assert (form.get_param("stream").schema["enum"], form["stream"]) == (
+        ["orders", "quotes", "ticks", "trades"],
+        "orders",
+    )
 
 
 @pytest.fixture
@@ -107,7 +110,7 @@ def test_a_run_whose_backfill_a_person_abandons_ends_for_good_and_a_task_of_it_t
     monkeypatch.setattr(SparkSubmitOperator, "execute", spark_submit)
     operator = StageOperator(task_id="stage", streams=str(tmp_path), application="app.py")
     for _ in ("the run's first try", "a try that Airflow, or a person who clears it, begins"):
-        with pytest.raises(AirflowFailException, match=rf"a person abandoned what run {re.escape(RUN)} had begun"):
+        with pytest.raises(AirflowFailException, match=rf"an operator abandoned what run {re.escape(RUN)} had begun"):
             operator.execute({"ti": Instance()})
     monkeypatch.setattr(backfills, "get_current_context", lambda: context_of("2026-11-27T08:00:00Z"))
     for again in (
@@ -139,9 +142,9 @@ def test_a_run_with_the_id_of_an_abandoned_one_that_was_deleted_is_another_run(
         backfills.plan(str(tmp_path))
 
 
-def context_of(asked_at: str) -> dict[str, Any]:
-    """Of a task in the run `manual` that somebody asked for then."""
-    run = SimpleNamespace(run_after=datetime.fromisoformat(asked_at))
+def context_of(requested_at: str) -> dict[str, Any]:
+    """The context of a task in the run `manual` that a user requested then."""
+    run = SimpleNamespace(run_after=datetime.fromisoformat(requested_at))
     params = {"stream": "ticks", "dry-run": False}
     return {"params": params, "dag": DAG("frazil_backfill"), "run_id": "manual", "dag_run": run}
 

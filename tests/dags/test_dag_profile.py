@@ -1,4 +1,4 @@
-"""What all DAGs say of themselves, and whom one setting makes them tell."""
+"""What all DAGs say about themselves, and whom one setting makes them tell."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_schedules_and_the_arguments_of_one_purpose_are_settings(
     assert (dags["frazil_audits"]["schedule"], dags["frazil_audits"]["params"]["hours"]) == ("15 */6 * * *", 6)
     assert (dags["frazil_reconcile_days"]["every"], dags["frazil_health"]["every"]) == ("1:00:00", "0:10:00")
     assert (dags["frazil_audits"]["retries"]["audit"], dags["frazil_health"]["retries"]["measure"]) == (9, 7)
-    assert dags["frazil_audits"]["retries"]["stream.verdict"] == 0, "a finding is no accident"
+    assert dags["frazil_audits"]["retries"]["stream.report"] == 0, "a finding is no accident"
     assert set(dags["frazil_daily_days"]["queues"].values()) == {"large"}
     assert set(dags["frazil_audits"]["queues"].values()) == {"default"}
 

@@ -125,7 +125,7 @@ def test_lines_that_differ_in_numbers_only_are_reported_once_an_hour_with_the_ne
     assert of_batches[1] == (60, "batch 59: 590 records (of 59 such lines since the last one here; writer.log has all)")
     assert len(of_batches) == 24
     assert len(reported) - 24 == 10 + 23
-    # A writer that starts anew is heard.
+    # A writer that starts again is heard.
     assert list(lines.telling([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0)) == []
     lines.begin()
     assert len(list(lines.telling([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0))) == 1
@@ -150,7 +150,7 @@ def test_a_decision_that_stands_is_reported_again_once_an_hour_with_since_when(
         monkeypatch.setattr(triggers, "time", SimpleNamespace(monotonic=lambda now=second: 1e6 + now))
         monkeypatch.setattr(triggers, "clock", SimpleNamespace(now_ms=lambda now=second: now * 1000))
         decision = Decision(WriterAction.START, Cause.FIRST_START, f"up {second} s")
-        trigger._tell(_step(decision, problem=f"TimeoutError: after {second}.5 s"))
+        trigger._log_step(_step(decision, problem=f"TimeoutError: after {second}.5 s"))
     said = [line for line in capsys.readouterr().out.splitlines() if "start (first start)" in line]
     assert [" as since 1970-01-01 00:00:00Z: up 3600 s" in line for line in said] == [False, True, False]
     assert "as since 1970-01-01 00:00:00Z: up 7200 s" in said[2]
@@ -276,7 +276,7 @@ def test_what_a_person_did_reaches_the_writer_however_often_airflow_cancels_the_
 
     monkeypatch.setattr(trigger, "_act", act)
     monkeypatch.setattr(trigger, "_make_supervisor", supervisor)
-    monkeypatch.setattr(trigger, "_tell", lambda _: None)
+    monkeypatch.setattr(trigger, "_log_step", lambda _: None)
     asyncio.run(asyncio.wait_for(killed(), 20))
     assert followed == ["Airflow: the run run was deleted with its run"]
 
@@ -287,7 +287,7 @@ def test_a_trigger_warns_once_when_a_stall_begins_and_once_when_it_ends(capsys: 
     stall = Stall(StallKind.OFFSETS, 0, "t-0", "t-0 holds the offsets back: 5 records are unread")
     decision = Decision(WriterAction.KEEP, Cause.ADVANCING, "pid 7, up 3 min")
     for found in (None, stall, dataclasses.replace(stall, reason="t-1 does"), None, None):
-        trigger._tell(_step(decision, stall=found))
+        trigger._log_step(_step(decision, stall=found))
     begun, ended = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert f"s: stalled (offsets): {stall.reason}" in begun
     assert "s: the stall (offsets) is over." in ended

@@ -1,4 +1,4 @@
-"""What DAGs know of tables reaches Airflow's own metrics."""
+"""What DAGs know about tables reaches Airflow's own metrics."""
 
 from __future__ import annotations
 

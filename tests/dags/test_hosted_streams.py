@@ -91,14 +91,14 @@ def test_a_host_on_which_the_application_does_not_run_says_so_and_fails_no_task(
     give_up()
     never = SimpleNamespace(observe=lambda: Observation(ProcessState.NEVER, None, None, ()))
     monkeypatch.setattr(launchers, "open_launcher", lambda _: never)
-    seen = trigger()._look()
+    seen = trigger()._observe()
     assert (seen.state, seen.given_up) == ("the application small does not run on this host", None)
 
 
 def test_a_stream_whose_application_was_killed_is_said_to_have_ended_with_it(trigger: Any) -> None:
     replace_json(run_folder("s") / "lock", Launch("one", LaunchKind.HOSTED, 0, application="small").to_json())
     append_exit(run_folder("s"), ExitRecord("one", None, 0, 1, "f", 0, committed=False))
-    assert trigger()._look().state == "ended: it was killed with its application, or its host went down"
+    assert trigger()._observe().state == "ended: it was killed with its application, or its host went down"
 
 
 def test_a_task_that_failed_for_it_and_was_cleared_resumes_the_stream(trigger: Any) -> None:
@@ -145,7 +145,7 @@ def test_a_check_that_fails_does_not_end_it_and_a_stream_that_left_the_applicati
     trigger: Any, module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one, checks = trigger(), iter([OSError("no space"), module.Seen("running", is_alive=True)])
-    real = one._look
+    real = one._observe
 
     def watch() -> Any:
         found = next(checks, None)
@@ -163,4 +163,4 @@ def test_a_stream_that_runs_again_was_given_up_no_more(trigger: Any, monkeypatch
     give_up()
     seen = Observation(ProcessState.HOSTED, None, None, ())
     monkeypatch.setattr(launchers, "open_launcher", lambda _: SimpleNamespace(observe=lambda: seen))
-    assert trigger()._look().given_up is None
+    assert trigger()._observe().given_up is None

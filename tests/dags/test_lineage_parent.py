@@ -1,4 +1,4 @@
-"""Whose children writers and submitted applications are in OpenLineage, and how much a deferral sends."""
+"""The parents of writers and submitted applications in OpenLineage, and how much a deferral sends."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_alerts_fire_once_stand_and_resolve(tmp_path: Path, caplog: pytest.LogCa
     assert [alert["rule"] for alert in fired["fired"]] == ["snapshots"]
     stands = table_health.measure_all(tmp_path, store)
     assert (stands["fired"], [alert["rule"] for alert in stands["active"]]) == ([], ["snapshots"])
-    with pytest.raises(AirflowFailException, match=r"alerts stand \(1\): snapshots"), caplog.at_level(logging.ERROR):
+    with pytest.raises(AirflowFailException, match=r"active alerts \(1\): snapshots"), caplog.at_level(logging.ERROR):
         health.alerts(stands)
     assert "frazil maintain demo.made --actions expiry" in caplog.messages[-1]
     declare(tmp_path, "{alerts: {hold: 1ms, snapshots: 300}}")
@@ -169,7 +169,7 @@ def test_days_from_before_an_aggregation_was_first_checked_are_no_alert(tmp_path
     assert (alerts(), again) == ([], {"frazil.first-day": "2013-12-30"})
     signal_days("demo.made", "2013-12-30", 1)
     (late,) = alerts()
-    assert "demo.daily lacks 2013-12-30 (complete since" in late
+    assert "demo.daily is missing 2013-12-30 (complete since" in late
 
 
 def signal_days(table: str, first: str, count: int) -> None:
@@ -192,7 +192,7 @@ def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
     subject = watched.Subject(Alerts(failed_runs=7), list, ("frazil_audits",))
 
     def beyond(failed: int) -> bool:
-        seen = watched.read_all({"s": subject}, lambda _, most: min(failed, most), at_once=1)["s"]
+        seen = watched.read_all({"s": subject}, lambda _, limit: min(failed, limit), at_once=1)["s"]
         assert not isinstance(seen, str)
         return seen[0].is_beyond
 

@@ -43,7 +43,7 @@ EAGER = "{alerts: {hold: 1ms, snapshots: 3}, expiry: {keep: 1ms, at-least: 1}, o
 
 @pytest.fixture
 def made(frazil_home: Path, tmp_path: Path) -> MadeRoute:  # noqa: ARG001
-    """`shop.raw_b` has most snapshots; `shop.raw_c` was only made; `shop.raw_x` is somebody else's."""
+    """`shop.raw_b` has most snapshots; `shop.raw_c` was only made; `shop.raw_x` is another owner's."""
     (tmp_path / "shop.yaml").write_text(STREAM.format(maintenance=EAGER))
     stream = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000 - 60_000)
     stream.begin_route("a", "b", "c")
@@ -176,7 +176,7 @@ def test_health_has_one_alert_a_rule_for_all_tables_that_a_route_has_made(
 
 
 def test_what_was_found_of_a_table_stays_until_its_next_turn(made: MadeRoute, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_routes, "FEWEST", 1)
+    monkeypatch.setattr(health_routes, "MIN_TABLES_PER_RUN", 1)
     found, turns = RouteFindings({}), []
     for _ in range(4):
         found, _ = health_routes.reread_route(made.spec, [made.spec], found, now_ms=made.now_ms)

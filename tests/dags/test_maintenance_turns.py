@@ -1,4 +1,4 @@
-"""Whose turn it is to be looked at: each table as often as it declares, and none that an earlier run works on."""
+"""The tables to check: each as often as it declares, and none that an earlier run works on."""
 
 from __future__ import annotations
 
@@ -90,19 +90,19 @@ def test_a_table_that_an_earlier_run_works_on_is_left_out_until_that_has_ended(s
     first = due_tables(NAMES, streams, run(12), store, nobody_works)
     index = first.index("demo.made")
     states = {"run-12": {f"table.rewrite_{index}": "running", f"table.orphans_{index}": None}}
-    asked: list[list[str]] = []
+    requested: list[list[str]] = []
 
     def answers(run_ids: list[str]) -> Any:
-        asked.append(run_ids)
+        requested.append(run_ids)
         return states
 
     assert due_tables(NAMES, streams, run(13), store, answers) == []
     assert due_tables(NAMES, streams, run(14, by_hand=True), store, answers) == []
     states["run-12"] = {f"table.rewrite_{index}": "failed", f"table.orphans_{index}": "upstream_failed"}
     assert "demo.made" in due_tables(NAMES, streams, run(15), store, answers)
-    assert asked == [["run-12"]] * 3
+    assert requested == [["run-12"]] * 3
     due_tables(NAMES, streams, run(16), store, answers)
-    assert asked[-1] == ["run-15"], "one that ended is asked for no more"
+    assert requested[-1] == ["run-15"], "one that ended is asked for no more"
 
 
 def test_one_table_that_cannot_be_measured_gets_a_task_that_says_so_and_all_of_them_one_error(

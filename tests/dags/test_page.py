@@ -1,4 +1,4 @@
-"""The operations page on Airflow's own API server: who may see what, and what hangs delays nobody."""
+"""The operations page on Airflow's own API server: who may see what, and what hangs delays no one."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def airflow_process(home: Path, airflow_database: Path, streams: Path, silent: S
 
 @pytest.fixture(scope="module")
 def ask(airflow_process: AirflowProcess) -> Ask:
-    def asked(role: str | None, path: str, *, method: str = "GET", **more: Any) -> dict[str, Any]:
+    def requested(role: str | None, path: str, *, method: str = "GET", **more: Any) -> dict[str, Any]:
         headers = more.pop("headers", {})
         call = (in_airflow.ask, role, method, f"/frazil/ops/{path}")
         return dict(airflow_process.call(*call, headers=headers, **more))
 
-    return asked
+    return requested
 
 
 def test_who_is_not_signed_in_sees_nothing(ask: Ask):
@@ -121,6 +121,7 @@ def declared(ask: Ask, streams: Path) -> None:
     ghosts = YAML.format(name="ghosts", table="{identifier: far.ghosts, catalog: silent}")
     (streams / "ghosts.yaml").write_text(ghosts)
     route = "route: {by: field, name: id, tables: {'1': demo.orders_one}, template: 'demo.orders_of_{value}'}\n"
+    route += "coordinates: false\n"
     (streams / "orders.yaml").write_text(YAML.format(name="orders", table="demo.orders") + route)
     (streams / "wrong.yaml").write_text("name: wrong\nschema: {id: lung}\n")
     eventually(lambda: ask("VIEWER", "api/overview")["body"]["lines"], within_s=60)
@@ -131,7 +132,7 @@ def test_a_catalog_that_hangs_is_named_and_hides_no_other_stream(ask: Ask):
     def lines() -> dict[str, Any]:
         answer = ask("VIEWER", "api/overview")
         found = {line["stream"]: line for line in answer["body"]["lines"]}
-        return found if found["ghosts"]["word"] == "no answer" and found["ticks"]["word"] != "looking" else {}
+        return found if found["ghosts"]["word"] == "no answer" and found["ticks"]["word"] != "loading" else {}
 
     found = eventually(lines, within_s=60)
     assert next(iter(found)) == "wrong"
@@ -234,7 +235,7 @@ KINDS_OF_TABLES = {
     "demo.orders_of_2": "routed",
     "demo.orders_dead_letters": "dead letters",
 }
-OF_TABLES = ("maintain", "release", "send-again")
+TABLE_RULES = ("maintain", "release", "send-again")
 OURS = {"X-Frazil": "page", "Origin": "http://airflow.example", "Sec-Fetch-Site": "same-origin"}
 
 
@@ -259,10 +260,10 @@ def test_what_another_page_sends_with_the_persons_cookie_is_refused(ask: Ask, he
 
 
 @pytest.mark.usefixtures("declared")
-@pytest.mark.parametrize("act", ["pause", "resume", "restart", "reset", "backfill", "abandon", "replay", *OF_TABLES])
+@pytest.mark.parametrize("act", ["pause", "resume", "restart", "reset", "backfill", "abandon", "replay", *TABLE_RULES])
 def test_a_viewer_may_not_act_and_who_is_not_signed_in_even_less(ask: Ask, act: str):
     for what in ("plan", "act"):
-        path = f"api/{what}/{act}/{'demo.ticks' if act in OF_TABLES else 'ticks'}"
+        path = f"api/{what}/{act}/{'demo.ticks' if act in TABLE_RULES else 'ticks'}"
         assert ask("VIEWER", path, method="POST", headers=OURS, body={})["status"] == 403
         assert ask(None, path, method="POST", headers=OURS, body={})["status"] == 401
 
@@ -316,14 +317,16 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
         return [rest for owner, *rest in airflow_process.call(in_airflow.audit_log, event) if owner == "op"]
 
     plan, stale = post("plan", "pause")["body"], post("plan", "restart")["body"]["seal"]
-    assert "No writer starts before somebody resumes ticks." in plan["says"]
+    assert "No writer starts until ticks is resumed." in plan["says"]
     paused = post("act", "pause", reason="an upgrade", seal=plan["seal"])
     assert paused["body"]["said"].startswith("ticks is paused.")
     for act in ("restart", "resume"):  # their dialogs were open in another tab before
         refused = post("act", act, seal=stale)
         assert refused["status"] == 422
-        assert refused["body"]["detail"].startswith(f"{MOVED}: somebody paused, resumed or restarted it. Look again")
-    assert post("act", "resume")["body"]["detail"].startswith("Nobody has looked at what it would do to ticks")
+        assert refused["body"]["detail"].startswith(
+            f"{MOVED}: another user paused, resumed or restarted it. Look again"
+        )
+    assert post("act", "resume")["body"]["detail"].startswith("Nothing was done to ticks")
     line = eventually(
         lambda: next((x for x in [ask("OP", "api/stream/ticks")["body"]["line"]] if x["word"] == "paused"), None),
         within_s=60,
@@ -390,7 +393,7 @@ def test_of_two_who_confirm_the_same_at_once_one_is_refused(ask: Ask, airflow_pr
     both = {act: {"seal": seal(act)} for act in ("restart", "pause")}
     first, second = airflow_process.call(in_airflow.act_between, "OP", "/frazil/ops/api/act", both, headers=OURS)
     assert (first["status"], second["status"]) == (200, 422)
-    assert "Nothing was done: ticks was paused, resumed or restarted by somebody else" in second["body"]["detail"]
+    assert "Nothing was done: ticks was paused, resumed or restarted by another user" in second["body"]["detail"]
     assert ask("OP", "api/plan/pause/ticks", method="POST", headers=OURS, body={})["body"]["refused"] == (
         "ticks is paused already"
     )
@@ -493,7 +496,7 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
 @pytest.mark.parametrize("typed", ["2020-01-01T05", "2020-01-01 05:00"])
 def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: str) -> None:
     from frazil.airflow.page.forms import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
+    from frazil.operations.acts import Act  # noqa: PLC0415 - next to it
 
     form = {"partition": typed, "reason": "checked"}
     assert run_form(Act.RELEASE, "demo.ticks", form)["partition"] == "2020-01-01T05"
@@ -503,10 +506,10 @@ def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: st
 def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_confirmed(
     act: str, form: dict[str, Any], said: str | None
 ) -> None:
-    from frazil.airflow.page.forms import lacking  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
+    from frazil.airflow.page.forms import missing_value  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.operations.acts import Act  # noqa: PLC0415 - next to it
 
-    found = lacking(Act(act), "ticks", form, now_ms=1_577_923_200_000)
+    found = missing_value(Act(act), "ticks", form, now_ms=1_577_923_200_000)
     assert (found is None) if said is None else said in (found or "")
 
 
@@ -536,7 +539,7 @@ def test_before_the_first_window_of_a_table_is_signalled_none_is_held() -> None:
 
 def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
     from frazil.airflow.page.forms import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
+    from frazil.operations.acts import Act  # noqa: PLC0415 - next to it
 
     assert run_form(Act.MAINTAIN, "demo.ticks", {"dry-run": False}) == {"tables": ["demo.ticks"], "dry-run": False}
 
@@ -555,8 +558,8 @@ def test_what_is_remembered_of_airflows_processes_is_judged_at_the_moment_when_i
 ) -> None:
     from frazil.airflow.components import COMPONENTS  # noqa: PLC0415 - needs AIRFLOW_HOME
     from frazil.airflow.page import alive  # noqa: PLC0415 - as above
-    from frazil.operations.answers import Answer  # noqa: PLC0415 - beside it
-    from frazil.operations.silence import ComponentHeartbeat  # noqa: PLC0415 - beside it
+    from frazil.operations.answers import Answer  # noqa: PLC0415 - next to it
+    from frazil.operations.silence import ComponentHeartbeat  # noqa: PLC0415 - next to it
 
     hours_ago_ms = clock.now_ms() - 7_200_000
     for age_ms, silent in ((5_000, 0), (61_000, len(COMPONENTS))):

@@ -22,7 +22,7 @@ Post = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) -> Iterator[AirflowProcess]:
-    """With two streams that have begun, and nothing that runs what is queued."""
+    """An Airflow with two streams that have begun, and nothing that runs what is queued."""
     home = tmp_path_factory.mktemp("airflow-page-runs")
     streams = home / "streams"
     streams.mkdir()
@@ -61,7 +61,7 @@ def post(airflow: AirflowProcess) -> Iterator[Post]:
         airflow.call(in_airflow.delete_runs, dag_id)
 
 
-def asked(post: Post, act: str, stream: str = "ticks", **form: Any) -> dict[str, Any]:
+def requested(post: Post, act: str, stream: str = "ticks", **form: Any) -> dict[str, Any]:
     """An act that is confirmed as its dialog shows it."""
     seal = post("plan", act, stream, **form)["body"]["seal"]
     return post("act", act, stream, seal=seal, **form)
@@ -71,7 +71,7 @@ def asked(post: Post, act: str, stream: str = "ticks", **form: Any) -> dict[str,
 def test_who_asks_again_while_a_run_waits_or_runs_is_reported_which_one_and_what_to_do(
     post: Post, airflow: AirflowProcess, act: str
 ) -> None:
-    said = asked(post, act)["body"]["said"]
+    said = requested(post, act)["body"]["said"]
     run = said.split()[2]
     for state, does, end in (
         ("queued", "is queued", "mark that run as failed in Airflow"),
@@ -81,13 +81,13 @@ def test_who_asks_again_while_a_run_waits_or_runs_is_reported_which_one_and_what
         refused = post("plan", act)["body"]["refused"]
         assert refused.startswith(f"The run {run} of the DAG {DAGS[act]} {does} for ticks: ")
         assert refused.endswith(f"If you want another one instead, {end}, and ask again")
-        again = asked(post, act)
+        again = requested(post, act)
         assert (again["status"], again["body"]["detail"]) == (422, refused)
     assert len(airflow.call(in_airflow.runs_of, DAGS[act])) == 1
-    assert asked(post, act, "quotes")["status"] == 200, "another stream"
-    assert asked(post, act, **{"dry-run": True})["status"] == 200, "a dry run changes nothing"
+    assert requested(post, act, "quotes")["status"] == 200, "another stream"
+    assert requested(post, act, **{"dry-run": True})["status"] == 200, "a dry run changes nothing"
     airflow.call(in_airflow.set_run, DAGS[act], run, "failed")
-    assert asked(post, act)["status"] == 200, "that run has ended, and a dry run is in nobody's way"
+    assert requested(post, act)["status"] == 200, "that run has ended, and a dry run is in nobody's way"
 
 
 WITHOUT_CATALOG = {
@@ -117,5 +117,5 @@ def test_of_two_who_ask_at_the_same_moment_one_gets_a_run(post: Post, airflow: A
     answers = airflow.call(in_airflow.ask_between, "OP", "/frazil/ops/api/act/backfill/ticks", headers=OURS, body=body)
     assert sorted(answer["status"] for answer in answers) == [200, 422]
     (refused,) = (answer["body"]["detail"] for answer in answers if answer["status"] == 422)
-    assert refused.startswith("Somebody asked for the same just now: frazil_backfill has the run manual__ticks.")
+    assert refused.startswith("The same was requested just now: frazil_backfill has the run manual__ticks.")
     assert len(airflow.call(in_airflow.runs_of, "frazil_backfill")) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import runpy
 import time
 from collections.abc import Callable
@@ -17,15 +18,19 @@ from airflow.triggers.base import TaskSkippedEvent
 
 from frazil.airflow.aggregations.dag import daily_dags
 from frazil.airflow.declared import nobody_feeds
+from frazil.airflow.health.tasks import measure_all
 from frazil.airflow.partitions import dag
 from frazil.airflow.partitions.dag import partition_dags
 from frazil.airflow.partitions.sent_events import to_send
+from frazil.airflow.partitions.tasks import gates_of
 from frazil.airflow.partitions.wait import CompletionTrigger
+from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.completion import assess, send_again, signal
 from frazil.signals.signal import Signal, SignalState
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from tests.dags.test_maintenance import Store
 from tests.made_batches import EventTimes, MadeStream
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -206,9 +211,9 @@ def test_only_what_airflow_lacks_is_sent_and_of_each_window_the_newest() -> None
     assert to_send(signals, reported(1, 2), reopened=False) == []
     released = one(6, hour=2, state=SignalState.RELEASED)
     assert [s.number for s in to_send([*signals, released], reported(1, 2), reopened=False)] == [6]
-    asked = one(7, revision=2, state=SignalState.AGAIN)
-    assert [s.number for s in to_send([asked], reported(1, 2), reopened=False)] == [7]
-    assert to_send([asked], reported(1, 2), reopened=True) == []
+    requested = one(7, revision=2, state=SignalState.AGAIN)
+    assert [s.number for s in to_send([requested], reported(1, 2), reopened=False)] == [7]
+    assert to_send([requested], reported(1, 2), reopened=True) == []
 
 
 ROUTED = """
@@ -263,6 +268,37 @@ def test_suites_are_read_where_the_environment_says(named: str, folder: str, mon
     monkeypatch.setattr("frazil.airflow.partition_dags", lambda _, **named: given.update(named) or {}, raising=False)
     runpy.run_path(str(CHECKOUT / "dags" / "partitions.py"))
     assert str(given["expectations"]) == folder
+
+
+def test_a_suite_that_vanishes_is_not_taken_for_a_table_without_a_gate(tmp_path: Path) -> None:
+    store, suite = Store(), tmp_path / "shop.orders.json"
+    assert gates_of(tmp_path, "shop.orders", store) is None
+    expectation = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id"}}
+    suite.write_text(json.dumps({"name": "orders", "expectations": [expectation]}))
+    assert gates_of(tmp_path, "shop.orders", store) is not None
+    suite.rename(tmp_path / "shop.order.json")
+    with pytest.raises(SpecError, match=r"shop\.orders\.json, is gone: no window is signalled without it"):
+        gates_of(tmp_path, "shop.orders", store)
+    suite.write_text(json.dumps({"name": "orders", "expectations": []}))
+    assert gates_of(tmp_path, "shop.orders", store) is not None
+    suite.unlink()
+    assert gates_of(tmp_path, "shop.orders", store) is None, "the gate was ended on purpose"
+
+
+def test_a_suite_named_like_no_table_is_an_alert(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
+    streams, suites = tmp_path / "streams", tmp_path / "suites"
+    streams.mkdir()
+    suites.mkdir()
+    (streams / "made.yaml").write_text(STREAM)
+    (suites / "demo.maid.json").write_text("{}")
+
+    def active() -> list[str]:
+        return [one["sentence"] for one in measure_all(streams, Store(), expectations=suites)["active"]]
+
+    (sentence,) = active()
+    assert sentence.startswith(f"demo.maid.json in {suites} gate no window: no stream declares windows")
+    (suites / "demo.maid.json").rename(suites / "demo.made.json")
+    assert active() == []
 
 
 def test_a_window_is_not_released_with_a_reason_that_cannot_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ def test_a_writer_that_gets_nowhere_is_reported_with_its_last_words(shift: Shift
         shift.ended(number, "WorkerEnvironment: the workers' Python has no frazil")
     assert "restarts" in shift.red_after_the_hold()
     assert "the workers' Python has no frazil" in shift.show("restarts")
-    shift.land()  # somebody installed it
+    shift.land()  # a user installed it
     shift.ended(9, committed=True)
     assert "restarts" not in shift.red()
     assert "ago" in shift.be_sure("restarts")

@@ -1,4 +1,4 @@
-"""Looking at many things at once: one that fails or hangs is told, and stops no other."""
+"""Looking at many things at once: one that fails or hangs is reported, and stops no other."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ Links = Callable[..., dict[str, str | None]]
         ("frazil_partitions_demo.ticks", "watch", None, {}, "/table/demo.ticks"),
         ("frazil_partitions_demo.a b/c#d", "held", None, {}, "/table/demo.a%20b%2Fc%23d"),
         ("frazil_audits", "audit", None, {}, "/"),
-        ("frazil_audits", "stream.verdict", "ticks", {}, "/stream/ticks"),
+        ("frazil_audits", "stream.report", "ticks", {}, "/stream/ticks"),
         ("frazil_maintenance", "table.rewrite", "demo.ticks", {}, "/table/demo.ticks"),
         ("frazil_maintenance", "table.orphans", None, {}, "/"),
         ("frazil_maintenance", "table.rewrite", "route of ticks", {}, "/stream/ticks"),
@@ -64,8 +64,8 @@ def test_a_task_leads_to_what_it_is_about(dag_id: str, task_id: str, label: str 
 
 def test_the_name_before_the_tables_of_a_route_is_that_of_maintenance(tmp_path: Path):
     from frazil.airflow.dag_ids import ROUTE  # noqa: PLC0415 - as above
-    from frazil.maintenance.tables import routes  # noqa: PLC0415 - beside it
-    from frazil.spec.load import load_stream  # noqa: PLC0415 - beside it
+    from frazil.maintenance.tables import routes  # noqa: PLC0415 - next to it
+    from frazil.spec.load import load_stream  # noqa: PLC0415 - next to it
 
     (tmp_path / "ticks.yaml").write_text(STREAM.format(name="ticks"))
     spec = load_stream(tmp_path / "ticks.yaml").model_copy(update={"route": object()})
@@ -99,7 +99,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) ->
 
 @pytest.fixture(scope="module")
 def links(airflow: AirflowProcess) -> Links:
-    """What Airflow's API says of the buttons of a task that nobody has started."""
+    """What Airflow's API says about the buttons of a task that no one has started."""
     runs: dict[str, str] = {}
 
     def begun(dag_id: str, conf: dict[str, str] | None) -> str:
@@ -146,7 +146,7 @@ def test_the_tasks_of_windows_lead_to_data_docs_and_to_the_release_of_one(links:
         ("frazil_audits", "stream.confirm", "ticks", "/stream/ticks"),
         ("frazil_maintenance", "table.rewrite", "demo.ticks", "/table/demo.ticks"),
         ("frazil_maintenance", "table.orphans", "demo.ticks", "/table/demo.ticks"),
-        ("frazil_audits", "stream.verdict", "", "/"),  # it has not started
+        ("frazil_audits", "stream.report", "", "/"),  # it has not started
     ],
 )
 def test_an_instance_of_a_mapped_task_leads_to_its_own(links: Links, dag_id: str, task_id: str, label: str, path: str):

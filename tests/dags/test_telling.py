@@ -43,7 +43,7 @@ class StandIn(BaseNotifier):
 
 
 class SlackWebhookNotifier(StandIn):
-    """Of the provider 9.11.1."""
+    """The interface of provider 9.11.1."""
 
     needs = frozenset({"text"})
     takes = frozenset({"unfurl_links", "unfurl_media", "retry_handlers"})
@@ -51,7 +51,7 @@ class SlackWebhookNotifier(StandIn):
 
 
 class PagerdutyNotifier(StandIn):
-    """Of the provider 5.3.1."""
+    """The interface of provider 5.3.1."""
 
     needs = frozenset({"summary", "severity"})
     takes = frozenset({"pagerduty_events_conn_id", "integration_key"})
@@ -131,7 +131,7 @@ def reported(notifier: Any, **measured: Any) -> list[tuple[str, dict[str, Any]]]
     """What a notifier sent, given to both ends of an alert."""
     SENT.clear()
     telling(notifier, health._fired)(context("alerts", **measured))
-    telling(notifier, health._over)(context("resolved", **measured))
+    telling(notifier, health._resolved_alert)(context("resolved", **measured))
     return list(SENT)
 
 

@@ -57,7 +57,7 @@ def test_only_an_event_with_facts_of_its_own_key_tells_of_a_signal(caplog: pytes
 
 def test_a_foreign_value_in_a_store_counts_as_none(caplog: pytest.LogCaptureFixture) -> None:
     assert stored_number(Store(k=0), "k") == 0
-    assert stored_number(Store(k=9), "k", most=8) is None
+    assert stored_number(Store(k=9), "k", limit=8) is None
     assert stored_names(Store(k=["a", 1, "b"]), "k") == ["a", "b"]
     assert caplog.text.count("skipped") == 2
     for value in FOREIGN:
@@ -79,4 +79,4 @@ def test_a_foreign_xcom_fails_its_task_with_the_way_out() -> None:
             with pytest.raises(AirflowFailException, match="Clear measure"):
                 task(value)
         with pytest.raises(AirflowFailException, match="Clear confirm"):
-            audits.verdict(value)
+            audits.report(value)

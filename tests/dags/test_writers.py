@@ -49,7 +49,7 @@ json.dump(in_airflow.serialized(sys.argv[1]), open(sys.argv[2], "w"))
 
 
 def test_another_dag_processor_serializes_the_same_dags_so_that_no_version_follows_another(tmp_path: Path) -> None:
-    """With another hash seed, environment and FRAZIL_HOME, forty days later, and from files that were written anew."""
+    """Parse with another hash seed, environment and FRAZIL_HOME, forty days later, and files written again."""
     (streams := tmp_path / "streams").mkdir()
     names = [f"s{number}" for number in range(6)]
     text = STREAM + "partition-by: [day(ts)]\n"

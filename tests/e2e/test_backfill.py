@@ -59,20 +59,20 @@ def begun(stream: Any, events: Any) -> Any:
 
 
 @pytest.fixture
-def engine(begun: Any, asked_spark: Any) -> Iterator[Engine]:
-    with SparkEngine(begun.spec, asked_spark) if asked_spark else InProcessEngine() as engine:
+def engine(begun: Any, requested_spark: Any) -> Iterator[Engine]:
+    with SparkEngine(begun.spec, requested_spark) if requested_spark else InProcessEngine() as engine:
         yield engine
 
 
 @contextmanager
-def asking(stream: Any, **asked: Any) -> Iterator[Backfill]:
-    raw = {"stream": stream.name, **{k.replace("_", "-"): v for k, v in asked.items()}}
+def asking(stream: Any, **requested: Any) -> Iterator[Backfill]:
+    raw = {"stream": stream.name, **{k.replace("_", "-"): v for k, v in requested.items()}}
     with open_backfill(stream.spec, parse_request(raw)) as backfill:
         yield backfill
 
 
 def is_clean(stream: Any) -> bool:
-    """By the audit of all times and by that of the last hour, both held against Kafka."""
+    """Audit all times and the last hour, both compared with Kafka."""
     tables = open_stream(stream.spec).tables
     for window in (None, last(timedelta(hours=1), datetime.now(UTC))):
         found = audit_stream(tables, window=window, ask_kafka=partial(ask_kafka, stream.spec))
@@ -172,7 +172,7 @@ def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_targ
 ) -> None:
     half = {begun.topic: {str(p): BEFORE // 8 for p in range(4)}}
     dry = json.loads(frazil("backfill", begun.name, "--to", json.dumps(half), "--dry-run", "--json").stdout)
-    assert (dry["records-at-most"], dry["records"], dry["partitions"], dry["chunks"]) == (1000, 1000, 1, 1)
+    assert (dry["max-records"], dry["records"], dry["partitions"], dry["chunks"]) == (1000, 1000, 1, 1)
     assert (last_backfill(begun), begun.ids()) == (None, list(range(BEFORE, BEFORE + 100))), "a dry run touches nothing"
     with asking(begun, to_offsets=half, target="branch") as backfill:
         left = run(backfill, engine)

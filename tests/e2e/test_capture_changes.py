@@ -174,7 +174,7 @@ def test_a_column_that_the_source_gets_becomes_one_of_the_table(stream: Any) -> 
         database._write(key, "u", before=before, after={**database.rows[key], **reported})
     del database.rows[3]
     database._write(3, "d", before={"id": 3, "name": 1, "note": "n", "tags": None, "price": None})
-    for _ in range(2):  # the connector sends all again, and the writer starts anew
+    for _ in range(2):  # the connector sends all again, and the writer starts again
         database.send()
         stream.catch_up()
     table = stream.table()

@@ -131,6 +131,6 @@ def _total(found: dict[str, Any], number: str) -> int:
 
 
 def _findings(done: subprocess.CompletedProcess[str]) -> set[tuple[str, str, int]]:
-    """Without the notes of foreign commits, which the harm was done by."""
+    """All findings but the notes on foreign commits, which did the harm."""
     found = json.loads(done.stdout)["findings"]
     return {(f["kind"], f["where"], f["count"]) for f in found if f["kind"] != "changed"}

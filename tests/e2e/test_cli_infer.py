@@ -23,8 +23,19 @@ def test_what_infer_prints_of_a_topic_is_accepted(kafka: EmbeddedKafka, topic: T
         producer.produce(name, value, key=b"k", headers={"trace": b"x"}, partition=i % 2, timestamp=stamp)
     assert producer.flush(30) == 0
     (tmp_path / "_defaults.yaml").write_text(f"source: {{bootstrap-servers: '{kafka.bootstrap}'}}\n")
-    asked = ["infer", name, "--streams", str(tmp_path), "--table", "demo.t", "--records", "200", "--name", "inferred"]
-    result = CliRunner().invoke(frazil, asked, catch_exceptions=False)
+    requested = [
+        "infer",
+        name,
+        "--streams",
+        str(tmp_path),
+        "--table",
+        "demo.t",
+        "--records",
+        "200",
+        "--name",
+        "inferred",
+    ]
+    result = CliRunner().invoke(frazil, requested, catch_exceptions=False)
     assert result.exit_code == 0
     file = tmp_path / "inferred.yaml"
     file.write_text(result.output)

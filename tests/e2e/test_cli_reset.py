@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
-from frazil.cli.person import person
+from frazil.cli.options import person
 from frazil.commit.marker import property_name
 from frazil.errors import AdoptionRequired, MarkerUnreadable, OffsetGap, RolledBack, TopicRecreated
 from frazil.history.points import Kind
@@ -75,7 +75,7 @@ def test_after_an_offset_gap_the_stream_goes_on_at_what_is_left(stream: Any, eve
         stream.catch_up()
     done = frazil("reset", stream.name, "--to", "marker", "--yes")
     assert done.returncode == 0
-    assert "It skips 50 offsets, 50 of which Kafka has deleted already" in done.stdout
+    assert "It skips 50 offsets; Kafka has already deleted 50 of them" in done.stdout
     stream.catch_up()
     assert stream.ids() == [n for n in range(800) if n % 4 or not 400 <= n < 600]
     audit = _check_clean(frazil, stream)
@@ -152,8 +152,8 @@ def test_a_stream_that_was_forgotten_in_a_shared_table_asks_before_it_reads_ever
         stream.catch_up()
 
     assert stream.ids() == list(range(30))
-    asked = frazil("adopt", stream.name, "--yes")
-    assert "It was forgotten, and its rows are still in the table" in asked.stdout
+    requested = frazil("adopt", stream.name, "--yes")
+    assert "It was forgotten, and its rows are still in the table" in requested.stdout
     ends = json.dumps({stream.topic: {str(p): 5 for p in range(4)}})
     assert frazil("reset", stream.name, "--to", "offsets", "--offsets", ends, "--yes").returncode == 0
     stream.produce(events(range(30, 40)), partitions=4)

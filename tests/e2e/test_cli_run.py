@@ -22,7 +22,7 @@ Status = Callable[[], dict[str, Any]]
 
 @pytest.fixture
 def status(stream: Any, frazil: Any) -> Status:
-    """What `frazil status --json` says of the stream."""
+    """What `frazil status --json` says about the stream."""
 
     def ask() -> dict[str, Any]:
         done = frazil("status", stream.name, "--json")
@@ -66,7 +66,7 @@ def test_a_writer_in_the_foreground_keeps_others_out_until_ctrl_c_lets_its_batch
     shown, complaints = running.communicate(timeout=60)
 
     assert running.returncode == 0, complaints.decode()[-3000:]
-    # On a busy host there may be a stall to tell of; of the engines there is nothing.
+    # On a busy host there may be a stall to tell about; of the engines there is nothing.
     assert all(line.startswith("warning: ") for line in complaints.decode().splitlines()), complaints
     check_what_is_shown(stream, shown.decode().splitlines())
     assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []

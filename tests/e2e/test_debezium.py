@@ -149,7 +149,7 @@ def snapshots(stream: Any) -> list[int]:
 
 @contextmanager
 def writer(stream: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """As a process of its own, which is killed at the end."""
+    """Run a writer in its own process, which is killed at the end."""
     process = subprocess.Popen(stream.command(without_jvm=True))
     try:
         yield process

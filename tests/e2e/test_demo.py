@@ -118,7 +118,7 @@ def test_a_demo_after_a_killed_one_ends_what_was_left_and_starts_afresh(
 
 @pytest.fixture
 def reachable_home() -> Iterator[Path]:
-    """Where root runs the tests, PostgreSQL runs as another user, who cannot enter pytest's folders."""
+    """If root runs the tests, PostgreSQL runs as another user, who cannot enter pytest's folders."""
     with tempfile.TemporaryDirectory(prefix="frazil-demo-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder) / "home"

@@ -14,7 +14,7 @@ from frazil.errors import EnvironmentUnusable
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A broker that these tests may kill, beside the session's."""
+    """A broker that these tests may kill, next to the session's."""
     with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka")) as own:
         yield own
 

@@ -20,7 +20,7 @@ from frazil.errors import EnvironmentUnusable
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedObjectStore]:
-    """A store that these tests may kill, beside the session's."""
+    """A store that these tests may kill, next to the session's."""
     with EmbeddedObjectStore(tmp_path_factory.mktemp("own-object-store")) as own:
         yield own
 

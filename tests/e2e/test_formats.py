@@ -116,8 +116,8 @@ def test_lines_of_objects_land_once_declared_and_what_came_before_is_replayed_wh
         batch(7) + b"\nno object",
     )
     settled()
-    asked = frazil("backfill", stream.name)
-    assert "no requested record is missing" in asked.stdout, asked.stdout + asked.stderr
+    requested = frazil("backfill", stream.name)
+    assert "no requested record is missing" in requested.stdout, requested.stdout + requested.stderr
     with stream.table().transaction() as change:  # by another hand: the rows of a record are there twice
         change.append(stream.table().scan("n = 4").to_arrow())
     assert "1 row too many" in frazil("audit", stream.name, "--source").stdout

@@ -204,13 +204,13 @@ def test_a_writer_that_may_not_read_its_topic_ends_with_a_sentence(
 def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_starts(
     source: Source, stream: DeclaredStream
 ) -> None:
-    asked = declared(stream, source, "PLAIN", source.of_others)
-    spec = load_stream(asked.streams / f"{asked.name}.yaml")
+    requested = declared(stream, source, "PLAIN", source.of_others)
+    spec = load_stream(requested.streams / f"{requested.name}.yaml")
     found = Connections.of({Path("events.yaml"): spec})
     (fault,) = found.faults
     assert fault.said == (
-        f"events.yaml: source: AccessDenied: stream {asked.name}, brokers {asked.bootstrap}: Kafka refuses to let the "
-        "stream read theirs. Grant Read on them"
+        f"events.yaml: source: AccessDenied: stream {requested.name}, brokers {requested.bootstrap}: Kafka refuses to "
+        "let the stream read theirs. Grant Read on them"
     )
     assert fault.fix.endswith("--operation Describe --operation Read --topic NAME")
 

@@ -1,4 +1,4 @@
-"""A real Airflow keeps a table in shape: an alert fires, the table's DAG mends what it is about, the alert resolves."""
+"""A real Airflow keeps a table in shape: an alert fires, the table's DAG fixes what it is about, the alert resolves."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_alert_fires_its_table_is_fixed_and_it_resolves(airflow: EmbeddedAirf
     slow = client.trigger("slow")["dag_run_id"]
     client.set_paused(HEALTH, False)
 
-    # It fires: the run that found it failed, an event says so, and people are told once, however long it stands.
+    # It fires: the run that found it failed, an event says so, and people hear it once, however long it stands.
     fired = eventually(lambda: [run for run in client.runs(HEALTH) if run["state"] == "failed"], within_s=240)
     log = client.log(HEALTH, fired[0]["dag_run_id"], "measure")
     assert "demo.trips has 13 snapshots" in log
@@ -137,7 +137,7 @@ def test_an_alert_fires_its_table_is_fixed_and_it_resolves(airflow: EmbeddedAirf
     assert table.scan().to_arrow().sort_by("kafka_offset") == before
     assert stray.exists()
 
-    # It resolves, visibly: the first run that is well again says so, and people are told.
+    # It resolves, visibly: the first run that is well again says so, and people hear it.
     well = eventually(
         lambda: [r for r in client.runs(HEALTH) if r["run_after"] > fired[-1]["run_after"] and r["state"] == "success"],
         within_s=240,

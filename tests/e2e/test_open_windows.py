@@ -1,4 +1,4 @@
-"""`commit.align: watermark` with a real writer, and Spark that expires and reads beside it."""
+"""`commit.align: watermark` with a real writer, and Spark that expires and reads next to it."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
     client.wait_for_dag("reader", within_s=120)
     waiting = client.trigger("reader")["dag_run_id"]
 
-    # The sixth hour breaks the suite: 23 hours are told of, and the run that found it failed.
+    # The sixth hour breaks the suite: 23 hours are reported, and the run that found it failed.
     trips.land(0, 6)
     trips.land(5, 6, count=1, fare=-7)
     trips.land(6, 26)
@@ -163,7 +163,7 @@ def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_ag
     assert client.runs(DAILY) == []
     airflow.kill("scheduler")
 
-    # From here on the stream's file has a typo, and somebody has pressed "Create event": nothing else changes.
+    # From here on the stream's file has a typo, and a user has pressed "Create event": nothing else changes.
     declared = tmp_path / "streams" / "trips.yaml"
     declared.write_text(STREAM + "maintenance: {compactoin: off}\n")
     for key in (None, "2013-12-30T07", "no window"):
@@ -205,7 +205,7 @@ def state(client: Any, run_id: str, task_id: str) -> str:
 
 
 def check_page(airflow: EmbeddedAirflow, page: str) -> None:
-    """Whoever is signed in sees the gate's page, and nothing beside it; nobody else sees anything."""
+    """A signed-in user sees the gate's page, and nothing next to it; no one else sees anything."""
     url = f"{airflow.url}/frazil/data-docs"
     signed = {"Authorization": f"Bearer {airflow.token('viewer')}"}
     assert httpx.get(f"{url}/{page}", trust_env=False).status_code == 401
@@ -216,7 +216,7 @@ def check_page(airflow: EmbeddedAirflow, page: str) -> None:
 
 
 def reported(client: Any, asset: str) -> list[tuple[str, dict[str, Any]]]:
-    """The asset's events: their keys, and what their extra says of the key."""
+    """The asset's events: their keys, and what their extra says about the key."""
     assets = asset_ids(client)
     if asset not in assets:
         return []

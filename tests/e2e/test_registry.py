@@ -194,7 +194,7 @@ def test_infer_reads_a_json_schema_and_its_stream_needs_no_registry(
     }
     known = registered(registry, f"{stream.topic}-value", schema, schemaType="JSON")
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for schema_id in (known, known + 1000):  # an id that the registry lacks is not looked at
+    for schema_id in (known, known + 1000):  # an id that the registry does not have is not looked at
         value = json.dumps({"at": AT.isoformat(), "count": schema_id}).encode()
         producer.produce(stream.topic, b"\0" + schema_id.to_bytes(4, "big") + value)
     assert producer.flush(30) == 0
@@ -210,9 +210,9 @@ def test_infer_reads_a_json_schema_and_its_stream_needs_no_registry(
 
 def inferred(stream: Any, registry: EmbeddedRegistry) -> str:
     """What `frazil infer` proposes, which becomes the stream's declaration."""
-    asked = ["infer", stream.topic, "--streams", str(stream.streams), "--bootstrap-servers", stream.bootstrap]
-    asked += ["--registry", registry.url, "--name", stream.name, "--table", f"test.{stream.name}"]
-    done = CliRunner().invoke(frazil_command, asked, catch_exceptions=False)
+    requested = ["infer", stream.topic, "--streams", str(stream.streams), "--bootstrap-servers", stream.bootstrap]
+    requested += ["--registry", registry.url, "--name", stream.name, "--table", f"test.{stream.name}"]
+    done = CliRunner().invoke(frazil_command, requested, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     (stream.streams / f"{stream.name}.yaml").write_text(done.output)
     return done.output

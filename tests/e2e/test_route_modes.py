@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import ForbiddenError
 
-from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit
+from frazil.audit.findings import FindingKind
+from frazil.commit.merging import FOLDER
 from frazil.commit.sweep import bare_path, referenced
 from frazil.events import BatchCommitted, Event
 from frazil.table.catalogs import load_catalog
@@ -111,12 +112,40 @@ def test_a_table_behind_gets_the_changes_that_wait_in_order_from_a_later_writer(
                 stream.produce([record(1, "a", second), record(second, "a", second), record(1, "b", second)])
                 eventually(lambda second=second: rows("test.of_b") == [(1, second)], within_s=60)
     assert rows("test.a") == [(1, 1)]
+    table = load_catalog(None).load_table("test.a")
+    merged = Path(bare_path(table.location())).rglob(f"{FOLDER}/**/*.parquet")
+    assert len([path for path in merged if str(path) not in referenced(table)]) <= 2, "those of the first batch"
     stream.produce([record(1, "b", 5)])
     stream.catch_up()
     assert (rows("test.a"), rows("test.of_b")) == ([(1, 4), (2, 2), (3, 3), (4, 4)], [(1, 5)])
     table = load_catalog(None).load_table("test.a")
     there = {str(path) for path in Path(bare_path(table.location())).rglob("*.parquet")}
     assert there <= referenced(table), "changes that are merged are deleted"
+
+
+@pytest.mark.parametrize("mode", [UPSERT, "dedupe: {key: id, within: 10s}\n"])
+@pytest.mark.parametrize("routed", [True, False], ids=["has a route", "had a route"])
+def test_without_kafka_the_audit_compares_the_rows_that_are_there(
+    stream: Any, declare: Any, mode: str, routed: bool
+) -> None:
+    declare(COMMIT + mode + ROUTE)
+    stream.produce([record(1, "a", 1), record(2, "b", 2), record(1, "a", 3)])
+    stream.catch_up()
+    if not routed:
+        declare(COMMIT + mode)
+        stream.produce([record(3, "a", 1)])
+        stream.catch_up()
+    assert [*audit(stream.spec, window=None, with_source=False).wrong] == []
+    for source in (False, True):
+        found = audit(stream.spec, window=None, with_source=source)
+        assert found.clean is (source and routed)
+        if not found.clean:
+            (open_,) = [f for f in found.findings if f.kind is FindingKind.NOT_COMPARED]
+            assert open_.count == (4 if source else 1), open_
+    table = load_catalog(None).load_table("test.of_b")
+    table.append(table.scan().to_arrow())
+    doubled = audit(stream.spec, window=None, with_source=False).wrong
+    assert [(f.kind, f.count) for f in doubled] == [(FindingKind.DUPLICATES, 1)]
 
 
 def test_an_upsert_is_not_routed_by_a_field_outside_its_key(stream: Any) -> None:

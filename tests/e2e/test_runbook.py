@@ -123,10 +123,10 @@ def do(rule: str) -> str:
     return give(commands(rule, "Do"))
 
 
-def give(asked: list[list[str]]) -> str:
+def give(requested: list[list[str]]) -> str:
     """A writer has a process of its own."""
     said = []
-    for words in asked:
+    for words in requested:
         if words[0] == "run":
             subprocess.run([Path(sys.executable).with_name("frazil"), *words], check=True, timeout=200)
         else:

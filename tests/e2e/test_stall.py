@@ -19,7 +19,7 @@ def test_an_empty_partition_holds_the_watermark_until_it_has_a_record(
     seen: list[Stall] = []
 
     def reported(*, partitions: int) -> Stall | None:
-        """The stall in the heartbeat, while records go on coming to so many of the four partitions."""
+        """The stall in the heartbeat, while records go on coming to that many of the four partitions."""
         stream.produce([event(next(numbers)) for _ in range(partitions)], partitions=partitions)
         heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
         if heartbeat is None or heartbeat.stall is None:

@@ -111,7 +111,7 @@ def test_a_second_run_goes_on_where_the_first_ended(stream: Any, events: Events)
 def test_a_writer_that_starts_with_nothing_unread_waits_in_one_epoch_and_takes_what_comes_later(
     stream: Any, events: Events, eventually: Any
 ):
-    """On an empty topic and on a stream that is caught up."""
+    """The topic is empty, or the stream is caught up."""
     stream.declare("commit: {interval: 1s}\nwatermark: {idle-timeout: 2s}\n")
     for epoch in (1, 2):
         known = range(1000 * (epoch - 1))
@@ -133,10 +133,10 @@ def test_an_idle_writer_ends_soon_after_a_reset(
     stream: Any, events: Events, eventually: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("frazil.stream.fence_watch.POLL_INTERVAL_S", 0.5)
-    asked, answered, marker = Event(), Event(), StreamTables.marker_seen_by
+    requested, answered, marker = Event(), Event(), StreamTables.marker_seen_by
 
     def hanging(tables: StreamTables, catalog: Catalog) -> Marker | None:
-        asked.set()
+        requested.set()
         answered.wait(180)
         return marker(tables, catalog)
 
@@ -144,7 +144,7 @@ def test_an_idle_writer_ends_soon_after_a_reset(
     stream.produce(events(range(10)))
     with stream.writing() as writing:
         eventually(lambda: stream.has_rows(10) and _heartbeat(stream).phase is Phase.WAITING)
-        assert asked.wait(60)
+        assert requested.wait(60)
         stream.produce(events(range(10, 20)))
         eventually(lambda: stream.has_rows(20) and _heartbeat(stream).phase is Phase.WAITING)  # while the catalog hangs
         answered.set()

@@ -1,4 +1,4 @@
-"""What every fault must leave behind: each record in a table once, and no file that is nobody's."""
+"""What every fault must leave behind: each record in a table once, and no file that is orphaned."""
 
 from __future__ import annotations
 

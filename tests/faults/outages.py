@@ -32,7 +32,7 @@ def silent(broker: EmbeddedKafka) -> Iterator[None]:
 
 @contextmanager
 def locked(catalog: Path) -> Iterator[None]:
-    """The embedded catalog's database lets nobody read or write meanwhile."""
+    """The embedded catalog's database lets no one read or write meanwhile."""
     database = sqlite3.connect(catalog, isolation_level=None)
     try:
         database.execute("BEGIN EXCLUSIVE")

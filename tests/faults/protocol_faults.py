@@ -31,7 +31,7 @@ class Faults:
     others: Callable[[], None]
     """What others do to the table at that very moment, where the fault says so."""
     stream: str
-    """Whose process it is."""
+    """The stream of the process."""
     planned: dict[str, list[str]] = field(default_factory=dict)
     dead: bool = False
 

@@ -26,12 +26,12 @@ def time_us(record: Record) -> int:
 
 
 def window_of(record: Record) -> int:
-    """Where the hour of its event time begins, in microseconds."""
+    """The start of the hour of its event time, in microseconds."""
     return Grain.HOUR.floor(time_us(record))
 
 
 Good = Literal["always", "never", "until a column is required", "once a column is required"]
-"""To which schemas a record is good."""
+"""The schemas that accept a record."""
 
 
 def is_good(good: Good, *, strict: bool) -> bool:
@@ -47,15 +47,15 @@ class Topic:
     records: dict[Record, Good] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=lambda: {0: 0, 1: 0})
     first: dict[int, int] = field(default_factory=dict)
-    """Where retention has come to."""
+    """The first offset that retention has kept."""
     generation: int = 1
     """The number of the topic with this name, which grows each time the topic is recreated."""
     leaders: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Of each partition: the epochs of its leaders, and the offset that each began at."""
+    """The epochs of each partition's leaders, and the offset that each began at."""
     pending: dict[int, int] = field(default_factory=dict)
     """Records of a transaction that is open, beyond the end of what may be read."""
     old_end: int = 0
-    """Of a second topic, `old`, which some of the stream's writers declare and others do not: it has gaps alone."""
+    """Offsets of a second topic, `old`, which only some of the stream's writers declare: it has gaps alone."""
 
     @property
     def old(self) -> str:
@@ -66,7 +66,7 @@ class Topic:
         return SourceIdentity("cluster", {self.name: f"{self.name}-{self.generation}"})
 
     def produce(self, partition: int, goods: Iterable[Good | None]) -> None:
-        """A record for each, a gap for each None; a partition that is not there yet is added.
+        """A record for each, a gap for each None; a partition that does not exist yet is added.
 
         A transaction that is open there commits first.
         """
@@ -144,9 +144,9 @@ class ProcessKafka:
         self, partitions: Iterable[TopicPartition], of: Mapping[int, int], *, old: int
     ) -> dict[TopicPartition, int]:
         self._ask()
-        asked = list(partitions)
-        assert {topic for topic, _ in asked} <= set(self.topics), "a topic that is not declared was asked for"
-        return {(topic, p): of.get(p, 0) if topic == self.topic.name else old for topic, p in asked}
+        requested = list(partitions)
+        assert {topic for topic, _ in requested} <= set(self.topics), "a topic that is not declared was asked for"
+        return {(topic, p): of.get(p, 0) if topic == self.topic.name else old for topic, p in requested}
 
     def _ask(self) -> None:
         try:

@@ -32,11 +32,11 @@ class Process:
         self.committer: Committer | None = None
         self.route: StreamRoute | None = None
         self.marker: Marker | None = None
-        """None before it began, and after its batch was stale."""
+        """The marker; None before it began, and after its batch was stale."""
         self.staged: Journal | None = None
         self.journaled = False
         self.decided = False
-        """Whether home has the batch, which its tables may lack."""
+        """Whether the default table has the batch, which its tables may not have."""
 
     @property
     def epoch(self) -> int | None:
@@ -69,12 +69,12 @@ class Process:
         """The current batch is given up; the next step begins an epoch."""
         self.marker, self.staged, self.journaled, self.decided = None, None, False, False
 
-    def stage(self, most: int, *, leftover: bool) -> bool:
-        """Stage up to so many records; False where there are none. `leftover` is of an attempt that failed."""
+    def stage(self, limit: int, *, leftover: bool) -> bool:
+        """Stage up to that many records; False where there are none. `leftover` is of an attempt that failed."""
         assert self.committer is not None
         assert self.marker is not None
         start = self.marker.offsets[TP]
-        end = min(start + most, len(self.world.log))
+        end = min(start + limit, len(self.world.log))
         if start == end:
             return False
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)

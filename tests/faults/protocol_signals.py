@@ -1,4 +1,4 @@
-"""Who signals the model's windows: the real assessment, and what it must come to, computed apart from it."""
+"""The signals of the model's windows: the real assessment, and the expected one, computed independently."""
 
 from __future__ import annotations
 

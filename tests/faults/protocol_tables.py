@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -25,8 +24,8 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.merging import Merging, in_process
-from frazil.commit.mode import UPSERTS, merge_rules
+from frazil.commit.merging import in_process, merging_of
+from frazil.commit.mode import DEDUPLICATES, MergingMode, merging_mode
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.commit.sweep import bare_path, batch_folder
@@ -37,14 +36,23 @@ from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.spec.model import StreamSpec
+from frazil.table.atomic_catalogs import commit_by_sql
 from frazil.table.atomic_commit import TableChange
-from frazil.table.atomic_sql import commit_by_sql
 from frazil.table.local_storage import LocalStore
 from frazil.table.tables import ensure_dead_letters, ensure_table, state_location
 
 from .protocol_faults import Clock, Faults, ProcessIO, ProcessStore
 
-Kind = Literal["upserts", "upserts at once", "routes", "routes at once", "routed upserts", "routed upserts at once"]
+Kind = Literal[
+    "upserts",
+    "upserts at once",
+    "routes",
+    "routes at once",
+    "routed upserts",
+    "routed upserts at once",
+    "routed repeats",
+    "routed repeats at once",
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 STREAM, HOME, DEAD, ORDERS, PAYMENTS = "shop", "demo.home", "demo.home_dead_letters", "demo.orders", "demo.payments"
 ROUTED = (ORDERS, PAYMENTS)
@@ -81,6 +89,7 @@ def spec_of(kind: Kind) -> StreamSpec:
             "event-time": "at",
             "commit": {"atomic": kind.endswith("at once")},
             **(upserts if "upserts" in kind else {}),
+            **({"dedupe": {"key": "id", "within": "1h"}} if "repeats" in kind else {}),
             **(routes if "route" in kind else {}),
         }
     )
@@ -152,9 +161,9 @@ class World:
     _past: dict[str, deque[Table]] = field(default_factory=dict)
     _markers: dict[str, Marker | None] = field(default_factory=dict)
     _rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """By metadata file."""
+    """Rows by metadata file."""
     _files: dict[str, list[str]] = field(default_factory=dict)
-    """By manifest."""
+    """Files by manifest."""
 
     def __post_init__(self) -> None:
         self.spec = spec_of(self.kind)
@@ -163,7 +172,11 @@ class World:
 
     @property
     def merges(self) -> bool:
-        return self.spec.mode == "upsert"
+        return self.mode is not None
+
+    @property
+    def mode(self) -> MergingMode | None:
+        return merging_mode(self.spec)
 
     @property
     def routed(self) -> tuple[str, ...]:
@@ -180,7 +193,7 @@ class World:
     # The catalog
 
     def load(self, name: str, *, behind: int = 0) -> Table:
-        """As it is, or as a cache has it that is so many changes behind."""
+        """Load the table, or a cached one that is `behind` changes old."""
         found = self.catalog.load_table(name)
         past = [t for t in self._past.get(name, ()) if t.metadata.table_uuid == found.metadata.table_uuid]
         return past[-behind] if 0 < behind <= len(past) else found
@@ -213,11 +226,11 @@ class World:
     def land_late(self) -> None:
         late, self.late = self.late, []
         for effect in late:
-            with suppress(Exception):  # a refusal has nobody to go to
+            with suppress(Exception):  # a refusal has no one to go to
                 effect()
 
     def tables(self, faults: Faults) -> tuple[StreamTables, ProcessCatalog]:
-        """As a process reaches them."""
+        """The tables as a process reaches them."""
         self.processes.append(faults)
         catalog: Any = ProcessCatalog(self, faults, len(self.processes) - 1)
         now = Clock()  # of this process's patience alone
@@ -233,7 +246,7 @@ class World:
             clock_ms=lambda: NOW_MS,
             retry_policy=RetryPolicy(total_s=4, clock=now, wait=now.wait),
             at_once=catalog.commit_at_once if self.spec.commit.atomic else None,
-            merging=Merging(partial(merge_rules, self.spec), run, lambda: 2) if self.merges else None,
+            merging=merging_of(self.spec, run, lambda: 2),
         )
         return tables, catalog
 
@@ -266,15 +279,18 @@ class World:
         return {offset for offset, record in enumerate(self.log[: self.offset()]) if record == target}
 
     def newest(self, name: str, end: int) -> dict[int, int | None]:
-        """What the changes below an offset come to in a table."""
-        found: dict[int, int] = {}
+        """The rows that a table has of the records below an offset: of each key the last change, or the first row."""
+        found: dict[int, int | None] = {}
         for record in self.log[:end]:
             if isinstance(record, tuple) and self.table_of(record[0]) == name:
                 key, amount = record
+                if self.mode is DEDUPLICATES:
+                    found.setdefault(key, amount)
+                    continue
                 found.pop(key, None)
                 if amount is not None:
                     found[key] = amount
-        return dict(found)
+        return found
 
     def references(self, name: str) -> set[str]:
         """Every file that any snapshot of a table needs."""
@@ -315,9 +331,9 @@ class World:
 
     def _write(self, table: Table, key: BatchKey, target: Target, offsets: Sequence[int]) -> list[StagedFile]:
         layout = target_table(table, folder=batch_folder(table, STREAM, key))
-        changes = self.merges and target != "dead-letters"
+        mode = self.mode if target != "dead-letters" else None
         writer = TableWriter(
-            UPSERTS.staged(layout, self.spec.key) if changes else layout,
+            mode.staged(layout, self.spec.key) if mode else layout,
             target,
             io=PyArrowFileIO(),
             file_name=file_namer(0, 0),
@@ -340,7 +356,7 @@ class World:
     # What others do
 
     def append(self) -> None:
-        """Somebody's row of a key that no change has; a table with rows before the stream begins is to be adopted."""
+        """A user's row of a key that no change has; a table with rows before the stream begins is to be adopted."""
         if self.marker() is None:
             return
         key = max(self.foreign, default=FOREIGN) + 1

@@ -48,7 +48,7 @@ from frazil.offsets.tally import OffsetTally
 from frazil.table.branches import head_of
 from frazil.table.landed_offsets import Wanted
 from frazil.table.local_storage import LocalStore
-from frazil.table.metadata_reuse import _as, _sharing
+from frazil.table.metadata_reuse import _sharing, _with_class
 from frazil.table.metadata_times import in_order
 from frazil.table.tables import state_location
 
@@ -67,7 +67,7 @@ class MarkerMove:
     """One stream's marker of one table, before and after a commit."""
 
     version: int
-    """Of the catalog: the commit that moved it."""
+    """The catalog's version: the commit that moved it."""
     table: str
     stream: str
     before: Marker | None
@@ -93,11 +93,11 @@ class SharedCatalog:
         self.rows_at: Callable[[Snapshot | None], Iterable[Record]] = lambda _: ()
         self.late: list[Callable[[], Any]] = []
         self.positions: dict[int, dict[str, dict[TopicPartition, int]]] = {}
-        """Where the rows of each stream stand with each snapshot of the main table, kept beside what frazil keeps."""
+        """The rows of each stream at each snapshot of the main table, kept next to what frazil keeps."""
         self.marker_moves: list[MarkerMove] = []
 
     def load(self, name: str, *, behind: int = 0) -> Table:
-        """As it is, or as a cache has it that is so many changes behind."""
+        """Load the table, or a cached one that is `behind` changes old."""
         past = self.past[name]
         metadata = past[-behind] if 0 < behind <= len(past) else self.metadata[name]
         return Table(tuple(name.split(".")), metadata, "", self.io, self, {})  # type: ignore[arg-type]
@@ -110,9 +110,9 @@ class SharedCatalog:
             requirement.validate(before)
         self.versions += 1
         # As the catalogs that `load_catalog` opens: snapshots are not copied, and times are in order.
-        shared = _as(_sharing(type(before)), before)
+        shared = _with_class(_sharing(type(before)), before)
         made = update_table_metadata(shared, tuple(updates), metadata_location=str(self.versions))
-        after = in_order(before, _as(type(before), made))
+        after = in_order(before, _with_class(type(before), made))
         self.past[name].append(before)
         self.metadata[name] = after
         old, new = read_markers(before.properties), read_markers(after.properties)
@@ -128,7 +128,7 @@ class SharedCatalog:
         return CommitTableResponse(metadata=after, metadata_location=str(self.versions))
 
     def land_late(self) -> None:
-        """What was reported failed arrives now; a refusal has nobody to go to."""
+        """What was reported failed arrives now; a refusal has no one to go to."""
         late, self.late = self.late, []
         for effect in late:
             try:
@@ -206,7 +206,7 @@ class World:
         )  # fmt: skip
 
     def tables(self, faults: Faults) -> StreamTables:
-        """As a process of the stream reaches them."""
+        """The tables as a process of the stream reaches them."""
         catalog = ProcessCatalog(self.catalog, faults)
         now = Clock()  # of this process's patience alone
         return StreamTables(
@@ -223,7 +223,7 @@ class World:
     # What stands in the tables
 
     def rows(self, name: str, stream: str | None = None) -> Counter[Record]:
-        """Of one stream, or of all."""
+        """The rows of one stream, or of all."""
         found = self.rows_at(head_of(self.catalog.metadata[name]))
         return Counter(record for record in found if stream in (None, record[0]))
 

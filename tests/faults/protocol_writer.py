@@ -57,7 +57,7 @@ SPECS = {
 
 @dataclass(slots=True)
 class ModelStage:
-    """Makes empty files that stand for records; `leftover` leaves those of an attempt that failed beside them."""
+    """Makes empty files that stand for records; `leftover` leaves those of an attempt that failed next to them."""
 
     world: World
     topic: Topic
@@ -194,12 +194,12 @@ class Writer:
         """The current batch is given up; the next step begins an epoch."""
         self.planner, self.staged, self.journaled = None, None, False
 
-    def stage(self, most: int, *, leftover: bool) -> bool:
+    def stage(self, limit: int, *, leftover: bool) -> bool:
         """Plan up to `most` records, or a tick, and stage them; False where no batch is due."""
         planner, runner = self.planner, self.runner
         assert planner is not None
         assert runner is not None
-        policy = dataclasses.replace(planner.settings.policy, max_records=most)
+        policy = dataclasses.replace(planner.settings.policy, max_records=limit)
         planner.settings = dataclasses.replace(planner.settings, policy=policy)
         self.world.clock.wait(1)  # a planner looks once a second
         start = planner.position

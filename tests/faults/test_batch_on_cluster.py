@@ -78,8 +78,8 @@ def submit(
 
     def run(dag_id: str, task: str, **given: Any) -> None:
         before = len(spark_cluster.master.state()["completedapps"])
-        asked = json.dumps([str(stream.streams), str(tmp_path / "aggregations"), dag_id, task, given])
-        command = [sys.executable, "-W", "ignore", "-c", SUBMIT, asked]
+        requested = json.dumps([str(stream.streams), str(tmp_path / "aggregations"), dag_id, task, given])
+        command = [sys.executable, "-W", "ignore", "-c", SUBMIT, requested]
         done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
         print(done.stdout[-8000:], done.stderr[-4000:])
         assert done.returncode == 0

@@ -203,7 +203,7 @@ def test_of_two_drivers_whose_submission_was_not_answered_one_writes(
     eventually(lambda: supervised.has_rows(1000))
     first, order = python_of(supervised, eventually), supervised.folder.order()
     assert order is not None
-    # As if the agent had died between its submission and the answer, and the driver were not heard of for a minute.
+    # As if the agent had died between its submission and the answer, and the driver were not heard from for a minute.
     first.suspend()
     supervised.folder.put_order(dataclasses.replace(order, id="0" * 32, submission=None, ordered_at_ms=0))
     launch = supervised.launcher.observe().launch

@@ -99,7 +99,7 @@ class Deployment:
         return seen.process is ProcessState.RUNNING and seen.heartbeat is not None and seen.heartbeat.epoch is not None
 
     def task(self, stream: str) -> dict[str, Any]:
-        """Of the stream's latest run."""
+        """The task of the stream's latest run."""
         dag_id = f"frazil_writer_{stream}"
         (task,) = self.client.tasks(dag_id, self.client.runs(dag_id)[-1]["dag_run_id"])
         return task
@@ -194,7 +194,7 @@ def test_one_of_each_is_killed_and_every_record_lands_once(
     client.wait_for_dag("frazil_writer_told", within_s=180)
     eventually(lambda: deployment.runs_on("told", "two"), within_s=180)
 
-    # A triggerer and its host, as far as Airflow knows: the writer is there yet, and nobody stops it.
+    # A triggerer and its host, as far as Airflow knows: the writer is there yet, and no one stops it.
     deployment.kill("triggerer-one")
     eventually(lambda: deployment.has_taken_over("anywhere", "two"), within_s=240)
     more_land(anywhere, pinned)

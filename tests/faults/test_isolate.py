@@ -1,4 +1,4 @@
-"""A record that kills the process is found, set aside, and takes nobody with it."""
+"""A record that kills the process is found, set aside, and takes no one with it."""
 
 from __future__ import annotations
 

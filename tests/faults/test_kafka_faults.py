@@ -30,26 +30,31 @@ from .outages import for_a_while, silent
 
 @pytest.fixture(scope="module")
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A broker that these tests may kill, beside the session's."""
+    """A broker that these tests may kill, next to the session's."""
     with EmbeddedKafka(tmp_path_factory.mktemp("faulty-kafka")) as broker:
         yield broker
 
 
 @pytest.fixture
 def faulty(
-    own_kafka: EmbeddedKafka, frazil_home: Path, declared_stream: Any, asked_spark: Any, request: pytest.FixtureRequest
+    own_kafka: EmbeddedKafka,
+    frazil_home: Path,
+    declared_stream: Any,
+    requested_spark: Any,
+    request: pytest.FixtureRequest,
 ) -> Any:
     """A stream over a topic of four partitions of that broker."""
     assert not frazil_home.exists()
     topic = re.sub(r"[^a-z0-9]", "-", request.node.name)
     own_kafka.create_topic(topic, 4)
     stream = declared_stream(
-        frazil_home.parent, name="events", topic=topic, bootstrap=own_kafka.bootstrap, spark=asked_spark
+        frazil_home.parent, name="events", topic=topic, bootstrap=own_kafka.bootstrap, spark=requested_spark
     )
     stream.broker = own_kafka
     return stream
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.usefixtures("each_reader")
 def test_a_broker_that_is_killed_and_started_again_costs_nothing(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any, eventually: Any
@@ -64,6 +69,7 @@ def test_a_broker_that_is_killed_and_started_again_costs_nothing(
     check_exact(faulty, range(2000))
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.usefixtures("spark")
 @for_a_while
 def test_a_writer_sits_out_brokers_that_are_silent(
@@ -194,12 +200,13 @@ def test_what_retention_deleted_is_skipped_and_named_where_the_stream_says_so(
     assert [text for text in named if text] == [f"{stream.topic}-0 offsets 100 to 149"]
 
 
+@pytest.mark.rotates(4)
 @pytest.mark.usefixtures("each_reader")
 @pytest.mark.parametrize("grown", [False, True])
 def test_a_log_that_was_cut_is_a_gap_whatever_it_grew_to(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any, grown: bool
 ):
-    """As after an unclean leader election, or a disk that was restored: the log's newest records are gone."""
+    """Truncate the log, as after an unclean leader election or a restored disk: its newest records are gone."""
     faulty.produce(events(range(400)), partitions=4)
     faulty.catch_up()
     with keeping_the_log_of(own_kafka, f"{faulty.topic}-0"):

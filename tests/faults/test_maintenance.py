@@ -1,4 +1,4 @@
-"""Compaction, manifests, expiry and orphans without pause, beside a writer and a reader that notice nothing of it."""
+"""Compaction, manifests, expiry and orphans without pause, next to a writer and a reader that notice nothing of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RECENT = 10
 
 
 class Reader:
-    """Reads recent snapshots of the table, one after the other, and holds each against what it says of itself."""
+    """Reads recent snapshots of the table, one after the other, and holds each against what it says about itself."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -89,7 +89,7 @@ def table_folder(stream: Any) -> Path:
 
 
 def make_old(folder: Path) -> None:
-    """Of 1970: older than any age that guards a file."""
+    """Date the files to 1970: older than any age that guards a file."""
     for name in ("data", "metadata"):
         for file in (folder / name).rglob("*"):
             with contextlib.suppress(FileNotFoundError):  # compacted or expired meanwhile
@@ -106,6 +106,7 @@ def supervised_writer(stream: Any) -> Iterator[None]:
         LocalLauncher(stream.name).stop(force=True)
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     "seconds",
     [15, pytest.param(1200, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],

@@ -99,6 +99,7 @@ def victims(stream: Any) -> dict[str, psutil.Process]:
     return {"driver": driver, **({"worker": random.choice(leaves)} if leaves else {})}
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     "kills",
     [3, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
@@ -106,9 +107,7 @@ def victims(stream: Any) -> dict[str, psutil.Process]:
 def test_kills_at_random_moments_under_load_lose_and_repeat_nothing(
     stream: Any, event: Callable[[int], bytes], eventually: Any, kills: int
 ):
-    seed = int(os.environ.get("FRAZIL_TEST_SEED") or random.randrange(2**32))
-    print(f"FRAZIL_TEST_SEED={seed}")
-    random.seed(seed)
+    random.seed(int(os.environ["FRAZIL_TEST_SEED"]))
     load = Load(stream, event)
     supervisor = Supervisor(WriterProgram(stream.name, stream.streams, APPLICATION))
     recoveries: dict[str, list[float]] = {"driver": [], "worker": []}

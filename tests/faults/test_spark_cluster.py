@@ -48,6 +48,7 @@ def caught_up(stream: Any) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.rotates(3)
 def test_the_cluster_listens_on_loopback_alone(spark_cluster: EmbeddedSparkCluster):
     processes = [psutil.Process(found.pid) for s in spark_cluster.servers.values() if (found := s.server())]
     ips = {c.laddr.ip for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
@@ -101,6 +102,7 @@ def _is_daemon(candidate: psutil.Process | None) -> bool:
     return False
 
 
+@pytest.mark.rotates(3)
 def test_a_stream_is_written_by_the_executors_of_a_cluster(
     stream: Any, spark_cluster: EmbeddedSparkCluster, events: Events
 ):

@@ -64,7 +64,7 @@ class SupervisedStream:
         self.file.write_text(SPEC.format(name=self.name, interval=interval))
 
     def order(self, **orders: Any) -> None:
-        """What the fake writer shall do; see its module."""
+        """What the fake writer must do; see its module."""
         (self.home / f"orders-{self.name}.json").write_text(json.dumps(orders))
 
     def observe(self) -> Observation:
@@ -72,7 +72,7 @@ class SupervisedStream:
 
     @property
     def pid(self) -> int:
-        """Of the writer that runs and has committed; 0 where there is none."""
+        """The pid of the writer that runs and has committed; 0 if none does."""
         seen = self.observe()
         heartbeat = Heartbeat.read(open_exchange(self.launcher.folder))
         committed = heartbeat is not None and (heartbeat.batch or 0) > 0 and not heartbeat.error
@@ -103,7 +103,7 @@ class SupervisedStream:
         return dict(json.loads(value) if isinstance(value, str) else value)
 
     def log(self, run: dict[str, Any]) -> str:
-        """Of the task's latest try; empty before the first."""
+        """The log of the task's latest try; empty before the first."""
         return self.airflow.log(self.dag_id, run["dag_run_id"], "write") if self.task(run)["try_number"] else ""
 
 
@@ -189,6 +189,7 @@ def test_a_killed_writer_runs_again_within_ten_seconds_and_its_task_stays_deferr
     eventually(lambda: f"fake writer {killed.pid} starts" in killed.log(run))
 
 
+@pytest.mark.rotates(3)
 def test_scheduler_and_triggerer_may_die_and_the_writer_does_not_notice(stream: Any, airflow: EmbeddedAirflow) -> None:
     restarts = stream("restarts")
     pid = restarts.pid

@@ -73,6 +73,7 @@ def full_disk(spark: Any) -> Iterator[Callable[[], None]]:
         limit(room[0])
 
 
+@pytest.mark.rotates(2)
 def test_a_disk_that_is_full_while_staging_ends_the_writer_and_loses_nothing(
     full_disk: Callable[[], None], stream: Any, event: Callable[[int], bytes]
 ):
@@ -227,6 +228,7 @@ def test_a_clock_that_steps_back_an_hour_changes_nothing(stream: Any, events: An
     check_times(metadata)
 
 
+@pytest.mark.rotates(3)
 def test_compaction_and_expiry_without_pause_take_nothing_from_a_writer(
     spark: Any, in_sparks_catalog: Any, events: Any, eventually: Any
 ):
@@ -268,6 +270,7 @@ def other_host(tmp_path: Path, frazil_home: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("signal_", ["none", "SIGSTOP"])
 def test_of_two_writers_of_one_stream_the_older_is_fenced_and_says_so(
     stream: Any, events: Any, other_host: dict[str, str], eventually: Any, signal_: str

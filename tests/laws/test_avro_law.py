@@ -65,8 +65,8 @@ DOUBLES = st.floats(allow_nan=False)
 
 
 def decimals(precision: int, scale: int) -> Values:
-    most = 10**precision - 1
-    return (st.integers(-most, most) | st.sampled_from([0, most, -most, 127, 128, -128])).map(
+    limit = 10**precision - 1
+    return (st.integers(-limit, limit) | st.sampled_from([0, limit, -limit, 127, 128, -128])).map(
         lambda n: Decimal(n).scaleb(-scale, WIDE)
     )
 
@@ -313,13 +313,13 @@ def check_damaged(topic: tuple[Kind, list[Any]], damages: list[Callable[[bytes],
             try:
                 there, whole = peer.read(data)
             except (OverflowError, UnicodeDecodeError, ValueError):
-                continue  # a date that Python lacks
+                continue  # a date that Python does not have
             assert as_uuids(shown(row)) == as_uuids(shown(there))
             assert whole
 
 
 def as_uuids(text: str) -> str:
-    """Without what the peer forgets of a UUID that is written as text, and a column of text keeps."""
+    """Drop what the peer forgets of a UUID written as text, and a column of text keeps."""
     return text.lower().replace("-", "")
 
 

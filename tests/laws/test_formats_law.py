@@ -1,4 +1,4 @@
-"""Records of every format, sound and broken beside each other: each ends in one table, once, and with its value.
+"""Records of every format, sound and broken next to each other: each ends in one table, once, and with its value.
 
 Who wrote a sound record says what it is worth: Python's `json` and `csv`, fastavro and google.protobuf. The laws of
 single formats (`test_json_law`, `test_avro_law`, `test_protobuf_law`) go deeper into what one record may be.
@@ -40,9 +40,9 @@ from tests.unit.ingest.test_stage import RANGE_START, Record, World, rows
 
 Row = dict[str, Any]
 RESERVE_BYTES = 64 << 20
-"""For the rejections of a chunk, which are objects of Python."""
+"""Memory for the rejections of a chunk, which are objects of Python."""
 MAX_GROWTH = {"csv": 4.5}
-"""Bytes for each byte of a chunk, where it is not 2: a line of CSV is decoded as an object of JSON beside it."""
+"""Bytes for each byte of a chunk, where it is not 2: a line of CSV is decoded as an object of JSON next to it."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def of_json(value: Any) -> Any:
 
 
 def as_landed(value: Any) -> Any:
-    """As Arrow gives it: a map's entries in a list."""
+    """The value as Arrow gives it: a map's entries in a list."""
     return [*value.items()] if isinstance(value, dict) and {"a", "b"} != {*value} else value
 
 
@@ -113,7 +113,7 @@ def as_json(row: Row, frame: bytes = b"") -> bytes:
 
 
 def as_csv(row: Row) -> bytes:
-    """In the order of the columns; null is an empty field."""
+    """Fields in the order of the columns; null is an empty field."""
     out = io.StringIO()
     values = [row[name] for name in ("ts", *sorted(row.keys() - {"ts"}))]
     cells = [f"{value}".lower() if isinstance(value, bool) else of_json(value) for value in values]
@@ -298,7 +298,7 @@ NASTY = {
 
 
 def decoded_alone(form: str, what: str) -> None:
-    """In a process of its own: decode a chunk, and print how much memory grew beyond the reserve, in its own size."""
+    """Decode a chunk in a separate process, and print how much memory grew beyond the reserve, in its own size."""
     kinds = {"c0": "string", "c1": "long"}
     of: Any = {"framed": {"type": "json", "framing": "confluent"}, "json": "json", "csv": "csv"}.get(form)
     if "proto" in form:

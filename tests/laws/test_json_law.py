@@ -234,7 +234,7 @@ def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_odd_value_of_every_type_is_in_a_chunk_what_it_is_by_itself(name: str) -> None:
-    """At the top, in a struct, a list, a struct in a list, and a map; alone and behind a sound neighbour."""
+    """Place it at the top, in a struct, a list, a struct in a list, and a map; alone and behind a sound neighbour."""
     for kind, form in (
         ("flat", '{"NAME":VALUE}'),
         ("nested", '{"in":{"r":1,"NAME":VALUE}}'),
@@ -292,7 +292,7 @@ def repeated(cells: list[tuple[str, str]], known: frozenset[str] | None = None) 
 def test_no_key_that_counts_is_lost_because_it_is_given_twice(
     of_map: list[tuple[str, str]], of_struct: list[tuple[str, str]], in_list: list[tuple[str, str]], empty: list[str]
 ) -> None:
-    """By Python's own parser of the keys: the loop and the reference may share a mistake."""
+    """Compare with Python's own parser of the keys: the loop and the reference may share a mistake."""
     cells = [("m", joined(of_map)), ("k", joined(of_struct)), ("ms", f"[{joined(in_list)}]"), *(("", v) for v in empty)]
     twice = len(empty) > 1 or repeated(of_map) or repeated(in_list) or repeated(of_struct, frozenset({"", "k"}))
     decoded = KEYED(Chunk.of_values([joined(cells).encode()]))

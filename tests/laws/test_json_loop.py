@@ -23,8 +23,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded
-from frazil.ingest.formats.json.columns import ChunkReader
-from frazil.ingest.formats.json.decoder import JsonDecoder
+from frazil.ingest.formats.json.decoder import ChunkReader, JsonDecoder
 
 SCALARS: list[tuple[t.IcebergType, list[str]]] = [
     (t.BooleanType(), ["true", "false"]),
@@ -118,7 +117,7 @@ def broken(text: bytes, chance: random.Random) -> bytes:
 
 
 def rows(decoded: Decoded) -> dict[int, str]:
-    """By place in the chunk; moments as numbers, for Python has no year 0 and none after 9999."""
+    """Values by place in the chunk; moments as numbers, because Python has no year 0 and none after 9999."""
     decoded.rows.validate(full=True)
     plain = pa.schema([pa.field(f.name, numbered(f.type)) for f in decoded.rows.schema])
     return dict(zip(decoded.kept.tolist(), map(repr, decoded.rows.cast(plain).to_pylist()), strict=True))
@@ -251,7 +250,7 @@ print(test.check_many(int(sys.argv[3])))
 @pytest.mark.timeout(900)
 @pytest.mark.soak
 def test_no_index_is_out_of_bounds_whatever_a_record_holds(tmp_path: Path) -> None:
-    """Numba checks each index, which is compiled anew."""
+    """Numba checks each index, which is compiled again."""
     environment = {
         **os.environ,
         "NUMBA_BOUNDSCHECK": "1",

@@ -1,4 +1,4 @@
-"""Whatever happens to a table in whatever order, no live file is ever missing, and what is nobody's goes at last."""
+"""Whatever happens to a table in whatever order, no live file is ever missing, and what is orphaned goes at last."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def local(path: str) -> Path:
 
 
 class CleanedTable(RuleBasedStateMachine):
-    """One stream whose writer dies and comes back, beside compaction, expiry and cleanup."""
+    """One stream whose writer dies and comes back, next to compaction, expiry and cleanup."""
 
     @initialize()
     def begin(self) -> None:
@@ -120,7 +120,7 @@ class CleanedTable(RuleBasedStateMachine):
 
     @rule(keep=st.integers(1, 3))
     def expire_and_die(self, keep: int) -> None:
-        """What expired snapshots alone needed is nobody's from now on."""
+        """What expired snapshots alone needed is orphaned from now on."""
         for name in TABLES:
             table = self.table(name)
             old = [s.snapshot_id for s in table.metadata.snapshots][:-keep]
@@ -135,7 +135,7 @@ class CleanedTable(RuleBasedStateMachine):
         path.write_text("nobody's")
 
     def age(self) -> None:
-        """All that is there becomes older than the limit."""
+        """All that is present becomes older than the limit."""
         for file in self.files():
             os.utime(file, (time.time() - 5 * 86_400,) * 2)
 

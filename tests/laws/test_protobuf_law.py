@@ -207,7 +207,7 @@ def in_order(value: Any, kind: t.IcebergType) -> Any:
 
 
 def shown(row: Any, kind: Kind) -> str:
-    """To be compared, also with NaN."""
+    """Text of a row that can be compared, also with NaN."""
     if isinstance(row, dict):
         row = in_order(row, t.StructType(*kind.columns))
     return repr(row).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc")

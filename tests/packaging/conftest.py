@@ -51,7 +51,7 @@ def _uv(*arguments: str) -> None:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools would take what an earlier build left beside the sources."""
+    """Built from a copy: setuptools would take what an earlier build left next to the sources."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, source)

@@ -122,7 +122,7 @@ def test_a_day_that_became_empty_is_emptied(shop: Shop) -> None:
     shop.source.delete("amount > 0")
     assert shop.run().written
     assert shop.rows() == []
-    # A day that never had a row is known to be done as well: nobody asks for it again.
+    # A day that never had a row is known to be done as well: no one asks for it again.
     assert shop.run(day=date(2013, 12, 29)).written
     done = aggregated(shop.target().metadata, shop.spec.name, source=shop.source.refresh().metadata)
     assert set(done.days) == {DAY, date(2013, 12, 29)}

@@ -1,4 +1,4 @@
-"""Backfills from files instead of Kafka: by their coordinates, each record once, and nothing that cannot be told."""
+"""Backfills from files instead of Kafka: by coordinates, each record once, and none of an unknown position."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 @contextmanager
-def asking(stream: Any, **asked: Any) -> Iterator[Backfill]:
-    raw = {"stream": stream.name, **{k.replace("_", "-"): v for k, v in asked.items()}}
+def asking(stream: Any, **requested: Any) -> Iterator[Backfill]:
+    raw = {"stream": stream.name, **{k.replace("_", "-"): v for k, v in requested.items()}}
     with open_backfill(stream.spec, parse_request(raw)) as backfill:
         yield backfill
 
@@ -147,7 +147,7 @@ def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is
 
     archive("d.ndjson", range(400, 420))
     with asking(live, files=files, to_event_time="2024-01-01T00:00:41Z") as backfill:
-        assert backfill.source.at_most(backfill.plan().spans) == 20, "the others are in the tables"
+        assert backfill.source.max_records(backfill.plan().spans) == 20, "the others are in the tables"
         assert run(backfill, InProcessEngine()).records == 10
     assert live.ids() == list(range(410))
 

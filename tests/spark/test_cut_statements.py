@@ -30,7 +30,7 @@ def statements(folder: Path, engine: str) -> list[str]:
 
 @pytest.fixture
 def printed(tmp_path: Path) -> dict[str, list[str]]:
-    """By engine, the statements of a cut after the first of two batches."""
+    """The statements of a cut after the first of two batches, by engine."""
     text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
     made = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)

@@ -31,7 +31,7 @@ def test_a_shuffled_batch_leaves_no_rows_behind(
     result, kept, shuffling = RESULT, [], RDD.partitionBy
 
     def keep(*arguments: Any) -> Any:
-        """Spark also removes what no variable names any more, whenever its JVM collects garbage."""
+        """Spark also removes what no variable refers to, whenever its JVM collects garbage."""
         kept.append(shuffling(*arguments))
         return kept[-1]
 

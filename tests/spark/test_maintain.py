@@ -218,7 +218,7 @@ def later(rows: int) -> Mapping[str, pa.Array]:
 
 
 def rewritten(made: Made) -> tuple[int, int]:
-    """Files as planned of the chosen partitions, and beside them, where Iceberg took exactly so many."""
+    """Files as planned of the chosen partitions, and next to them, where Iceberg took exactly that many."""
     plan = made.plan()
     done = SparkTable.load(made.spark, made.catalog, made.table).rewrite(plan.rewrites, sort=False)
     beside = sum(r.beside_files for r in plan.rewrites)
@@ -296,7 +296,7 @@ def on_disk(table: Table) -> set[str]:
 
 
 def referenced(table: Table) -> set[str]:
-    """By any snapshot of the table."""
+    """The files that any snapshot of the table refers to."""
     found: set[str] = set()
     for snapshot in table.metadata.snapshots:
         found.add(snapshot.manifest_list)

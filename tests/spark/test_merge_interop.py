@@ -98,7 +98,7 @@ MAINTAINED = dataclasses.replace(maintained(), settings=SETTINGS)
 
 
 def maintain_now(spark: Any, world: UpsertWorld, *actions: Action, hours: int = 0) -> tuple[Outcome, ...]:
-    """As if it were so many hours later."""
+    """Maintain the table as if it were `hours` later."""
     spark.sql("REFRESH TABLE default.demo.accounts")  # an earlier test had another one of the same name
     now_ms = time.time_ns() // 1_000_000 + hours * 3_600_000
     return maintain(lambda: spark, world.catalog.inner, MAINTAINED, actions=actions, now_ms=now_ms)

@@ -127,8 +127,8 @@ def _request(
     suite = folder / "suite.json"
     kwargs = [(kind, arguments) for kind, met, unmet in cases for arguments in (met, met | unmet)]
     conditional = {"column": "name", "value_set": ["AA"], "row_condition": FIRST}
-    asked = [*kwargs, ("column_values_to_be_in_set", conditional)]
-    expectations = [{"type": f"expect_{kind}", "kwargs": arguments} for kind, arguments in asked]
+    requested = [*kwargs, ("column_values_to_be_in_set", conditional)]
+    expectations = [{"type": f"expect_{kind}", "kwargs": arguments} for kind, arguments in requested]
     suite.write_text(json.dumps({"name": "kinds", "expectations": expectations}))
     return GateRequest(
         suite=suite,

@@ -19,7 +19,7 @@ from tests.made_batches import MadeStream
 
 SUBSTRATES = ("sqlite+local", "postgres+local", "postgres+s3", "rest+s3")
 NOW_MS = clock.now_ms()
-"""Not a made-up time: a server refuses a change that is dated before the last one, and dates some by its own clock."""
+"""The real time: a server refuses a change that is dated before the last one, and dates some by its own clock."""
 
 _serial = itertools.count(1)
 
@@ -125,5 +125,5 @@ def spark_here(spark: Any, substrate: str) -> Any:
 
 @pytest.fixture
 def archive(substrate: str, stream_spec: StreamSpec, tmp_path: Path) -> str:
-    """A folder in the substrate's storage, beside all tables."""
+    """A folder in the substrate's storage, next to all tables."""
     return f"s3://{WAREHOUSE}/archive/{stream_spec.name}" if substrate.endswith("+s3") else str(tmp_path / "archive")

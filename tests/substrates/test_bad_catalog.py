@@ -52,7 +52,7 @@ def gateway(
     frazil_home: object,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[TroubledProxy]:
-    """In front of SeaweedFS's REST catalog, whose catalog is opened only through it."""
+    """A proxy in front of SeaweedFS's REST catalog, whose catalog is opened only through it."""
     with proxy(object_store.catalog_uri) as gateway:
         configure(monkeypatch, SUBSTRATE, {**object_store.rest_catalog(), "uri": gateway.uri})
         yield gateway

@@ -107,7 +107,7 @@ class Writer:
         self.runner.run(lambda work: self.engine.run([json.dumps(task.to_json())], work), end, tasks=1)
 
     def read(self, _: object, ranges: tuple[OffsetRange, ...], **__: object) -> AbstractContextManager[Any]:
-        """In Kafka's place."""
+        """Yield made records instead of Kafka's."""
         if self.while_staging:
             self.while_staging()
         (one,) = ranges
@@ -135,14 +135,14 @@ class Reader(list[Chunk]):
 
 @pytest.fixture
 def bucket(object_store: EmbeddedObjectStore) -> Iterator[TroubledProxy]:
-    """In front of SeaweedFS's S3."""
+    """A proxy in front of SeaweedFS's S3."""
     with proxy(object_store.endpoint) as bucket:
         yield bucket
 
 
 @pytest.fixture
 def gateway(object_store: EmbeddedObjectStore) -> Iterator[TroubledProxy]:
-    """In front of SeaweedFS's REST catalog."""
+    """A proxy in front of SeaweedFS's REST catalog."""
     with proxy(object_store.catalog_uri) as gateway:
         yield gateway
 
@@ -179,7 +179,7 @@ def is_put(call: Call) -> bool:
 
 
 def is_upload(call: Call) -> bool:
-    """Of a data file: Arrow tries it three times within a second."""
+    """Whether a data file is uploaded: Arrow tries it three times within a second."""
     return call.method in ("PUT", "POST") and ".parquet" in call.path
 
 

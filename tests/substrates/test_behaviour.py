@@ -176,7 +176,7 @@ def test_a_commit_that_lost_a_race_is_tried_again_on_the_new_base(made: Made) ->
     stream = made()
     stream.land({0: (0, 10)})
     stream.tables.main.current()
-    # Somebody else changes the table after the writer last saw it.
+    # Another user changes the table after the writer last saw it.
     other = load_catalog(stream.spec.table.catalog).load_table(stream.spec.table.identifier)
     other.append(other.scan(limit=0).to_arrow())
     stream.land({0: (10, 20)})
@@ -234,7 +234,7 @@ class Minutes:
         return seen
 
     def signal(self, seen: Assessment | None = None) -> list[tuple[str, int, int, int]]:
-        """Of each window that is signalled: its hour, revision, rows and late rows."""
+        """Signal windows; returns the hour, revision, rows and late rows of each."""
         sent = signal(self.catalog, seen or self.assess(), clock_ms=NOW_MS)
         return [(s.partition[-3:], s.revision, s.rows, s.late_rows) for s in sent]
 
@@ -315,7 +315,7 @@ def referenced(table: Table) -> set[str]:
 def listed(tables: StreamTables, table: Table) -> set[str]:
     """Names of the files below the table's folders.
 
-    Left out are metadata.json, of which the catalog keeps a number, and checksums that Hadoop puts beside local files.
+    Left out are metadata.json, of which the catalog keeps a number, and checksums that Hadoop puts next to local files.
     """
     found = files(tables, table, "data") | files(tables, table, "metadata")
     return {name for name in found if not name.endswith((".metadata.json", ".crc"))}

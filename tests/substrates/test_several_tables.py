@@ -1,4 +1,4 @@
-"""Five tables that are committed to in one step: nobody ever sees some of them changed and others not."""
+"""Five tables that are committed to in one step: no one ever sees some of them changed and others not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from frazil.table.atomic_catalogs import commit_tables_of
 from tests.several_tables import NAMES, NAMESPACE, Cuts, commit_number, handles, make_tables, open_catalog
 
 FIRST_SEED = 103
-"""With the seed after it, a process loses answers and commits late before it kills itself at its seventh attempt."""
+"""With the next seed, a process loses answers and commits late before it kills itself at its seventh attempt."""
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -57,7 +57,7 @@ def beside(work: Callable[[], object]) -> Iterator[list[BaseException]]:
 
 @pytest.mark.parametrize("commits", [10, pytest.param(500, marks=pytest.mark.soak)])
 def test_a_reader_never_sees_a_mixed_cut(address: tuple[str, str], commits: int) -> None:
-    """Through kills, lost answers, commits that land late, and somebody else who commits to one of the tables."""
+    """Through kills, lost answers, commits that land late, and another user who commits to one of the tables."""
     catalog, rival = open_catalog(*address), open_catalog(*address)
     cuts, seen = Cuts(catalog), []
 

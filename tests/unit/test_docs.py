@@ -1,4 +1,4 @@
-"""The pages promise nothing that is not there: links and anchors resolve, commands and their options exist."""
+"""The pages promise nothing that does not exist: links and anchors resolve, commands and their options exist."""
 
 from __future__ import annotations
 

@@ -310,24 +310,26 @@ def test_the_catalog_is_printed_for_each_engine_that_the_guide_names(
 ) -> None:
     (folder / ".pyiceberg.yaml").write_text("catalog:\n  lake:\n    type: rest\n    uri: https://catalog.example.com\n")
     monkeypatch.setenv("PYICEBERG_HOME", str(folder))
-    asked = [block for block in blocks("docs/how-to/read-the-tables.md") if block.program.startswith("frazil catalog")]
-    for command, _ in (answer for block in asked for answer in block.answers()):
+    requested = [
+        block for block in blocks("docs/how-to/read-the-tables.md") if block.program.startswith("frazil catalog")
+    ]
+    for command, _ in (answer for block in requested for answer in block.answers()):
         assert said(command.partition(" >")[0])
 
 
 def test_the_gate_is_called_as_the_guide_calls_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate itself is tested in tests/unit/quality."""
-    asked: list[gate.GateRequest] = []
+    requested: list[gate.GateRequest] = []
     catalog = MagicMock()
     catalog.load_table.return_value.current_snapshot.return_value.snapshot_id = 7
     monkeypatch.setattr(catalogs, "load_catalog", lambda _: catalog)
-    monkeypatch.setattr(gate, "run_gates", lambda requests, **_: asked.extend(requests) or (None,))
+    monkeypatch.setattr(gate, "run_gates", lambda requests, **_: requested.extend(requests) or (None,))
     suites = folder / "include/expectations"
     suites.mkdir(parents=True)
     (suites / "demo.flights.json").write_text("{}")
     (block,) = [block for block in blocks("docs/how-to/gate-quality.md") if block.kind == "python"]
     exec(compile(block.text, str(block), "exec"), {})
-    (request,) = asked
+    (request,) = requested
     assert (request.suite.name, request.snapshot_id) == ("demo.flights.json", 7)
     assert datetime.fromtimestamp(request.from_us / 1e6, UTC) == datetime(2013, 12, 30, 15, tzinfo=UTC)
     assert request.to_us - request.from_us == 3600 * 1_000_000

@@ -42,14 +42,14 @@ def test_a_sink_that_fails_is_logged_once_for_each_type_and_the_others_are_repor
 
 
 def test_a_sink_is_called_by_one_thread_at_a_time_and_may_emit_itself():
-    inside, most, seen = 0, 0, 0
+    inside, peak, seen = 0, 0, 0
 
     def counts(event: Event) -> None:
-        nonlocal inside, most, seen
+        nonlocal inside, peak, seen
         inside += 1
-        most, seen = max(most, inside), seen + 1
+        peak, seen = max(peak, inside), seen + 1
         if isinstance(event.what, PhaseBegan):
-            inside -= 1  # what it emits is told in the middle of this
+            inside -= 1  # what it emits is reported in the middle of this
             happening.emit(CommitRecordsFolded(1))
             inside += 1
         inside -= 1
@@ -63,4 +63,4 @@ def test_a_sink_is_called_by_one_thread_at_a_time_and_may_emit_itself():
         thread.start()
     for thread in threads:
         thread.join()
-    assert (most, seen) == (1, 1600)
+    assert (peak, seen) == (1, 1600)

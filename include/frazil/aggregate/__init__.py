@@ -1,3 +1,5 @@
-"""Daily aggregations: declared, run in Spark for a day that is complete, and run again when it is reopened."""
+"""Daily aggregations. Each is declared in YAML and runs in Spark for a complete day, and again if the day is
+reopened.
+"""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chooses the snapshot of the source for a day's aggregation, and what the target records about it; without Spark."""
+"""Chooses the source snapshot for a day's aggregation, and what the target records about the input; without Spark."""
 
 from __future__ import annotations
 
@@ -23,28 +23,30 @@ from frazil.table.catalogs import catalog_errors
 log = logging.getLogger(__name__)
 
 NO_REVISIONS = "none"
-"""Revisions of a day that is not complete by its signals: before the first signal, or still open."""
+"""Value of `revisions` for a day that its signals do not cover completely: before the first signal, or still open."""
 
 
 @dataclass(frozen=True, slots=True)
 class DayInput:
-    """The input of one run: the source at one snapshot, with the revisions of the day's windows."""
+    """Input of one aggregation run: the source at one snapshot, with the revisions of the day's windows."""
 
     snapshot_id: int
     sequence_number: int
     revisions: str
-    """`1` if all windows have revision 1; else JSON of those that have not, `{"2013-12-30T15":2}`; or NO_REVISIONS."""
+    """`1` if all windows have revision 1. Otherwise JSON with the windows of other revisions, such as
+    `{"2013-12-30T15":2}`, or NO_REVISIONS.
+    """
 
 
 def day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tuple[Signal, ...]:
-    """The newest signal of each of the day's windows, if any."""
+    """Return the newest signal of each window of the day; windows without a signal are missing."""
     whole = Window.parse(str(day))
     with catalog_errors(catalog.name):
         return newest_signals(catalog, spec.source, from_us=whole.start_us, to_us=whole.end_us)
 
 
 def is_complete(day: date, signals: Sequence[Signal]) -> bool:
-    """Whether signalled windows without a failed gate cover the day."""
+    """Return whether the day is covered by signalled windows that no quality gate holds."""
     whole = Window.parse(str(day))
     reached_us = whole.start_us
     for signal in sorted(signals, key=lambda s: s.start_us):
@@ -55,15 +57,15 @@ def is_complete(day: date, signals: Sequence[Signal]) -> bool:
 
 
 def held(signals: Sequence[Signal]) -> list[str]:
-    """The windows that a quality gate holds."""
+    """Return the keys of the windows that a quality gate holds."""
     return [signal.partition for signal in signals if not signal.sent]
 
 
 def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> DayInput:
-    """The newest snapshot in the day's signals, or the current one.
+    """Return the input of a new run: the newest snapshot that the day's signals name, or the source's current snapshot.
 
-    The current one is used if the day is not complete (before the first signal, or still open), or if that snapshot was
-    expired or rolled back. Raises SpecError if the source has no table or no snapshot.
+    The current snapshot is used if the day is not complete (before the first signal, or still open), or if the named
+    snapshot was expired or rolled back. Raises SpecError if the source table does not exist or has no snapshot.
     """
     branch = _branch(catalog, spec.source)
     current = next(iter(branch))
@@ -79,9 +81,10 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
 
 
 def given_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
-    """The snapshot that was chosen before; if it is gone, another one for the same revisions.
+    """Return the input that an earlier task chose; if its snapshot is gone, another snapshot for the same revisions.
 
-    Raises SpecError if the day's signals have changed since, or a quality gate holds the day.
+    Raises SpecError if the snapshot is gone and the day's signals have changed, or a quality gate holds one of its
+    windows.
     """
     branch = _branch(catalog, spec.source)
     if snapshot_id in branch:
@@ -99,13 +102,13 @@ def given_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_
 
 
 def revisions_of(signals: Sequence[Signal]) -> str:
-    """The windows' revisions, in the form of `DayInput.revisions`."""
+    """Return the revisions of the signalled windows, in the form of `DayInput.revisions`."""
     others = {signal.partition: signal.revision for signal in signals if signal.revision != 1}
     return json.dumps(others, separators=(",", ":")) if others else "1"
 
 
 def lineage(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]:
-    """The run's entries in the target's snapshot summary."""
+    """Return what a run records about its input in the target's snapshot summary."""
     return {
         "frazil.aggregation": spec.name,
         "frazil.day": str(day),
@@ -119,9 +122,10 @@ def lineage(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]
 def newer_input(
     spec: AggregationSpec, day: date, given: DayInput, *, target: TableMetadata, source: TableMetadata
 ) -> Mapping[str, str] | None:
-    """The lineage of the target's newest run of that day, if that run read a newer state of the source than `given`.
+    """Return the lineage of the target's newest run for that day, if that run read a newer state of the source than
+    `given`.
 
-    A state that the source has left since (it was rolled back, or made again) is not newer.
+    A state that is no longer in the source's history (because it was rolled back or recreated) is not newer.
     """
     keys = lineage(spec, day, given)
     for snapshot in ancestors(target):
@@ -134,7 +138,7 @@ def newer_input(
 
 
 def _branch(catalog: Catalog, source: str) -> dict[int, int]:
-    """The sequence numbers of the source's snapshots by id, the current one first."""
+    """Return the sequence numbers of the source's snapshots by snapshot id, the current snapshot first."""
     with catalog_errors(catalog.name):
         try:
             metadata = catalog.load_table(source).metadata
@@ -149,12 +153,15 @@ def _branch(catalog: Catalog, source: str) -> dict[int, int]:
 
 
 def _line(metadata: TableMetadata) -> dict[int, int]:
-    """Like `_branch`, including the snapshots that expiry keeps behind the branch for signals."""
+    """Return the same mapping for one table's metadata, including older snapshots that expiry keeps for signals."""
     return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
 
 
 def stands(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
-    """Whether the snapshot is in the current history of the source."""
+    """Return whether the snapshot belongs to the source's current history.
+
+    A snapshot that has expired counts as part of it unless its sequence number is larger than those of all snapshots.
+    """
     if any(s.snapshot_id == snapshot_id for s in source.snapshots):
         return snapshot_id in _line(source)
     return sequence_number <= max((s.sequence_number or 0 for s in source.snapshots), default=0)

@@ -1,4 +1,4 @@
-"""Reports an aggregation's run to an OpenLineage backend. Its errors never stop the run."""
+"""Reports an aggregation run to an OpenLineage backend. Errors of the report never stop the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DayRun:
-    """The run of one day, of one snapshot of the source."""
+    """An aggregation run for one day, which reads one snapshot of the source."""
 
     catalog: Catalog
     spec: AggregationSpec
@@ -33,11 +33,11 @@ class DayRun:
 
     @contextmanager
     def reported(self, jobs: Jobs | None) -> Iterator[None]:
-        """Report START before the run, COMPLETE or FAIL after it; nothing if no backend is declared."""
+        """Report START before the run, and COMPLETE or FAIL after it; report nothing if no backend is declared."""
         if jobs is None:
             yield
             return
-        run, before = jobs.run(f"aggregation.{self.spec.name}"), self._before()
+        run, before = jobs.run(f"aggregation.{self.spec.name}"), self._start_facts()
         run.started(clock.now_ms(), before)
         try:
             yield
@@ -46,7 +46,7 @@ class DayRun:
             raise
         self._complete(run, before)
 
-    def _before(self) -> RunFacts:
+    def _start_facts(self) -> RunFacts:
         try:
             source = dataset_of(self.catalog.load_table(self.spec.source))
         except Exception as error:  # whatever the catalog raises; the run meets it too
@@ -66,18 +66,18 @@ class DayRun:
         run.ended(clock.now_ms(), after)
 
     def _written(self, target: Table) -> Snapshot | None:
-        """What this run wrote; None where a newer input was there already."""
-        asked = {"frazil.aggregation": self.spec.name, "frazil.day": str(self.day)}
+        """Return the snapshot that this run wrote; None if the target already had a newer input."""
+        expected = {"frazil.aggregation": self.spec.name, "frazil.day": str(self.day)}
         for snapshot in ancestors(target.metadata):
             summary = snapshot.summary
-            if summary is not None and all(summary.get(key) == value for key, value in asked.items()):
+            if summary is not None and all(summary.get(key) == value for key, value in expected.items()):
                 mine = summary.get("frazil.input-snapshot-id") == str(self.given.snapshot_id)
                 return snapshot if mine and summary.get("frazil.input-revisions") == self.given.revisions else None
         return None
 
 
 def totals_of(snapshot: Snapshot) -> Totals:
-    """What a snapshot added, by its summary."""
+    """Return what a snapshot added, according to its summary."""
     summary = snapshot.summary
     keys = ("added-records", "added-files-size", "added-data-files")
     rows, size, files = (int((summary.get(key) if summary else None) or 0) for key in keys)

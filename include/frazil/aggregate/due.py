@@ -1,4 +1,4 @@
-"""Finds days of an aggregation that are complete by their signals but missing from its target, from metadata."""
+"""Finds days of an aggregation that are complete by their signals but missing from its target; from metadata alone."""
 
 from __future__ import annotations
 
@@ -19,32 +19,36 @@ from frazil.signals.signal_table import TableSignals
 from frazil.table.catalogs import catalog_errors
 
 MAX_DAYS = 35
-"""Days back from the newest complete window that are checked: a month without operators, and some days."""
+"""Number of days back from the newest complete window that are checked: a month without operators, and a few days
+more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingDay:
-    """A complete day whose newest state is not aggregated."""
+    """A complete day whose newest revisions are not aggregated yet."""
 
     day: date
     revisions: str
-    """Revisions, in the form of `DayInput.revisions`."""
+    """Revisions of the day's windows, in the form of `DayInput.revisions`."""
     since_ms: int
-    """Time at which its last signal was appended."""
+    """Time at which the newest signal of the day was appended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """The days in the target's history."""
+    """The days that an aggregation has written, according to the target's history."""
 
     days: Mapping[date, tuple[str, int]]
-    """Revisions and the source's sequence number that each day's newest run read."""
+    """What the newest run of each day read: the revisions, and the source's sequence number."""
     oldest_ms: int = 0
-    """Start of the target's history; 0 if it is complete."""
+    """Time of the oldest known snapshot of the target; 0 if the history is complete."""
 
 
 def waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tuple[WaitingDay, ...]:
-    """The waiting days from `first` on, in order, up to MAX_DAYS back. Raises what `catalog_errors` raises."""
+    """Return the waiting days from `first` on, in order, at most MAX_DAYS back. Raises the errors of
+    `catalog_errors`.
+    """
     with catalog_errors(catalog.name):
         signals = TableSignals.load(catalog, spec.source)
         cursor = signals.cursor
@@ -62,7 +66,10 @@ def waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tup
 
 
 def open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
-    """The first day that is not complete yet, or the first in the target; None before the first signal."""
+    """Return the first day that is not complete yet, or the first day in the target if that is earlier.
+
+    Returns None before the first signal.
+    """
     with catalog_errors(catalog.name):
         cursor = TableSignals.load(catalog, spec.source).cursor
         try:
@@ -76,7 +83,7 @@ def open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
 
 
 def is_shown(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
-    """Whether the target shows a day as in these signals, or at a newer state of the source."""
+    """Return whether the target shows a day with these signals' revisions, or with a newer state of the source."""
     with catalog_errors(catalog.name):
         try:
             source = catalog.load_table(spec.source).metadata
@@ -87,7 +94,7 @@ def is_shown(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequen
 
 
 def decide_waiting(signals: Sequence[Signal], done: Aggregated) -> tuple[WaitingDay, ...]:
-    """The days whose newest signals the target does not show. Pure."""
+    """Return the complete days whose newest revisions the target does not show. Pure."""
     by_day: dict[date, list[Signal]] = {}
     for signal in signals:
         by_day.setdefault(parse_day(Window.of(signal.start_us, Grain.DAY).key), []).append(signal)
@@ -107,9 +114,10 @@ def _shown(day: date, signals: Sequence[Signal], revisions: str, since_ms: int, 
 
 
 def aggregated(target: TableMetadata, name: str, *, source: TableMetadata) -> Aggregated:
-    """One aggregation's days in a target's history.
+    """Return the days of one aggregation in a target's history.
 
-    A run does not count if the source has left the state that it read: it was rolled back, or recreated.
+    A run does not count if the state of the source that it read is no longer in the source's history, because the
+    source was rolled back or recreated.
     """
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0
@@ -126,5 +134,5 @@ def aggregated(target: TableMetadata, name: str, *, source: TableMetadata) -> Ag
 
 
 def late(waiting: Sequence[WaitingDay], *, within: timedelta, now_ms: int) -> tuple[WaitingDay, ...]:
-    """The days that have waited longer than declared."""
+    """Return the days that have waited longer than the aggregation's declared limit."""
     return tuple(w for w in waiting if now_ms - w.since_ms > within // timedelta(milliseconds=1))

@@ -1,4 +1,4 @@
-"""The process of one daily aggregation's run: its Spark session, its log, and the exit code that Airflow sees."""
+"""The process of one daily aggregation run: its Spark session, its log, and the exit code that Airflow sees."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ log = logging.getLogger("frazil")
 def run_aggregation(
     name: str, *, folder: Path, day: str, snapshot_id: int | None = None, revisions: str = NO_REVISIONS
 ) -> int:
-    """Aggregate one day and return the process's exit code; it is 0 too if a newer input is there already.
+    """Aggregate one day, and return the process's exit code: 0, also if the target already has a newer input.
 
-    Without a snapshot id, the day's signals are read here. The codes are those of `frazil.errors`.
+    Without a snapshot id, the input is chosen here from the day's signals. Other exit codes are those of
+    `frazil.errors`.
     """
     log_to_stderr()
     try:

@@ -1,7 +1,8 @@
-"""Aggregates one day in Spark: reads one snapshot, and overwrites that day's partition of the target.
+"""Aggregates one day in Spark: reads one snapshot of the source, and overwrites that day's partition of the target.
 
-Two runs of a day may overlap. The write asserts that the day is unchanged since this run read the target's records;
-otherwise the run reads it again. So the day's partition always shows the newest input of any run.
+Two runs for the same day may overlap. Each write asserts that the day's partition is unchanged since the run read the
+target's records. If it has changed, the run reads these records again. So the partition always shows the newest input
+of all runs.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 _CONFLICTS = ("ValidationException", "CommitFailedException")
-"""Iceberg's exceptions for conflicts: another run wrote the day, or the catalog kept refusing."""
+"""Names of Iceberg's exceptions for conflicts: another run wrote the day, or the catalog kept refusing the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class DayOutcome:
-    """The result of a run."""
+    """The result of an aggregation run."""
 
     written: bool
     sentence: str
@@ -47,10 +48,11 @@ class DayOutcome:
 def aggregate_day(
     spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput
 ) -> DayOutcome:
-    """Write the day's partition of the target, unless it already has a newer state of the source.
+    """Write the day's partition of the target, unless it already shows a newer state of the source.
 
-    The session must have the catalog under its own name, and the time zone UTC. Raises SpecError if Spark refuses the
-    SQL, SchemaIncompatible if its columns do not fit the target, CommitUnavailable after ATTEMPTS.
+    In the Spark session, the catalog must have its own name, and the time zone must be UTC. Raises SpecError if Spark
+    refuses the SQL, SchemaIncompatible if the SQL's columns do not fit the target, CommitUnavailable after ATTEMPTS
+    conflicts.
     """
     result = _result(spark, catalog, spec, day=day, given=given)
     _make_target(spark, catalog, spec, result)
@@ -61,13 +63,13 @@ def aggregate_day(
         if newer is not None:
             return DayOutcome(False, _refusal(spec, day, given, newer))
         if _overwrite(result, _name(catalog, spec.target), day, base=target, summary=lineage(spec, day, given)):
-            return DayOutcome(True, f"{spec.target}: {day} is of {spec.source} at snapshot {given.snapshot_id}")
+            return DayOutcome(True, f"{spec.target}: {day} now shows {spec.source} at snapshot {given.snapshot_id}")
         log.info("%s: another run wrote %s meanwhile; trying again", spec.target, day)
     raise CommitUnavailable(f"{spec.target}: {day} was written by others at each of {ATTEMPTS} attempts; run it again")
 
 
 def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput) -> DataFrame:
-    """The result of the SQL for the day, with the day as its first column."""
+    """Return the result of the SQL for the day, with the day as its first column."""
     source = _name(catalog, spec.source)
     try:
         spark.catalog.refreshTable(source)
@@ -84,10 +86,10 @@ def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day
 
 
 def _make_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, result: DataFrame) -> None:
-    """Create the target, partitioned by day, if missing.
+    """Create the target, partitioned by day, if it does not exist.
 
-    Uses PyIceberg: Spark numbers the columns of a new table from 0, and SeaweedFS's REST catalog accepts no
-    partitioning by column 0.
+    PyIceberg creates the table, because Spark numbers the columns of a new table from 0, and SeaweedFS's REST catalog
+    does not accept a partition by column 0.
     """
     target = _name(catalog, spec.target)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
@@ -101,7 +103,7 @@ def _make_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, r
 
 
 def _iceberg_schema(spark: SparkSession, result: DataFrame) -> Schema:
-    """The schema as Iceberg's runtime translates it; the catalog renumbers the columns."""
+    """Return the result's schema as Iceberg's Spark runtime translates it; the catalog assigns new column ids."""
     iceberg: Any = spark._jvm.org.apache.iceberg  # type: ignore[union-attr]  # PySpark has no public name for it
     return Schema.model_validate_json(
         iceberg.SchemaParser.toJson(iceberg.spark.SparkSchemaUtil.convert(result._jdf.schema()))
@@ -109,7 +111,9 @@ def _iceberg_schema(spark: SparkSession, result: DataFrame) -> Schema:
 
 
 def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summary: Mapping[str, str]) -> bool:
-    """Replace the day's partition with the result, which may be empty. Returns False if it changed since `base`."""
+    """Replace the day's partition with the result, which may be empty. Returns False if the day has changed since
+    `base`.
+    """
     writer = result.writeTo(target).option("isolation-level", "serializable")
     snapshot = base.current_snapshot()
     if snapshot is not None:

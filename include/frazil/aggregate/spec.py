@@ -27,30 +27,32 @@ from frazil.spec.yaml_file import read_mapping
 log = logging.getLogger(__name__)
 
 SOURCE_VIEW = "source_day"
-"""The view that the SQL selects from: the source's rows of the day."""
+"""Name of the view from which the SQL selects. It has the source's rows of one day."""
 DAY_COLUMN = "day"
-"""The target's first column and partition; frazil adds it, not the SQL."""
+"""The target's first column, by which it is partitioned. frazil adds this column; the SQL must not."""
 
 Identifier = Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)+$")]
 Text = Annotated[str, Field(min_length=1)]
 
 
 class AggregationSpec(Model):
-    """One declared aggregation: from a table's UTC day of event time to the partition of that day in another table."""
+    """One declared aggregation: it reads one UTC day of a source table by event time, and writes that day's partition
+    of a target table.
+    """
 
     name: Text
     description: str = ""
     source: Identifier
     event_time: Text
-    """A timestamptz or timestamp column of the source."""
+    """A column of the source with the type timestamptz or timestamp."""
     target: Identifier
-    """Created if missing; its partitions belong to this aggregation alone."""
+    """Table that is created if missing. Only this aggregation may write to its partitions."""
     catalog: str | None = None
-    """The catalog of both tables; None means the default catalog."""
+    """Name of the catalog that has both tables; None means the default catalog."""
     within: PositiveDuration = timedelta(hours=2)
-    """A day that is complete for this long and not in the target is an alert."""
+    """Time after which an alert fires for a day that is complete but not in the target."""
     sql: Text
-    """A SELECT over the view `source_day`, without the day, which is added as the first column."""
+    """A SELECT over the view `source_day`. It must not select the day, which frazil adds as the first column."""
 
     @model_validator(mode="after")
     def _two_tables(self) -> Self:
@@ -60,7 +62,7 @@ class AggregationSpec(Model):
 
 
 def parse_day(text: str | None) -> date:
-    """A partition key as a day. Raises SpecError unless it is written YYYY-MM-DD."""
+    """Parse a partition key as a day. Raises SpecError unless it is written YYYY-MM-DD."""
     try:
         day = date.fromisoformat(text or "")
     except ValueError:
@@ -71,10 +73,10 @@ def parse_day(text: str | None) -> date:
 
 
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:
-    """One aggregation of a folder by its name; others may be invalid.
+    """Return one aggregation of a folder by its name; other files in the folder may be invalid.
 
-    If its file is broken, or missing for a moment, returns the last valid declaration. Raises SpecError if there has
-    never been one.
+    If the aggregation's file is broken, or missing for a moment, returns the last valid declaration. Raises SpecError
+    if there never was a valid one.
     """
     try:
         return _find(folder, name)
@@ -95,7 +97,10 @@ def _find(folder: Path, name: str) -> AggregationSpec:
 
 
 def load_aggregation(path: Path) -> AggregationSpec:
-    """The aggregation of one file. Raises SpecError with file, key, value and what is allowed, one per line."""
+    """Load the aggregation in one file.
+
+    Raises SpecError with one line per problem: file, key, value, and what is allowed.
+    """
     return _validate(read_mapping(path), path)
 
 

@@ -1,4 +1,4 @@
-"""Operators, triggers and DAG factories: the only room that imports Airflow.
+"""Operators, triggers and DAG factories: the only package of frazil that imports Airflow.
 
 Users import from here. A name is loaded on first use, so a DAG file loads only what it names.
 """
@@ -50,7 +50,7 @@ __all__ = [
     "writer_dags",
 ]
 
-_HOMES = {
+_MODULES = {
     "PartitionCompleteSensor": "frazil.airflow.partitions.sensor",
     "WriterOperator": "frazil.airflow.writers.operator",
     "WriterTrigger": "frazil.airflow.writers.trigger",
@@ -77,6 +77,6 @@ require("airflow")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -8,19 +8,21 @@ AGAIN = "frazil.again."
 GROUP = "frazil"
 """Airflow lists the assets of a group together."""
 HEALTH = Asset("frazil.health", group=GROUP)
-"""Receives an event with each measurement of the tables' health, and keeps what the next one needs."""
+"""The asset that receives an event with each measurement of the tables' health. Its store keeps state for the next
+measurement.
+"""
 
 
 def partition_asset(table: str) -> Asset:
-    """Receives one event for each window of the table, when it is complete for the first time."""
+    """Return the asset that receives one event for each window of the table, when the window is first complete."""
     return Asset(table, group=GROUP)
 
 
 def again_asset(aggregation: str) -> Asset:
-    """Receives an event for each day that an aggregation must run again; the partition key is the day."""
+    """Return the asset with an event for each day that an aggregation must run again; its partition key is the day."""
     return Asset(f"{AGAIN}{aggregation}", group=GROUP)
 
 
 def reopened_asset(table: str) -> Asset:
-    """Receives one event for each further revision of a window that late rows reopened."""
+    """Return the asset that receives one event for each further revision of a window that late rows reopened."""
     return Asset(f"{table}.reopened", group=GROUP)

@@ -1,4 +1,4 @@
-"""Last heartbeats of Airflow's own processes, from its database."""
+"""Reads the last heartbeats of Airflow's own processes from Airflow's database."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "
 
 
 def silent_components(heartbeats: Mapping[str, ComponentHeartbeat], *, at_ms: int) -> tuple[Silent, ...]:
-    """Components of this Airflow without a heartbeat when `beats` were read."""
+    """Return the components of this Airflow without a recent heartbeat at the time when `heartbeats` were read."""
     home = os.environ.get("AIRFLOW_HOME")
     return silent(heartbeats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow())
 
 
 def last_heartbeats(session: Session) -> dict[str, ComponentHeartbeat]:
-    """Last heartbeats by component, without those that have never run."""
+    """Return the last heartbeat of each component that has ever run."""
     query = (
         select(Job.job_type, Job.state, func.max(Job.latest_heartbeat))
         .where(Job.job_type.in_(COMPONENTS))

@@ -1,4 +1,4 @@
-"""The ids of DAGs and tasks that others go by, and what a task is about, by its ids."""
+"""The ids of DAGs and tasks, and the stream or table that a task is about, according to these ids."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from frazil.operations.message import page_path
 AUDITS_DAG = "frazil_audits"
 MAINTENANCE_DAG = "frazil_maintenance"
 STREAM_TASK = "stream."
-"""Before a stream's name: its task in the DAG of an application that streams share."""
+"""Prefix of the task ids in the DAG of an application that streams share; the stream's name follows."""
 ROUTE = "route of "
-"""Before a stream's name: all tables of its route, in the DAG that maintains tables."""
+"""Prefix of a name that stands for all tables of a stream's route in the maintenance DAG; the stream's name follows."""
 
 
 def writer_dag_id(stream: str) -> str:
-    """The id of a stream's writer DAG; of streams that share an application, of that application's."""
+    """Return the id of a stream's writer DAG.
+
+    Streams that share an application have one DAG, with the application's name.
+    """
     return f"frazil_writer_{stream}"
 
 
@@ -26,29 +29,29 @@ def partitions_dag_id(table: str) -> str:
 
 
 def is_shared(task_ids: Iterable[str]) -> bool:
-    """Whether these are the tasks of an application that streams share."""
+    """Whether these are the task ids of an application that streams share."""
     return any(one.startswith(STREAM_TASK) for one in task_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a task is about; neither is named where it is about all streams, or about a shared application."""
+    """The stream or table that a task is about; both are None for a task about all streams or a shared application."""
 
     stream: str | None = None
     table: str | None = None
 
     @property
     def path(self) -> str:
-        """The path on the operations page, after its #."""
+        """The fragment (after the #) of the operations page's URL for this subject."""
         return page_path(self.stream, self.table)
 
 
 def subject_of(dag_id: str, task_id: str, *, label: str | None, form: Mapping[str, Any], shared: bool) -> Subject:
-    """What a task instance is about. Pure.
+    """Return the stream or table that a task instance is about. Pure.
 
-    :param label: the name of a mapped instance, as Airflow's UI shows it; None before it starts.
-    :param form: what the run was triggered with, by anybody.
-    :param shared: its DAG is of an application that streams share.
+    :param label: the name of a mapped task instance, as Airflow's UI shows it; None before it starts.
+    :param form: the parameters of the run, which any user may have set.
+    :param shared: whether the DAG belongs to an application that streams share.
     """
     writer, partitions = writer_dag_id(""), partitions_dag_id("")
     if dag_id.startswith(writer):

@@ -1,9 +1,12 @@
 """The common profile of frazil's DAGs: names, tags, owners, default arguments, notifiers.
 
-Three environment variables of the DAG processor, each an import path such as `alerts.slack:to_platform` (several with
-commas), give every DAG its notifiers; what a factory is given goes before them. A fourth is a JSON object of Airflow's
-own `default_args`, such as `{"owner": "data-platform", "queue": "small", "retries": 5}`, for every task that has no
-such value of its own; under a purpose, such as `{"audit": {"queue": "large"}}`, for those of its DAGs.
+Environment variables of the DAG processor configure all of these DAGs:
+
+- FRAZIL_ON_FAILURE, FRAZIL_ON_RESOLVED and FRAZIL_ON_LATE name notifiers by import path, such as
+  `alerts.slack:to_platform`; several are separated by commas. Notifiers that are passed to a DAG factory take
+  precedence.
+- FRAZIL_DEFAULT_ARGS is a JSON object of Airflow's `default_args`, such as `{"owner": "data-platform", "retries": 5}`.
+  An object under a purpose, such as `{"audit": {"queue": "large"}}`, applies to the DAGs of that purpose only.
 """
 
 from __future__ import annotations
@@ -28,18 +31,18 @@ ON_RESOLVED_VARIABLE = "FRAZIL_ON_RESOLVED"
 ON_LATE_VARIABLE = "FRAZIL_ON_LATE"
 DEFAULT_ARGS_VARIABLE = "FRAZIL_DEFAULT_ARGS"
 PURPOSES = frozenset({"writer", "partitions", "audit", "maintenance", "daily", "backfill", "dead letters"})
-"""A DAG's purpose is a tag of it too."""
+"""Purposes of DAGs; a DAG has its purpose as a tag."""
 START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_TAGS_PER_KIND = 10
-"""Tags for streams, or for tables, and owners: a DAG about more is about all of them."""
+"""Maximum of stream tags, of table tags, and of owners. A DAG with more streams, tables or owners gets none of them."""
 SHORTEST = timedelta(minutes=1)
 LONGEST_TAG = 100
-"""Airflow's own limit."""
+"""Maximum of characters that Airflow accepts in a tag."""
 
 OnFailure = Call | Sequence[Call]
-"""One whom a DAG tells, or several."""
+"""One notifier or several."""
 MessageOf = Callable[[Any], Message | None]
-"""What there is to tell, by the task's context."""
+"""Returns the message of a task, given the task's Airflow context; None if there is nothing to report."""
 
 
 def dag_profile(  # noqa: PLR0913 - keywords, each with a default
@@ -53,16 +56,16 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
     on_failure: OnFailure | None = None,
     **defaults: Any,
 ) -> dict[str, Any]:
-    """The arguments of a DAG that all of frazil's share.
+    """Return the arguments that all of frazil's DAGs share.
 
-    :param display_name: what Airflow's lists show; search finds the DAG by it.
+    :param display_name: the name in Airflow's lists and search.
     :param purpose: the second tag, such as `writer`.
-    :param streams: names of the streams that it is about; those of `specs` need not be repeated.
-    :param specs: their declarations, which say who owns them.
-    :param tables: tables that it is about.
+    :param streams: names of the DAG's streams; the names of `specs` need not be repeated.
+    :param specs: declarations of the DAG's streams, which name the owners.
+    :param tables: the DAG's tables.
     :param marks: further tags, such as `broken`.
-    :param on_failure: notifiers of its tasks; without it those of FRAZIL_ON_FAILURE.
-    :param defaults: its own default arguments, which those of FRAZIL_DEFAULT_ARGS precede.
+    :param on_failure: notifiers of the DAG's tasks; by default the notifiers of FRAZIL_ON_FAILURE.
+    :param defaults: the DAG's own default arguments; FRAZIL_DEFAULT_ARGS overrides them.
     """
     about = {"stream": sorted({*streams, *(spec.name for spec in specs)}), "table": sorted(set(tables))}
     named = [f"{kind}:{name}" for kind, names in about.items() if len(names) <= MAX_TAGS_PER_KIND for name in names]
@@ -82,7 +85,10 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
 
 
 def default_arguments(purpose: str) -> dict[str, Any]:
-    """FRAZIL_DEFAULT_ARGS for DAGs of that purpose. Raises SpecError if it is not a JSON object."""
+    """Return the default arguments in FRAZIL_DEFAULT_ARGS for DAGs of a purpose.
+
+    Raises SpecError if it is not a JSON object.
+    """
     text = os.environ.get(DEFAULT_ARGS_VARIABLE)
     if not text:
         return {}
@@ -90,7 +96,7 @@ def default_arguments(purpose: str) -> dict[str, Any]:
     try:
         said = json.loads(text)
     except ValueError as error:
-        raise SpecError(f"{DEFAULT_ARGS_VARIABLE} is no JSON ({error}); write an object such as {example}") from None
+        raise SpecError(f"{DEFAULT_ARGS_VARIABLE} is not JSON ({error}); write an object such as {example}") from None
     if not isinstance(said, Mapping):
         raise SpecError(f"{DEFAULT_ARGS_VARIABLE} is {text!r}; write a JSON object such as {example}")
     of_purpose = said.get(purpose, {})
@@ -100,7 +106,10 @@ def default_arguments(purpose: str) -> dict[str, Any]:
 
 
 def interval(variable: str, default: timedelta) -> timedelta:
-    """How often a DAG runs, by an environment variable such as `30m`. Raises SpecError where that is no duration."""
+    """Return a DAG's interval from an environment variable such as `30m`.
+
+    Raises SpecError if its value is not a duration.
+    """
     text = os.environ.get(variable)
     if not text:
         return default
@@ -114,17 +123,20 @@ def interval(variable: str, default: timedelta) -> timedelta:
 
 
 def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = None) -> list[Call]:
-    """Called with the context of a task that failed for good, and the message of that as `frazil`."""
+    """Return the notifiers of a task that failed for good.
+
+    Each gets the task's context, with the message as `frazil`.
+    """
     return [telling(call, message_of) for call in _listed(given) or _named(ON_FAILURE_VARIABLE)]
 
 
 def resolved_notifiers(given: OnFailure | None, message_of: MessageOf) -> list[Call]:
-    """Called with a task's context when an alert ended, and the message of that as `frazil`."""
+    """Return the notifiers of an alert that ended. Each gets the task's context, with the message as `frazil`."""
     return [telling(call, message_of) for call in _listed(given) or _named(ON_RESOLVED_VARIABLE)]
 
 
 def late_callback() -> Any:
-    """What FRAZIL_ON_LATE names: an async function, or None."""
+    """Return the async function that FRAZIL_ON_LATE names; None if it is not set."""
     named = _named(ON_LATE_VARIABLE)
     return named[0] if named else None
 
@@ -141,7 +153,10 @@ def _named(variable: str) -> list[Any]:
 
 
 def _imported(path: str, variable: str) -> Any:
-    """A function or a notifier; of a notifier's class, an instance. Raises SpecError where there is none."""
+    """Import a function or a notifier, and instantiate a notifier class.
+
+    Raises SpecError if the path cannot be imported.
+    """
     module, _, attribute = path.partition(":")
     how = "write module:name, of a module that the DAG processor and the workers can import"
     if not attribute:

@@ -21,22 +21,25 @@ from frazil.operations.message import Message, late_run
 log = logging.getLogger(__name__)
 
 OnLate = Callable[..., Awaitable[None]]
-"""An async function at the top of a module that the triggerer can import.
+"""An async function at the top level of a module that the triggerer can import.
 
-It is called with `sentence`, and with `context` if it accepts that: Airflow's, with the message as `frazil` in it, as
-in notifiers.
+It is called with `sentence`, and with `context` if it has such a parameter: Airflow's context, with the message under
+the key `frazil`, as notifiers get it.
 """
 
 
 def deadline(interval: timedelta, *, sentence: str, on_late: OnLate | None = None) -> DeadlineAlert:
-    """Report a run as late if it has not ended within `interval` of being queued; `sentence` explains that."""
+    """Return a deadline that reports a run as late if it has not ended `interval` after it was queued.
+
+    `sentence` is the text of the report.
+    """
     target = AsyncCallback(on_late or late_callback() or say)
     callback = AsyncCallback(tell, kwargs={"sentence": sentence, "to": target.path})
     return DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, interval=interval, callback=callback)
 
 
 async def tell(*, sentence: str, to: str, context: Mapping[str, Any]) -> None:
-    """Call the function at `to` with the message; Airflow calls this in the triggerer."""
+    """Call the function at the import path `to` with the message. Airflow calls this in the triggerer."""
     module, _, name = to.rpartition(".")
     on_late = getattr(import_module(module), name)
     given = {"context": {**context, CONTEXT_KEY: _message(sentence, context.get("dag_run") or {})}}
@@ -46,7 +49,7 @@ async def tell(*, sentence: str, to: str, context: Mapping[str, Any]) -> None:
 
 
 def _message(sentence: str, run: Mapping[str, Any]) -> Message:
-    """The message; `run` is as in Airflow's REST API."""
+    """Return the message; `run` is a DAG run as in Airflow's REST API."""
     dag_id, run_id, queued = (str(run.get(key) or "") for key in ("dag_id", "dag_run_id", "queued_at"))
     return late_run(
         dag_id=dag_id or "a DAG of frazil's",
@@ -58,5 +61,5 @@ def _message(sentence: str, run: Mapping[str, Any]) -> Message:
 
 
 async def say(*, context: Mapping[str, Any], **_: Any) -> None:
-    """Log the message in the triggerer, the default; Airflow's UI shows the missed deadline."""
+    """Log the message in the triggerer. This is the default; Airflow's UI shows the missed deadline too."""
     log.error("%s", context[CONTEXT_KEY].text)

@@ -1,4 +1,7 @@
-"""The streams of a folder as DAGs see them: a broken file keeps its last sound declaration, and affects no other."""
+"""The declared streams of a folder, for DAGs.
+
+A broken file keeps its last valid declaration, and affects no other file.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,22 @@ from frazil.spec.yaml_file import read_mapping
 
 @dataclass(frozen=True, slots=True)
 class DeclaredStream:
-    """One stream: its current declaration, or the last sound one, and what is wrong with the file now."""
+    """One stream: its current declaration, or its last valid one, and the problem of its file now."""
 
     name: str
     spec: StreamSpec | None
     """The current or last valid declaration; None if the file has never been valid."""
     problem: str | None
     removed: bool = False
-    """Its file is gone: whatever still runs for it ends, and nothing new starts."""
+    """Whether its file has been deleted. Its running tasks end, and no new one starts."""
     missing: bool = False
-    """Whether its file is missing, perhaps for a moment: no alert fires before it counts as removed."""
+    """Whether its file is missing, perhaps for a moment. No alert fires until the stream counts as removed."""
     current: bool = False
-    """Whether `spec` is its file's current content, so that the problem is a conflict with another file."""
+    """Whether `spec` is the current content of its file. If so, `problem` is a conflict with another file."""
 
 
 def all_streams(folder: Path) -> list[DeclaredStream]:
-    """Every stream of the folder, once each and sorted by name, recently removed ones included."""
+    """Return every stream of the folder, including recently removed streams, once each and sorted by name."""
     sound: dict[Path, StreamSpec] = {}
     found: dict[str, DeclaredStream] = {}
     for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()):
@@ -53,14 +56,16 @@ def all_streams(folder: Path) -> list[DeclaredStream]:
 
 
 def declared_streams(folder: Path) -> list[DeclaredStream]:
-    """Every stream that a file of the folder declares, once each and sorted by name."""
+    """Return every stream that a file of the folder declares, once each and sorted by name."""
     return [stream for stream in all_streams(folder) if not stream.removed]
 
 
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """The streams that feed a table, as it sees them, sorted by name; for a broken file, its last sound declaration.
+    """Return the streams that feed a table, sorted by name.
 
-    Raises SpecError if there is none, or if a file that has never been sound names the table.
+    A stream that feeds the table by its route is returned as a copy whose table is this one. A broken file counts with
+    its last valid declaration. Raises SpecError if no stream feeds the table, or if a file that has never been valid
+    names the table.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     feeding = [seen for one in found if one.spec is not None and (seen := seen_by(one.spec, table)) is not None]
@@ -69,19 +74,22 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
 
 def nobody_feeds(folder: Path, table: str) -> bool:
-    """Whether every stream that fed a table was removed. False while a file that has never been sound might feed it."""
+    """Whether every stream that fed a table was removed.
+
+    False while a file that has never been valid names the table.
+    """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     return not any(seen_by(one.spec, table) if one.spec else table in _text(one.path) for one in found)
 
 
 def declared_stream(folder: Path, name: str) -> StreamSpec:
-    """One stream, in its last sound declaration. Raises SpecError if it has never been sound or does not exist."""
+    """Return a stream's last valid declaration. Raises SpecError if the stream has none or does not exist."""
     specs = (stream.spec for stream in declared_streams(folder) if stream.name == name)
     return next((spec for spec in specs if spec is not None), None) or find_stream(folder, name)
 
 
 def check_declarations(streams: str | Path, *, aggregations: str | Path) -> None:
-    """Raises SpecError with everything that is wrong in the folders now; Airflow shows it as an import error."""
+    """Raise SpecError with all current problems of both folders. Airflow shows it as an import error."""
     problems = [found.problem for found in declared_streams(Path(streams)) if found.problem and not found.missing]
     files = find_declared(Path(aggregations), AGGREGATIONS, now_ms=clock.now_ms())
     problems += [found.problem for found in files if found.problem and not found.removed and not found.missing]
@@ -90,7 +98,7 @@ def check_declarations(streams: str | Path, *, aggregations: str | Path) -> None
 
 
 def _name_in(path: Path) -> str:
-    """The stream's name in a broken file, if that much can be read; otherwise the file's name, made to fit."""
+    """Return the stream's name in a broken file if it can be read, or else a valid name made from the file's name."""
     try:
         name = str(read_mapping(path).get("name", ""))
     except SpecError:

@@ -1,8 +1,9 @@
-"""How long a trigger has to wait before it may fire."""
+"""The minimum wait before a trigger may fire."""
 
 from __future__ import annotations
 
 SETTLED_SECONDS = 15.0
-"""If a trigger fires before the executor has reported the end of the task's first half, which takes some seconds,
-Airflow 3.3 may take that report for the end of the second half: it kills that one, and retries a task that has failed
-for good."""
+"""Seconds that a trigger must wait before it fires. The executor reports the end of a task's first half (before the
+deferral) after some seconds. If the trigger fires earlier, Airflow 3.3 may take this report for the end of the second
+half. Airflow then kills the second half, and retries a task that has failed for good.
+"""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from airflow import __version__ as airflow_version
 from airflow.configuration import conf
 from airflow.models import Connection, Pool
+from airflow.models.dag import DagModel
 from airflow.models.errors import ParseImportError
 from airflow.utils.session import create_session
 from sqlalchemy import select
@@ -23,6 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from frazil import clock
 from frazil.airflow.components import COMPONENTS, last_heartbeats, silent_components
+from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
+from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.airflow.spark import POOL_VARIABLE, SPARK_CONNECTION
 from frazil.doctor.finding import Finding, State
 from frazil.spec.load import stream_files
@@ -32,8 +35,14 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 TESTED = "3.3"
+DAGS_OF_ALL = {
+    HEALTH_DAG: "no alert fires",
+    AUDITS_DAG: "no stream is audited",
+    MAINTENANCE_DAG: "no table is maintained",
+}
+"""DAGs of all streams, and what is not done without them."""
 QUEUE_VARIABLE = "FRAZIL_WRITER_QUEUE"
-"""Environment variable whose value dags/writers.py passes to `writer_dags`."""
+"""The environment variable whose value dags/writers.py passes as the queue to `writer_dags`."""
 
 
 def findings(streams: Path) -> Iterator[Finding]:
@@ -49,6 +58,7 @@ def findings(streams: Path) -> Iterator[Finding]:
             yield from _pool(session)
             yield from _spark_connection(session)
             yield from _import_errors(session)
+            yield from _dags_of_all(session)
     except SQLAlchemyError as error:
         said = " ".join(str(error).split())[:300]
         yield Finding("airflow's database", State.WRONG, said, "airflow db migrate; airflow db check")
@@ -130,6 +140,18 @@ def _import_errors(session: Session) -> Iterator[Finding]:
         yield Finding("dags", State.WRONG, f"{error.filename} does not load: {last[0]}", "fix the file")
     if not errors:
         yield Finding("dags", State.OK, "all DAG files load")
+
+
+def _dags_of_all(session: Session) -> Iterator[Finding]:
+    """Whether the DAGs run that watch, audit and maintain every stream."""
+    query = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(DAGS_OF_ALL), ~DagModel.is_stale)
+    paused = {str(dag_id): bool(is_paused) for dag_id, is_paused in session.execute(query)}
+    for dag_id, undone in DAGS_OF_ALL.items():
+        if dag_id not in paused:
+            said = f"Airflow has no DAG {dag_id}: {undone}"
+            yield Finding("dags", State.WARNING, said, "add its file to the DAG folder, as docs/reference/dags.md says")
+        elif paused[dag_id]:
+            yield Finding("dags", State.WARNING, f"{dag_id} is paused: {undone}", f"airflow dags unpause {dag_id}")
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""Exports DAGs' knowledge of tables as gauges in Airflow's metrics (StatsD with tags, or OpenTelemetry): `GAUGES`."""
+"""Exports the state of tables, streams and windows as gauges in Airflow's metrics.
+
+Airflow sends them to StatsD (with tags) or OpenTelemetry.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ GAUGES = {
     "frazil.windows.complete_through_timestamp_seconds": "up to when windows are decided, in seconds since 1970",
     "frazil.windows.held": "windows that a quality gate holds",
 }
-"""Every gauge with its meaning. All have the tag `table`, and those of a stream `stream`."""
-_OF_HEALTH = (
+"""Every gauge with its meaning. All have the tag `table`; gauges of a stream have the tag `stream` too."""
+_HEALTH_GAUGES = (
     "data_files",
     "data_bytes",
     "delete_files",
@@ -45,31 +48,31 @@ def tell_health(found: Mapping[str, TableHealth | str | None], active: Iterable[
     for alert in active:
         standing[alert["table"]] = standing.get(alert["table"], 0) + 1
     for name, count in standing.items():
-        _tell("frazil.table.alerts", count, table=name)
+        _export("frazil.table.alerts", count, table=name)
     for name, health in found.items():
         if isinstance(health, TableHealth):
             _tell_table(name, health)
 
 
 def tell_windows(table: str, cursor: Cursor | None) -> None:
-    """Export how far a table's windows are decided, and how many are held."""
+    """Export the time up to which a table's windows are decided, and the number of held windows."""
     if cursor is not None:
-        _tell("frazil.windows.complete_through_timestamp_seconds", cursor.through_us / 1_000_000, table=table)
-        _tell("frazil.windows.held", len(cursor.held), table=table)
+        _export("frazil.windows.complete_through_timestamp_seconds", cursor.through_us / 1_000_000, table=table)
+        _export("frazil.windows.held", len(cursor.held), table=table)
 
 
 def _tell_table(table: str, health: TableHealth) -> None:
-    for name in _OF_HEALTH:
-        _tell(f"frazil.table.{name}", getattr(health, name), table=table)
+    for name in _HEALTH_GAUGES:
+        _export(f"frazil.table.{name}", getattr(health, name), table=table)
     for stream in health.streams:
         tags = {"table": table, "stream": stream.name}
         if stream.lag is not None:
-            _tell("frazil.stream.lag", stream.lag, **tags)
+            _export("frazil.stream.lag", stream.lag, **tags)
         if stream.last_commit_at_ms is not None:
-            _tell("frazil.stream.last_commit_timestamp_seconds", stream.last_commit_at_ms / 1000, **tags)
+            _export("frazil.stream.last_commit_timestamp_seconds", stream.last_commit_at_ms / 1000, **tags)
 
 
-def _tell(name: str, value: float, **tags: str) -> None:
+def _export(name: str, value: float, **tags: str) -> None:
     from airflow.sdk.observability import stats  # noqa: PLC0415 - a parsed DAG file needs no metrics
 
     try:

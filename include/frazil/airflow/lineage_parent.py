@@ -1,8 +1,8 @@
-"""An Airflow task's run in OpenLineage, the parent of the runs that it starts.
+"""Makes an Airflow task's run in OpenLineage the parent of the runs that the task starts.
 
-Uses the format of Airflow's own provider (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`): namespace,
-`<dag id>.<task id>`, and a run id that is made of DAG, task, try and the run's date. Without the provider the same is
-computed here, so that installing it later changes no id.
+The id has the format of Airflow's own provider (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`):
+namespace, `<dag id>.<task id>`, and a run id made of DAG, task, try and the run's date. Without the provider, this
+module computes the same id, so that installing the provider later changes no id.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IN_A_CLUSTER = ("spark.yarn.appMasterEnv", "spark.kubernetes.driverEnv")
-"""Prefixes with which Spark passes variables to a driver in a cluster; every other master ignores them."""
+"""Prefixes with which Spark passes variables to a driver in a cluster; masters of other kinds ignore them."""
 
 
 def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> str | None:
-    """`<namespace>/<job>/<run id>` of the task; None if no backend is declared, or a parent is configured."""
+    """Return the parent id `<namespace>/<job>/<run id>` for runs that the task starts.
+
+    Returns None if no OpenLineage backend is configured, or if the environment already has a parent.
+    """
     from frazil.lineage.facts import PARENT, Settings  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
     if environment.get(PARENT) or not Settings.of(environment).on:
@@ -42,7 +45,10 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
 
 @contextmanager
 def as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Make the task the parent of applications submitted meanwhile. Yields the Spark properties that do."""
+    """Make the task the parent of applications that are submitted in this context.
+
+    Yields Spark properties with the parent.
+    """
     from frazil.lineage.facts import PARENT  # noqa: PLC0415 - as above
 
     parent = parent_id(context)

@@ -1,7 +1,6 @@
-"""Registers what frazil adds to Airflow's UI: the operations page, the Data Docs of the quality gates, and
-buttons on tasks that lead there.
+"""Registers frazil's additions to Airflow's UI: the operations page, the quality gates' Data Docs, and task buttons.
 
-Airflow finds it by entry point.
+The buttons on tasks lead to these pages. Airflow finds the plugin by its entry point.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from frazil.airflow.task_links import LINKS
 
 
 class FrazilPlugin(AirflowPlugin):
-    """Loaded by the API server wherever frazil is installed; the entry point is in pyproject.toml."""
+    """The plugin. The API server loads it wherever frazil is installed; the entry point is in pyproject.toml."""
 
     name = "frazil"
     fastapi_apps: list[Any] = [  # noqa: RUF012 - Airflow's own shape

@@ -1,8 +1,8 @@
-"""How a deferred task's writer is, or what it waits for, on the task itself: an XCom, which needs no log to be read.
+"""Shows on a deferred task the state of its writer, or why it waits, as an XCom, so that no log must be read.
 
-Of all that Airflow 3.3 shows of a task, an XCom alone can be written by its trigger. The messages that a triggerer
-takes (`ToTriggerSupervisor` in `airflow.jobs.triggerer_job_runner`) have none for notes, rendered fields, the label of
-a mapped instance, or the task state store; a note needs the REST API, and a person's credentials.
+An XCom is the only part of a task in Airflow 3.3's UI that the task's trigger can write. The messages that a triggerer
+accepts (`ToTriggerSupervisor` in `airflow.jobs.triggerer_job_runner`) cannot write notes, rendered fields, the label of
+a mapped instance, or the task state store. A note needs the REST API and a user's credentials.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from frazil import clock
 from frazil.timetext import utc
 
 KEY = "frazil_state"
-"""Airflow's list of XComs, filtered by it, has the state of each writer."""
+"""The XCom's key. Airflow's list of XComs, filtered by this key, shows the state of every writer."""
 RENEW_S = 900.0
-"""How old the numbers of an unchanged state become."""
+"""Seconds after which an unchanged state is written again with current numbers."""
 BURST, REFILL_S = 6, 360.0
-"""Writes in a burst; one more is allowed every six minutes: 16 an hour for a state that changes each second."""
+"""Limit on writes: 6 in a burst, and one more every 360 seconds. A state that changes each second is written 16 times
+in the first hour.
+"""
 AGAIN_S = 60.0
-"""Seconds before another try after a failed write."""
+"""Seconds before a failed write is tried again."""
 ANSWER_S = 20.0
 LONGEST = 1_000
-"""Characters of a sentence."""
+"""Maximum of characters of a sentence."""
 
 
 class Instance(Protocol):
-    """The task instance of a trigger."""
+    """The task instance that a trigger belongs to."""
 
     dag_id: str
     run_id: str
@@ -42,7 +44,7 @@ class Instance(Protocol):
 
 @dataclass(slots=True)
 class Turns:
-    """When to write: at once where the state changed, within a limit, and now and then where it did not."""
+    """Decides when to write: at once if the state changed, within a limit, and at intervals if it did not change."""
 
     _published: str | None = None
     _tried_s: float = -AGAIN_S
@@ -56,7 +58,7 @@ class Turns:
         return (state != self._published or since_s >= RENEW_S) and min(self._left + since_s / REFILL_S, BURST) >= 1
 
     def shows(self, state: str) -> bool:
-        """Whether that state is on the task."""
+        """Whether the task already shows this state."""
         return state == self._published and not self._failed
 
     def tried(self, *, now_s: float) -> None:
@@ -64,15 +66,17 @@ class Turns:
         self._tried_s = now_s
 
     def answered(self, state: str | None) -> None:
-        """That state is on the task now; None if the write failed."""
+        """Record that the task shows this state now; None if the write failed."""
         self._failed = state is None
         self._published = state or self._published
 
 
 @dataclass(slots=True)
 class ShownState:
-    """Writes the state of one deferred task. `show` waits for nothing, and an Airflow that does not answer is no error
-    of the task: `warn` reports it once, and the write is tried again.
+    """Writes the state of one deferred task.
+
+    `show` does not block. If Airflow does not respond, the task does not fail: `warn` reports it once, and the write is
+    tried again.
     """
 
     warn: Callable[..., object]
@@ -83,7 +87,7 @@ class ShownState:
     _writing: asyncio.Task[None] | None = None
 
     def show(self, instance: Instance | None, state: str, sentence: str) -> None:
-        """Write the state if it is due. It belongs to the event loop that runs the trigger."""
+        """Write the state if a write is due. Call this from the event loop that runs the trigger."""
         now_s = time.monotonic()
         self._note(state)
         is_writing = self._writing is not None and not self._writing.done()
@@ -93,7 +97,7 @@ class ShownState:
         self._writing = asyncio.create_task(self._write(instance, state, sentence))
 
     async def conclude(self, instance: Instance | None, state: str, sentence: str) -> None:
-        """Write the state that stays, after a write that is under way: nothing is shown later that would replace it."""
+        """Write the final state, after any write that is under way, so that no earlier state replaces it."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
         self._note(state)
@@ -106,7 +110,7 @@ class ShownState:
 
     async def _write(self, instance: Instance, state: str, sentence: str) -> None:
         try:
-            await asyncio.wait_for(self._exchange(instance, state, sentence), ANSWER_S)
+            await asyncio.wait_for(self._set_xcom(instance, state, sentence), ANSWER_S)
         except Exception as error:  # whatever Airflow, its database or the way to them does
             self._turns.answered(None)
             if not self._is_silent:
@@ -116,7 +120,7 @@ class ShownState:
             self._turns.answered(state)
             self._is_silent = False
 
-    async def _exchange(self, instance: Instance, state: str, sentence: str) -> None:
+    async def _set_xcom(self, instance: Instance, state: str, sentence: str) -> None:
         value = {"state": state, "since": self._since, "as_of": utc(clock.now_ms()), "says": sentence[:LONGEST]}
         of = {"dag_id": instance.dag_id, "run_id": instance.run_id, "task_id": instance.task_id}
         # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.

@@ -1,26 +1,44 @@
-"""What all batch Spark applications under Airflow share: connection, properties file and pool."""
+"""Settings that all batch Spark applications under Airflow share: connection, properties file and pool."""
 
 from __future__ import annotations
 
 import os
 from typing import Any, Literal
 
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+
 SPARK_CONNECTION = "spark_default"
 PROPERTIES_FILE = f"{{{{ conn.{SPARK_CONNECTION}.extra_dejson.get('properties-file', '') }}}}"
 """Properties file of spark-submit, if the connection has one; otherwise Spark reads its own spark-defaults.conf."""
 POOL_VARIABLE = "FRAZIL_SPARK_POOL"
-"""Names the Airflow pool that limits how many of them run at once. Tasks of a missing pool never start, so the variable
-is empty unless the pool was created."""
+"""Environment variable that names the Airflow pool, which limits how many Spark applications run at once. Tasks of a
+missing pool never start, so leave the variable empty unless the pool exists.
+"""
 
 
 WEIGHTS = {"aggregation": 30, "backfill": 20, "maintenance": 1}
-"""Priorities of tasks that wait for a slot: work that people wait for comes before periodic work."""
+"""Priority weights of tasks that wait for a slot in the pool: work that people wait for comes before periodic work."""
 
 
 def in_spark_pool(work: Literal["aggregation", "backfill", "maintenance"]) -> dict[str, Any]:
-    """The arguments that put a task into the pool, by its weight there."""
+    """Return the operator arguments that put a task into the pool, with the weight of its kind of work."""
     return {
         "pool": os.environ.get(POOL_VARIABLE) or "default_pool",
         "priority_weight": WEIGHTS[work],
         "weight_rule": "absolute",
     }
+
+
+class SubmitOperator(SparkSubmitOperator):
+    """Airflow's SparkSubmitOperator as a class of our own, so that Airflow can tell our tasks from other teams' tasks.
+
+    See `frazil.airflow.task`.
+    """
+
+    def execute(self, context: Any) -> None:
+        """Submit the application, as a child of this task in OpenLineage."""
+        from frazil.airflow.lineage_parent import as_parent  # noqa: PLC0415 - a DAG file that is parsed needs none
+
+        with as_parent(context, dict(self.conf or {})) as properties:
+            self.conf = properties
+            super().execute(context)

@@ -1,6 +1,7 @@
-"""`@task` for frazil's DAGs: Airflow's own, of classes that tell our tasks from those of other teams.
+"""`@task` for frazil's DAGs: Airflow's own decorator, with operator classes of our own.
 
-Airflow gives a plugin's links (`frazil.airflow.task_links`) to operators by class.
+Airflow attaches a plugin's links (`frazil.airflow.task_links`) to operators by class, so our tasks get the links, and
+other teams' tasks do not.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ class FrazilTask(_PythonDecoratedOperator):
 
 
 class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
-    """A function as a task that skips those after it where it returns nothing."""
+    """A function as a task. If the function returns nothing, the downstream tasks are skipped."""
 
 
 def run_name(context: Any) -> str:
-    """What a task calls its run where it is recorded outside Airflow: one name for all its tries.
+    """Return the name under which a run is recorded outside Airflow. All tries of a task use the same name.
 
-    A run that was deleted, or whose database was, leaves its id to another one: only the moment tells them apart.
+    The name includes the run's date: if a run or Airflow's whole database is deleted, a later run may get the same id.
     """
     return f"{context['dag'].dag_id}/{context['run_id']} of {context['dag_run'].run_after.isoformat()}"
 

@@ -1,7 +1,8 @@
-"""Buttons on each task of frazil's in Airflow's UI: the operations page of its stream or table, Data Docs, a release.
+"""Buttons on each frazil task in Airflow's UI: to the operations page of its stream or table, Data Docs, or a release.
 
-They are a plugin's, which the API server works out when a person looks. An operator's own links are an XCom that the
-task's process writes at its end: one that runs has none yet, and each try would add rows to Airflow's database.
+The links come from a plugin, so the API server computes them when someone opens the task. An operator's own links would
+be XComs that the task's process writes at its end. A running task would have no links yet, and each try would add rows
+to Airflow's database.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ if TYPE_CHECKING:
 
 
 class TaskLink(BaseOperatorLink):
-    """One button. It answers with an empty text, and is not shown, on a task that it does not fit."""
+    """One button. On a task that it does not fit, it returns an empty text and is not shown."""
 
     @property
     def operators(self) -> list[type[BaseOperator]]:  # type: ignore[override]
-        """Airflow asks for them where it reads a DAG for its UI; importing them earlier would slow each process."""
+        """The operators that have the button.
+
+        Airflow reads this when it reads a DAG for its UI; earlier imports would slow each process.
+        """
         from frazil.airflow.backfills.stage import StageOperator  # noqa: PLC0415
         from frazil.airflow.maintenance.rewrite import RewriteOperator  # noqa: PLC0415
         from frazil.airflow.partitions.wait import CompletionOperator  # noqa: PLC0415
-        from frazil.airflow.submit import SubmitOperator  # noqa: PLC0415
+        from frazil.airflow.spark import SubmitOperator  # noqa: PLC0415
         from frazil.airflow.task import FrazilShortCircuit, FrazilTask  # noqa: PLC0415
         from frazil.airflow.writers.hosted import HostedStreamOperator  # noqa: PLC0415
         from frazil.airflow.writers.operator import WriterOperator  # noqa: PLC0415
@@ -56,7 +60,7 @@ class OperationsLink(TaskLink):
 
 
 class DataDocsLink(TaskLink):
-    """Link to the quality gates' pages, from the tasks that complete a table's windows."""
+    """Link from the tasks that complete a table's windows to the quality gates' pages."""
 
     name = "Data Docs"
 
@@ -65,7 +69,7 @@ class DataDocsLink(TaskLink):
 
 
 class ReleaseLink(TaskLink):
-    """Link to the page's filled-in form that releases a held window. Airflow's own form accepts no values in a URL."""
+    """Link to the page's filled-in form to release a held window. Airflow's own forms accept no values in a URL."""
 
     name = "Release a held window"
 
@@ -85,7 +89,7 @@ def _on_page(path: str) -> str:
 
 
 def _seen(operator: BaseOperator, ti_key: TaskInstanceKey) -> Subject:
-    """A task instance in Airflow's database."""
+    """Return the stream or table of a task instance, read from Airflow's database."""
     from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
     from airflow.models.taskinstance import TaskInstance  # noqa: PLC0415 - as above
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above

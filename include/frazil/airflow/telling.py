@@ -1,7 +1,4 @@
-"""Notifications of a task's end: notifiers find the message as `frazil` in Airflow's context.
-
-Any provider's notifier can use it in its templates: `SlackWebhookNotifier(text="{{ frazil.slack }}")`.
-"""
+"""Notifications when a task ends: notifiers find the message as `frazil` in Airflow's context."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ log = logging.getLogger(__name__)
 
 CONTEXT_KEY = "frazil"
 TRIES = 2
-"""Tries of a notification: an incident whose end is not reported stays open for good."""
+"""Attempts per notification: an incident whose end is not reported stays open for good."""
 NO_REASON = "Airflow does not say why, as where the task's process was killed: see its log"
 
 Call = Callable[[Any], None]
@@ -26,7 +23,10 @@ Call = Callable[[Any], None]
 
 
 def telling(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
-    """Wrap `call` to get the message in its context; not called without one. Default: the message of a failed task."""
+    """Wrap `call` so that its context has the message. If there is no message, `call` is not called.
+
+    `message_of` returns the message; by default it is the message of a failed task.
+    """
 
     def reported(context: Any) -> None:
         message = (message_of or failure)(context)
@@ -45,7 +45,7 @@ class EachAlert:
         self.notifier = notifier
 
     def __call__(self, context: Any) -> None:
-        """Report all of them, retry failed ones after the others, then raise the first error."""
+        """Report every alert, retry the failed reports after the others, and then raise the first error."""
         left: Iterable[Message] = context[CONTEXT_KEY].each()
         for _ in range(TRIES):
             left, errors = self._send(context, left)
@@ -69,7 +69,7 @@ def each_alert(notifier: Call) -> EachAlert:
 
 
 def failure(context: Any) -> Message:
-    """The message of a task that failed for good."""
+    """Return the message of a task that failed for good."""
     error = context.get("exception") or context.get("reason") or NO_REASON
     said = _words(error)
     try:

@@ -1,7 +1,8 @@
-"""The only reader of what Airflow keeps for frazil and others can write too: events, state stores, XComs, connections.
+"""Reads all values in Airflow that other users can write too: events, asset stores, XComs, connections.
 
-Anyone who may press *Create event*, call the API or write a DAG can put anything there. A foreign value is skipped
-with a warning that says where it stands, as if it were not there. Only a foreign XCom raises.
+No other module reads them. Anyone who may press *Create event*, call the API or write a DAG can put anything there. A
+value that frazil did not write is skipped, with a warning that names its place, as if it were missing. Only a foreign
+XCom raises.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from airflow.sdk.exceptions import AirflowFailException
 log = logging.getLogger(__name__)
 
 LARGEST = 2**63 - 1
-"""The largest number that tables and JSON readers hold."""
+"""The largest integer that tables and JSON readers can hold."""
 SHOWN = 200
-"""Characters of a foreign value that a warning shows."""
+"""Maximum of characters of a foreign value in a warning."""
 
 
 class Store(Protocol):
@@ -29,7 +30,7 @@ class Store(Protocol):
 
 
 SentSignals = frozenset[tuple[str, int]]
-"""Signals, by partition key and number."""
+"""Pairs of a signal's partition key and number."""
 
 
 class InletEvent(Protocol):
@@ -43,10 +44,11 @@ class InletEvent(Protocol):
 
 
 def sent_in(events: Iterable[InletEvent], asset: str) -> SentSignals:
-    """The signals that an asset's events report, by partition key and number.
+    """Return the signals that an asset's events report.
 
-    The partition key of frazil's own events matches the facts in their extra. An event made by hand reports no
-    signal, whatever it contains: it may have been sent before the window was complete.
+    An event counts if its extra has facts under the event's own partition key, as all events of frazil have. An event
+    that a user created by hand never counts, whatever it contains: it may have been sent before the window was
+    complete.
     """
     published, foreign = set(), []
     for event in events:
@@ -61,7 +63,7 @@ def sent_in(events: Iterable[InletEvent], asset: str) -> SentSignals:
 
 
 def published_pairs(value: Any) -> SentSignals:
-    """The same, from a list of such pairs."""
+    """Return the signals in a stored list of pairs; other items are skipped."""
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
     numbered = ((key, _number(number, LARGEST)) for key, number in pairs if isinstance(key, str))
     return frozenset((key, number) for key, number in numbered if number is not None)
@@ -75,17 +77,17 @@ def _number_of(event: InletEvent) -> int | None:
     return _number(fact.get("number"), LARGEST) if isinstance(fact, Mapping) else None
 
 
-def stored_number(store: Store, key: str, *, most: int = LARGEST) -> int | None:
-    """A number from 0 to `most` in an asset's store; None if it is missing or something else."""
+def stored_number(store: Store, key: str, *, limit: int = LARGEST) -> int | None:
+    """Return a number from 0 to `most` in an asset's store; None if the value is missing or something else."""
     value = store.get(key)
-    number = _number(value, most)
+    number = _number(value, limit)
     if value is not None and number is None:
-        log.warning("%s in Airflow's store is not a number from 0 to %d and is skipped: %s", key, most, _shown(value))
+        log.warning("%s in Airflow's store is not a number from 0 to %d and is skipped: %s", key, limit, _shown(value))
     return number
 
 
 def stored_names(store: Store, key: str) -> list[str]:
-    """A list of texts in an asset's store; anything else in it is skipped."""
+    """Return a list of texts in an asset's store, without items that are not texts."""
     value = store.get(key)
     names = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
     if value is not None and (not isinstance(value, list) or len(names) < len(value)):
@@ -94,7 +96,7 @@ def stored_names(store: Store, key: str) -> list[str]:
 
 
 def stored_text(store: Store, key: str) -> str | None:
-    """A text in an asset's store; None if it is missing or something else."""
+    """Return a text in an asset's store; None if the value is missing or something else."""
     value = store.get(key)
     if value is None or isinstance(value, str):
         return value
@@ -103,7 +105,7 @@ def stored_text(store: Store, key: str) -> str | None:
 
 
 def stored_mapping(store: Store, key: str) -> dict[str, Any]:
-    """A mapping in an asset's store; empty if it is missing or something else."""
+    """Return a mapping in an asset's store; empty if the value is missing or something else."""
     value = store.get(key)
     if isinstance(value, Mapping):
         return dict(value)
@@ -113,7 +115,10 @@ def stored_mapping(store: Store, key: str) -> dict[str, Any]:
 
 
 def handed_on(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """An upstream task's XCom, with these keys of these types. Raises AirflowFailException if it is anything else."""
+    """Return an upstream task's XCom, which must have these keys with these types.
+
+    Raises AirflowFailException if it is anything else.
+    """
     found = value if isinstance(value, Mapping) else {}
     wrong = [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]
     if wrong:
@@ -125,7 +130,7 @@ def handed_on(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, 
 
 
 def extra_text(extra: Any, key: str) -> str | None:
-    """A text in a connection's extra."""
+    """Return a text in a connection's extra; None if the value is missing or something else."""
     value = extra.get(key) if isinstance(extra, Mapping) else None
     if value is not None and not isinstance(value, str):
         log.warning("%s of the connection's extra is not a text and is skipped: %s", key, _shown(value))
@@ -133,9 +138,9 @@ def extra_text(extra: Any, key: str) -> str | None:
     return value or None
 
 
-def _number(value: Any, most: int) -> int | None:
+def _number(value: Any, limit: int) -> int | None:
     # True is 1 in Python, and a float loses digits.
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit else None
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,7 @@
 """The process of a shared application: supervises the writers of its streams, each in a thread.
 
-Each stream gets the decisions that its own supervisor would make (`frazil.supervise.decide`): only the launcher
-differs. So a stream that ends with an error, is paused, restarted, changed or removed leaves the others running.
+Each stream gets the decisions that a supervisor of its own would make (`frazil.supervise.decide`): only the launcher
+differs. If a stream ends with an error, or is paused, restarted, changed or removed, the other streams continue to run.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from frazil import clock
 from frazil.application.daemon_threads import DaemonThreads
-from frazil.application.declared import DeclaredStreams, HostedDeclaration
 from frazil.application.engine import SharedEngine
 from frazil.application.launcher import HostedLauncher
 from frazil.errors import FrazilError, SpecError, WorkerDied
@@ -30,6 +30,8 @@ from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import LaunchRequest
 from frazil.host.records import Launch, LaunchKind
 from frazil.host.writer_log import rotate_full
+from frazil.spec.application import Application, shared_applications
+from frazil.spec.last_sound import STREAMS, Found, find_declared
 from frazil.spec.model import StreamSpec
 from frazil.stream.hosting import PLANNED_S, Foldings, Heartbeats, Hosting, KafkaClients, Turns
 from frazil.stream.writer import Writer
@@ -43,24 +45,25 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
 STEPS_A_SECOND = 20
-"""Steps per second: checking one stream costs a millisecond or more, and two requests with an object store."""
+"""Maximum of checks of streams per second. A check takes a millisecond or more, and with an object store two requests.
+"""
 STEP_S = 2.0
-"""Interval between checks of a stream, unless there are too many."""
+"""Seconds between two checks of a stream; more if there are many streams."""
 STEPPERS = 2
-"""Threads per catalog, so that one that does not answer only delays checks of its own streams."""
+"""Threads per catalog. A catalog that does not respond only delays the checks of its own streams."""
 HANGS_S = 120.0
-"""Time that a writer may survive being killed; a thread can only be ended with its process."""
+"""Seconds for which a writer may continue after it was killed. A thread can only be ended with its process."""
 LOG_CHECK_S = 60.0
 
 
 @dataclass(slots=True)
 class Hosted:
-    """One stream in this process."""
+    """One stream that this process runs."""
 
     launcher: HostedLauncher
     supervisor: Supervisor
     catalog: str | None = None
-    """The catalog of its table, as last declared."""
+    """The catalog of the stream's table, as last declared."""
     step_at_s: float = 0.0
     stepping: Future[Step | None] | None = None
     said: tuple[object, ...] = ()
@@ -68,7 +71,7 @@ class Hosted:
 
 
 class HostedStream(SupervisedStream):
-    """A stream whose writer uses the command and environment of this process."""
+    """A stream whose writer runs in this process, with its command and environment."""
 
     def read(self) -> Declared | Unreadable | Removed:
         return self._declaration.read()
@@ -90,11 +93,11 @@ class HostedProgram:
 
 @dataclass(slots=True)
 class WriterApplication:
-    """Runs until it is stopped. `stop` may be called from a signal handler."""
+    """Supervises the streams of one application until it is stopped. `stop` may be called from a signal handler."""
 
     name: str
     folder: Path
-    """Folder of the declared streams."""
+    """The folder of the declared streams."""
     engine: SharedEngine
     fingerprint: str
     hosting: Hosting
@@ -110,11 +113,11 @@ class WriterApplication:
         self._streams = DeclaredStreams(self.name, self.folder, clock.now_ms)
 
     def stop(self) -> None:
-        """End every writer after its current batch."""
+        """Ask every writer to end after its current batch."""
         self.stopping.set()
 
     def run(self) -> None:
-        """Supervise the writers until stopped. Raises errors that end them all, such as a dead JVM."""
+        """Supervise the writers until stopped. Raises errors that end all writers, such as a dead JVM."""
         try:
             while not self.stopping.is_set():
                 self.check()
@@ -127,7 +130,7 @@ class WriterApplication:
             self._end_all()
 
     def catch_up(self) -> dict[str, int]:
-        """Write every stream until everything that is in Kafka now is committed; returns exit codes by stream."""
+        """Write every stream until everything that is in Kafka now is committed. Return the exit codes by stream."""
         self._streams.refresh()
         for name, found in self._streams.found.items():
             if found.spec is not None and not found.problem:
@@ -146,7 +149,7 @@ class WriterApplication:
         return {name: one.launcher.code or 0 for name, one in self.hosted.items()}
 
     def check(self) -> None:
-        """Host declared streams, and check each stream that is due."""
+        """Add newly declared streams, and check each stream that is due."""
         self._streams.refresh()
         for name, found in self._streams.found.items():
             if name not in self.hosted:
@@ -189,15 +192,16 @@ class WriterApplication:
         return Writer(spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
     def _step(self, name: str, one: Hosted) -> Step | None:
-        """Check one stream in a thread, and act. Returns None while another process runs it."""
+        """Check one stream in a thread, and act. Return None while another process runs the stream."""
         if (other := one.launcher.elsewhere()) is not None:
             self._wait_for(name, one, other)
             return None
         return one.supervisor.step()
 
     def _wait_for(self, name: str, one: Hosted, other: Launch) -> None:
-        """Wait for a stream that moved here: its own application ends it, and a foreground writer runs until it
-        ends.
+        """Wait for the old writer of a stream that moved to this application.
+
+        A supervised writer is asked to end; a foreground writer runs until its user ends it.
         """
         if other.kind is LaunchKind.SUPERVISED:
             one.launcher.end_elsewhere()
@@ -206,7 +210,7 @@ class WriterApplication:
             log.info("%s: another process of this host runs it (%s); it is started here after that", name, other.kind)
 
     def _took(self, name: str, one: Hosted, stepping: Future[Step | None]) -> None:
-        """Report the decision of a check."""
+        """Log the decision of a finished check, if it is new, and record it if it ends or gives up the stream."""
         try:
             step = stepping.result()
         except Exception:  # a full disk, or an unreadable run folder; the others continue
@@ -230,7 +234,7 @@ class WriterApplication:
         log.log(level, "%s: %s (%s): %s%s", name, decision.action, decision.cause, decision.reason, problem)
 
     def _check(self) -> None:
-        """Raise WorkerDied if a writer can only be ended with the process, and the error that ended the engine."""
+        """Raise the error that ended the engine, or WorkerDied if a writer can only be ended with the process."""
         if self.engine.failed is not None:
             raise self.engine.failed
         now_s = time.monotonic()
@@ -265,14 +269,17 @@ class WriterApplication:
             log.warning("the application %s cannot write into its run folder: %s", self.name, error)
 
     def _advanced_at_ms(self) -> int:
-        """The last progress of a running writer: the supervisor kills an application that hangs."""
+        """Return the time of the last progress of any running writer.
+
+        The supervisor kills an application that hangs.
+        """
         heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.runs]
         return max(
             (heartbeat.advanced_at_ms for heartbeat in heartbeats if heartbeat is not None), default=clock.now_ms()
         )
 
     def _end_all(self) -> None:
-        """Let every writer commit its current batch and end, without waiting for those that hang."""
+        """Let every writer commit its current batch and end, without waiting for writers that hang."""
         hosted = list(self.hosted.values())
         for one in hosted:
             one.launcher.stop_with_application()
@@ -286,7 +293,7 @@ class WriterApplication:
         self._write_heartbeat(Phase.ENDED)
 
     def _end_soon(self) -> bool:
-        """Wait some seconds for writers to end without an engine; returns whether all did."""
+        """Wait up to ten seconds for writers to end without an engine. Return whether all have ended."""
         deadline_s = time.monotonic() + 10.0
         for one in self.hosted.values():
             one.launcher.join(max(0.0, deadline_s - time.monotonic()))
@@ -296,7 +303,7 @@ class WriterApplication:
 def shared_hosting(
     *, batches: int, heartbeats: Heartbeats, foldings: Foldings, telemetry: Telemetry | None = None
 ) -> Hosting:
-    """The resources that the writers of one process share."""
+    """Return the resources that the writers of one process share."""
     return Hosting(
         kafka_client=KafkaClients().open,
         heartbeats=heartbeats,
@@ -305,3 +312,62 @@ def shared_hosting(
         turns=Turns(batches),
         planned_s=PLANNED_S,
     )
+
+
+@dataclass(slots=True)
+class DeclaredStreams:
+    """A folder's declarations for one application, as of the last `refresh`."""
+
+    application: str
+    folder: Path
+    clock: Callable[[], int]
+    found: dict[str, Found[StreamSpec]] = field(default_factory=dict)
+    """Files that declare the application's streams, or declared them when last valid, by the stream's name."""
+
+    def refresh(self) -> None:
+        files: dict[str, list[Found[StreamSpec]]] = defaultdict(list)
+        for one in find_declared(self.folder, STREAMS, now_ms=self.clock()):
+            if one.spec is not None and not one.removed:
+                files[one.spec.name].append(one)
+        self.found = {
+            name: all_of_it[0] if len(all_of_it) == 1 else self._doubled(name, all_of_it)
+            for name, all_of_it in files.items()
+            if any(self._is_mine(one) for one in all_of_it)
+        }
+
+    def _doubled(self, name: str, files: Sequence[Found[StreamSpec]]) -> Found[StreamSpec]:
+        """Return a stream that several files declare, as a problem.
+
+        A running writer continues, and no writer starts.
+        """
+        before = self.found.get(name)
+        paths = " and ".join(str(one.path) for one in files)
+        problem = f"the stream {name!r} is declared twice: {paths}; rename or remove one"
+        return replace(files[0], spec=None if before is None else before.spec, problem=problem)
+
+    def shared(self) -> Application | None:
+        """Return the application as declared; None if no stream names it."""
+        specs = [one.spec for one in self.found.values() if one.spec is not None]
+        return shared_applications(specs).get(self.application)
+
+    def _is_mine(self, one: Found[StreamSpec]) -> bool:
+        return one.spec is not None and one.spec.application == self.application
+
+
+class HostedDeclaration:
+    """Reads one stream's declaration. A stream that left the application counts as removed."""
+
+    def __init__(self, stream: str, streams: DeclaredStreams) -> None:
+        self.spec: StreamSpec | None = None
+        self._stream, self._streams = stream, streams
+        self._left_since_ms: int | None = None
+
+    def read(self) -> Declared | Unreadable | Removed:
+        found = self._streams.found.get(self._stream)
+        if found is None:
+            self._left_since_ms = self._left_since_ms or self._streams.clock()
+            return Removed(self._left_since_ms)
+        self._left_since_ms, self.spec = None, found.spec
+        if found.problem or found.spec is None:
+            return Unreadable(found.problem or f"{found.path} was never valid")
+        return Declared(found.spec.fingerprint())

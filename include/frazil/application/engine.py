@@ -22,7 +22,7 @@ class CancellingEngine(Engine, Protocol):
 class SharedEngine:
     """Starts and ends an engine that many writers use at once.
 
-    A few threads run the batches, because each thread that talks to Spark has a thread of the JVM.
+    A few threads run all batches, because each Python thread that calls Spark occupies a thread of the JVM.
     """
 
     def __init__(self, engine: CancellingEngine, *, batches: int) -> None:
@@ -45,7 +45,7 @@ class SharedEngine:
         self._engine.__exit__(None, None, None)
 
     def of_stream(self) -> Engine:
-        """The engine as one writer sees it, which neither starts nor ends it."""
+        """Return the engine for one writer. This view neither starts nor ends the engine."""
         return _Part(self)
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
@@ -65,7 +65,7 @@ class SharedEngine:
         self._engine.cancel(stream)
 
     def check(self) -> None:
-        """Wait for the engine to start. Raises why it has ended, if it has."""
+        """Wait for the engine to start. If it has ended, raise the error that ended it."""
         self._ready.wait()
         if self.failed is not None:
             raise self.failed
@@ -75,7 +75,7 @@ class SharedEngine:
         return self._engine.parallelism
 
     def _check(self) -> None:
-        """Check in a thread, once a second, for all writers."""
+        """Check the engine once a second, in a thread, for all writers."""
         while True:
             try:
                 self._engine.check()
@@ -98,7 +98,7 @@ class _Part:
         return self._whole.parallelism
 
     def warm_up(self) -> None:
-        """Do nothing: the engine is warm, or will be before the first batch."""
+        """Do nothing: the engine is warm, or becomes warm before the first batch."""
 
     def ready(self, until: Callable[[], bool]) -> bool:
         return self._whole.ready(until)
@@ -116,4 +116,4 @@ class _Part:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing: others still use the engine."""
+        """Do nothing: other writers still use the engine."""

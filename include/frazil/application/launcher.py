@@ -34,7 +34,7 @@ class HostedLauncher(Launcher):
     """The launcher of one stream's writer in this process.
 
     It keeps the stream's lock and records, so that the writer looks like a separate process. A thread cannot be killed:
-    `stop(force=True)` cancels the work of the writer's batch on the engine.
+    `stop(force=True)` instead cancels the work of the writer's batch on the engine.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class HostedLauncher(Launcher):
         return launch
 
     def observe(self) -> Observation:
-        """See `Launcher.observe`. A writer in another process looks the same as for other observers."""
+        """See `Launcher.observe`. A writer in another process looks the same as to other observers."""
         mine = self.runs  # before the records, which are complete when it ends
         seen = self._outside.observe()
         if self._launch is None or seen.launch is None or seen.launch.id != self._launch.id:
@@ -100,13 +100,13 @@ class HostedLauncher(Launcher):
         return replace(seen, process=ProcessState.RUNNING if mine else ProcessState.ENDED)
 
     def elsewhere(self) -> Launch | None:
-        """The launch of a writer of this stream that another process of this host runs."""
+        """Return the launch of this stream's writer in another process of this host; None if there is none."""
         seen = self._outside.observe()
         is_other = seen.launch is not None and (self._launch is None or seen.launch.id != self._launch.id)
         return seen.launch if is_other and seen.process.is_alive else None
 
     def end_elsewhere(self) -> None:
-        """Ask a supervised writer in a separate process to end: its stream moved here."""
+        """Ask a supervised writer in a separate process to end, because its stream moved to this application."""
         self._outside.stop(force=False)
 
     def stop(self, *, force: bool) -> None:
@@ -118,12 +118,12 @@ class HostedLauncher(Launcher):
             self._cancel(self._stream)
 
     def stop_with_application(self) -> None:
-        """Ask it to end because the process ends, not because of the stream."""
+        """Ask the writer to end because the process ends, not because of the stream."""
         self._ends_with_application = True
         self.stop(force=False)
 
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:  # noqa: ARG002
-        """Return None: the log is the application's."""
+        """Return None: the writer has no log of its own, only its application has."""
         return None
 
     def join(self, timeout_s: float) -> None:

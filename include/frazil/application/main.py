@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("frazil")
 
 BATCHES_A_CORE = 2
-"""Concurrent batches: while some wait for the catalog or the storage, others use the cores."""
+"""Concurrent batches per core: while some batches wait for the catalog or the storage, others use the cores."""
 
 
 def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -> int:
-    """Run it, and return the process's exit code (see `frazil.errors`). An unexpected exception is a crash."""
+    """Run an application, and return the process's exit code (see `frazil.errors`).
+
+    An unexpected exception is a crash.
+    """
     try:
         codes = write_application(name, folder, until_caught_up=until_caught_up)
     except FrazilError as error:
@@ -37,8 +40,8 @@ def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -
 def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bool = False) -> dict[str, int]:
     """Write every stream of an application until SIGTERM or SIGINT, then commit the current batches.
 
-    With `until_caught_up`, each stream ends by itself; returns their exit codes then. The log goes to standard error,
-    with the name of the thread, which is the stream's. Raises what ends them all.
+    With `until_caught_up`, each stream ends when it has caught up, and the exit codes by stream are returned. The log
+    goes to standard error, with the name of the thread, which is the stream's. Raises errors that end all streams.
     """
     log_to_stderr(with_threads=True)
     require_pyspark()
@@ -80,7 +83,10 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 
 
 def spark_spec(application: Application) -> StreamSpec:
-    """A declaration to start the application's Spark: its name and resources; batches of streams share the cores."""
+    """Return a declaration to start the application's Spark: its name and resources.
+
+    Batches of all streams share the cores.
+    """
     resources = application.resources
     spark = {"spark.scheduler.mode": "FAIR", **resources.spark}
     return application.streams[0].model_copy(

@@ -1,3 +1,3 @@
-"""Checks that every record of Kafka is in the table or its dead letters exactly once."""
+"""Checks that every record of Kafka is exactly once in the table or in the dead-letter table."""
 
 from __future__ import annotations

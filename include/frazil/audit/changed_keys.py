@@ -1,4 +1,4 @@
-"""Finds the keys that a merge inserted, updated and deleted, from the files that it wrote."""
+"""Finds the keys that a merge inserted, updated and deleted, from the files that the merge wrote."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from frazil.merge.table_files import Reader, arrow_schema
 KEYS_NAMED = 10
 
 Key = Mapping[str, Any]
-"""One key's values by column, as stored: sensitive values are hashed or tokens. Bytes are hexadecimal."""
+"""The values of one key by column, as stored: sensitive values are hashed or are tokens. Bytes are hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedKeys:
-    """The first keys of each kind, in order.
+    """The first keys that were inserted, updated and deleted, in key order.
 
-    A kind is empty if its rows and keys do not match one to one, because another writer stored a key twice: no name is
-    better than a wrong one.
+    A list is empty if its keys do not match the counted rows one to one, because another writer stored a key twice. The
+    audit then names no key rather than a wrong key.
     """
 
     inserted: tuple[Key, ...] = ()
@@ -34,10 +34,10 @@ class ChangedKeys:
 
 
 def changed_keys(done: Iterable[tuple[MergeTask, MergeResult]], reader: Reader, keys: Schema) -> ChangedKeys:
-    """Return the keys that a merge changed. Requires a merge that rewrote no data file for rows that stay.
+    """Return the keys that a merge changed.
 
-    `keys` is the schema of the key columns. Each written row is an insert or an update, and each row that left a file
-    is an update or a delete.
+    The merge must not have rewritten data files to keep other rows. `keys` is the schema of the key columns. Each
+    written row is an insert or an update, and each row removed from a file is an update or a delete.
     """
     counts, none = Counts(), no_rows(arrow_schema(keys))
     written, left = [none], [none]
@@ -55,7 +55,7 @@ def changed_keys(done: Iterable[tuple[MergeTask, MergeResult]], reader: Reader, 
 
 
 def _left(task: MergeTask, result: MergeResult, reader: Reader, keys: Schema) -> Iterable[pa.Table]:
-    """Return the keys of the rows that left the task's files in this merge."""
+    """Return the keys of the rows that this merge removed from the task's files."""
     by_path = {file.path: file for file in task.files}
     for path in result.replaced:
         with reader.open(path) as data:
@@ -69,7 +69,7 @@ def _left(task: MergeTask, result: MergeResult, reader: Reader, keys: Schema) ->
 
 
 def _plain(rows: pa.Table) -> pa.Table:
-    """Cast extension types, such as UUIDs, to their storage types, because joins do not support them."""
+    """Cast extension types, such as UUIDs, to their storage types, because joins do not support extension types."""
     storage = [f.type.storage_type if isinstance(f.type, pa.BaseExtensionType) else f.type for f in rows.schema]
     return rows.cast(pa.schema([f.with_type(kind) for f, kind in zip(rows.schema, storage, strict=True)]))
 

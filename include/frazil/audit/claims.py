@@ -1,4 +1,4 @@
-"""The ranges and counts that commit records claim: all of them, or those of a period."""
+"""Claims: the ranges and record counts in a stream's commit records, of all time or of one period."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ class Claims:
     lost: tuple[str, ...] = ()
     """Ranges that retention deleted before they were read, from the period's snapshots."""
     replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
-    """Dead letters that became rows: they lie in ranges that their original batches claim."""
+    """Dead letters that became rows. Their offsets lie in ranges that their original batches claim."""
     repeats: int | None = 0
-    """Records dropped as repeats; None if a snapshot that counts them has expired."""
+    """Number of records dropped as repeats; None if a snapshot with that number has expired."""
 
     def without(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return the ranges of these claims without those of `mine`; a range that is claimed twice is removed once."""
+        """Return the ranges of these claims without the ranges of `mine`. A range that is claimed twice is removed
+        once.
+        """
         return {
             tp: tuple((Counter(ranges) - Counter(mine.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()
@@ -52,9 +54,9 @@ class Claims:
 
 
 def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
-    """Read every commit record up to the marker, and those of published backfills.
+    """Read every commit record up to the marker, and the records of published backfills.
 
-    Journals that wait, or were never committed, claim nothing.
+    Leaves out the journals of batches that are not committed.
     """
     live = [record for record in journals.records() if _committed(record.key, marker)]
     backfills = list(published(journals, metadata, marker.stream))
@@ -64,14 +66,15 @@ def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> C
 
 
 def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
-    """Read the commit records of a period, and few others.
+    """Read the commit records of a period, and few other records.
 
-    A batch belongs to the period of its snapshot, not of its journal: a journal may wait until its writer returns. So
-    consecutive periods cover every batch once.
+    A batch belongs to the period in which its snapshot was committed, not to that of its journal: a journal may wait
+    until its writer returns. So consecutive periods cover every batch once.
 
-    If snapshots from the beginning of the period have expired, the records are searched by the time they were written,
-    newest first, until one hour before the period. A clock that stepped back further hides some. Backfills and skipped
-    ranges have no such time: expiry keeps their snapshots for the audits of their hour.
+    If snapshots from the beginning of the period have expired, the records are searched by the time when they were
+    written. The search runs from the newest record to one hour before the period, and misses records of a clock that
+    stepped back further. Backfills and skipped ranges have no such time, so expiry keeps their snapshots for the audits
+    of their hour.
     """
     found: list[Journal] = []
     gone: list[str] = []
@@ -108,7 +111,7 @@ def _repeats(journals: JournalStore, metadata: TableMetadata, batches: Sequence[
 def _before_history(
     journals: JournalStore, marker: Marker, oldest: BatchKey | None, window: Period
 ) -> Iterator[Journal]:
-    """Return the period's records that are older than the oldest batch in the history, newest first."""
+    """Yield the period's records that are older than the oldest batch in the history, newest first."""
     for record in journals.records(newest_first=True, below=oldest):
         if not _committed(record.key, marker):
             continue
@@ -119,7 +122,7 @@ def _before_history(
 
 
 def _history_begins_ms(metadata: TableMetadata) -> int:
-    """Return the time from which the branch has every commit; 0 if it has them all."""
+    """Return the time from which the branch's history has every commit; 0 if the history is complete."""
     oldest = next(reversed(list(ancestors(metadata))), None)
     # Its parent does not tell: PyIceberg removes the id of an expired parent.
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms

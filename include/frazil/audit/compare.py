@@ -1,28 +1,21 @@
-"""Compares one topic-partition's table, commit records and Kafka records: did it land exactly once? Pure.
+"""Compares the table, commit records and Kafka records of one topic-partition: did each record land exactly once? Pure.
 
 An offset that Kafka does not have is not missing: compaction and transactions leave gaps, and retention deletes the
-beginning. An offset outside all commit records was never claimed: a reset skipped it, or it is older than the records.
+beginning. An offset outside all commit records was never claimed: a reset skipped it, or it is older than the commit
+records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from pyroaring import BitMap64
 
-from frazil.audit.ranges import (
-    CommittedRange,
-    Group,
-    by_topic_id,
-    claimed_offsets,
-    covered,
-    groups,
-    merged_ranges,
-)
+from frazil.audit.evidence import Evidence
+from frazil.audit.findings import Finding, FindingKind
+from frazil.audit.ranges import CommittedRange, Group, claimed_offsets, covered, merged_ranges
 from frazil.offsets.spans import between
 from frazil.offsets.tally import OffsetTally, spans
 from frazil.spec.units import counted
@@ -30,116 +23,8 @@ from frazil.spec.units import counted
 SPANS_NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class InKafka:
-    """The offsets that Kafka has in `[first, marker)`, read with `read_committed`."""
-
-    first: int
-    offsets: BitMap64
-    cut: int | None = None
-    """The offset where its log was truncated, below what was committed: from there on, records are new ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """The evidence for one topic-partition."""
-
-    topic: str
-    partition: int
-    marker: int
-    topic_id: str
-    """The id of the current topic."""
-    ranges: tuple[CommittedRange, ...]
-    """The audited ranges."""
-    rows: OffsetTally
-    dead_letters: OffsetTally
-    kafka: InKafka | None = None
-    """Kafka's records; None if the audit does not compare with them."""
-    whole: bool = True
-    """False if `ranges`, rows and dead letters cover only a period."""
-    elsewhere: tuple[CommittedRange, ...] = ()
-    """Ranges committed outside the period, if they were read: they may explain what looks wrong."""
-    rewritten: tuple[tuple[int, int], ...] = ()
-    """Offsets `[start, end)` that Kafka assigned to a second record.
-
-    Operators accepted that, so rows may occur twice.
-    """
-    given_up: tuple[tuple[int, int], ...] = ()
-    """Committed offsets `[start, end)` whose loss an operator accepted after a rollback."""
-    replayed: BitMap64 = field(default_factory=BitMap64)
-    """Records that were committed as dead letters and have become rows."""
-    tables: str = "the table"
-    """What findings call the tables that have `rows`."""
-    drops_repeats: bool = False
-    """Whether repeats were dropped: then the table may have fewer rows than the commit records count."""
-    groups: list[Group] = field(init=False, repr=False, compare=False)
-    """The audited ranges, each with the ranges that overlap it."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", groups(self.ranges, self.elsewhere))
-
-    @property
-    def generations(self) -> dict[str, list[CommittedRange]]:
-        """All known ranges, by topic id."""
-        return by_topic_id((*self.ranges, *self.elsewhere))
-
-    @property
-    def letter_groups(self) -> list[Group]:
-        """Groups of the current topic only: dead letters of a former topic share no offsets with it."""
-        current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
-        return groups(*current)
-
-
-class FindingKind(StrEnum):
-    DUPLICATES = "duplicates"
-    """An offset occurs more than once in the table, or in the dead-letter table."""
-    MISSING = "missing"
-    """Kafka has the record and a commit claims it, but no table has it."""
-    MISCOUNTED = "miscounted"
-    """The tables have more or fewer rows than the commit records count."""
-    ROW_AND_DEAD_LETTER = "row and dead letter"
-    UNCLAIMED = "unclaimed"
-    """Rows that no commit covers."""
-    ROLLED_BACK = "rolled back"
-    RECORD_GONE = "record gone"
-    """A snapshot names a commit record that is missing or unreadable."""
-    LOG_CUT = "log cut"
-    """Kafka lost committed records and assigned their offsets to new ones, which no table has."""
-    UNCHECKED = "unchecked"
-    """One source of evidence is silent, but another was compared."""
-    NOT_COMPARED = "not compared"
-    """Committed records were compared with nothing."""
-    SKIPPED = "skipped"
-    READ_AGAIN = "read again"
-    """Offsets were committed more than once, for example after a reset, and are counted each time."""
-    CHANGED = "changed"
-    """Commits of another program deleted or overwrote rows."""
-
-    @property
-    def is_wrong(self) -> bool:
-        return self not in {
-            FindingKind.UNCHECKED,
-            FindingKind.NOT_COMPARED,
-            FindingKind.SKIPPED,
-            FindingKind.READ_AGAIN,
-            FindingKind.CHANGED,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    kind: FindingKind
-    count: int
-    """Number of offsets or rows."""
-    sentence: str
-    where: str
-    """The topic-partition, or the stream."""
-    keys: tuple[Mapping[str, Any], ...] = ()
-    """The first keys that it concerns, for a stream with a key: values by column, as stored."""
-
-
 def compare(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return everything that is wrong, and what could not be checked. Pure."""
+    """Return findings about everything that is wrong or could not be checked. Pure."""
     found = [
         *_duplicates(evidence),
         *_both(evidence),
@@ -155,13 +40,13 @@ def compare(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def compare_letters(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return what is wrong with the dead letters. Pure."""
+    """Return findings about the dead letters. Pure."""
     found = [*_duplicated_letters(evidence), *_miscounted(evidence, _letters(evidence))]
     return tuple(f for f in found if f.count)
 
 
 def missing(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, but neither table has."""
+    """Return the offsets that Kafka has and a commit claims, but that are in neither table."""
     if evidence.kafka is None:
         return BitMap64()
     claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
@@ -170,7 +55,7 @@ def missing(evidence: Evidence) -> BitMap64:
 
 
 def duplicates(evidence: Evidence) -> int:
-    """Count surplus rows. Each topic that had the name may have a row at an offset."""
+    """Count surplus rows. Each topic that had the topic's name may have one row at an offset."""
     allowed_twice, once = covered(evidence.rewritten), BitMap64()
     for ranges in evidence.generations.values():
         claimed = claimed_offsets(ranges)
@@ -225,7 +110,10 @@ def _log_cut(e: Evidence) -> Iterable[Finding]:
 
 
 def _unclaimed(e: Evidence) -> Iterable[Finding]:
-    """Rows at or past the marker, or between commits, are unclaimed. Rows older than the records are only a note."""
+    """Report rows at or after the marker, or between commits, as unclaimed.
+
+    Rows before the first commit record are only reported as not compared.
+    """
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & between(0, begin)
@@ -243,21 +131,21 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Witness:
-    """One table's rows, and what commit records claim for it."""
+class _TableClaims:
+    """One table's rows, and the number of rows that commit records claim for the table."""
 
     name: str
     tally: OffsetTally
     claimed: Callable[[CommittedRange], int]
     groups: list[Group]
     lost: BitMap64
-    """Missing offsets that already have a finding from the comparison with Kafka."""
+    """Missing offsets that the comparison with Kafka already reports."""
     given_twice: BitMap64
     accepted: BitMap64
-    """Offsets in neither table whose loss a user accepted."""
+    """Offsets in neither table whose loss an operator accepted."""
 
     def compare(self, group: Group) -> tuple[int, int]:
-        """Return the minimum number of missing records, and the number beyond the claims."""
+        """Return the minimum number of missing records, and the number of records beyond the claims."""
         given_twice, accepted = self.given_twice, self.accepted
 
         def there(r: CommittedRange) -> int:
@@ -275,37 +163,41 @@ class _Witness:
         if len(bounds) > 1:
             copies = len(self.tally.repeated & offsets) + self.tally.copies - len(self.tally.repeated)
             total = len((self.tally.seen | self.lost | accepted) & offsets) + copies
-            missing_ = max(missing_, sum(least for least, _ in bounds.values()) - total)
-        surplus = len((self.tally.seen | self.lost) & offsets) - sum(most for _, most in bounds.values())
+            missing_ = max(missing_, sum(lowest for lowest, _ in bounds.values()) - total)
+        surplus = len((self.tally.seen | self.lost) & offsets) - sum(highest for _, highest in bounds.values())
         return missing_, 0 if given_twice & offsets else max(0, surplus)
 
 
-def _rows(e: Evidence) -> _Witness:
+def _rows(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return min(r.end - r.start, r.records + e.replayed.range_cardinality(r.start, r.end))
 
-    return _Witness("row", e.rows, claimed, e.groups, missing(e), covered(e.rewritten), _accepted(e))
+    return _TableClaims("row", e.rows, claimed, e.groups, missing(e), covered(e.rewritten), _accepted(e))
 
 
-def _letters(e: Evidence) -> _Witness:
+def _letters(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return max(0, r.rejected - e.replayed.range_cardinality(r.start, r.end))
 
     twice = covered(e.rewritten)
-    return _Witness("dead letter", e.dead_letters, claimed, e.letter_groups, BitMap64(), twice, _accepted(e))
+    return _TableClaims("dead letter", e.dead_letters, claimed, e.letter_groups, BitMap64(), twice, _accepted(e))
 
 
 def _accepted(e: Evidence) -> BitMap64:
     return covered(e.given_up) - e.rows.seen - e.dead_letters.seen
 
 
-def _miscounted(e: Evidence, witness: _Witness) -> Iterable[Finding]:
+def _miscounted(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
     """Compare commit records with a table. Records already reported as missing are not reported again."""
     fewer = more = 0
     first: Group | None = None
+    of_rows, letters, there = witness.tally is e.rows, _letters(e), _there(e)
     for group in witness.groups:
         missing_, surplus = witness.compare(group)
-        if e.drops_repeats and witness.tally is e.rows:
+        if of_rows and _is_exact(e, group):
+            lost = group.lowest(_records) - len(there & group.offsets)
+            missing_ = max(missing_, lost - letters.compare(group)[0])
+        if e.drops_repeats and of_rows:
             missing_ = 0
         fewer, more = fewer + missing_, more + surplus
         first = first or (group if missing_ or surplus else None)
@@ -318,34 +210,59 @@ def _miscounted(e: Evidence, witness: _Witness) -> Iterable[Finding]:
         yield _finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
 
 
+def _records(r: CommittedRange) -> int:
+    return min(r.end - r.start, r.records + r.rejected)
+
+
+def _there(e: Evidence) -> BitMap64:
+    """Return the offsets that are in a table, or whose absence is reported or accepted."""
+    return e.rows.seen | e.dead_letters.seen | missing(e) | _accepted(e)
+
+
+def _is_exact(e: Evidence, group: Group) -> bool:
+    """Whether the records of overlapping ranges can be held to `Group.least`: all are of one log."""
+    return not group.is_single and len(group.generations) == 1 and not covered(e.rewritten) & group.offsets
+
+
+def _hidden(e: Evidence, group: Group) -> int:
+    """Return how many rows a dead letter of the same offset may stand for, in ranges that overlap.
+
+    None, if each range's dead letters are those of its commit record: then each was rejected each time.
+    """
+    letters = _letters(e)
+    if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == letters.claimed(r) for r in group.audited):
+        return 0
+    return len(e.dead_letters.seen & group.offsets)
+
+
 def compare_repeats(
     evidence: Sequence[Evidence], records: int, repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
-    """Compare the rows of a stream with dedupe with the committed records, without the dropped ones. Pure.
+    """Compare the rows of a stream with dedupe with its committed records, minus the dropped repeats. Pure.
 
-    `repeats` is None if the number of dropped records is unknown. With `by_source`, the comparison is then left to
-    Kafka's records.
+    `repeats` is None if the number of dropped records is unknown. In that case, with `by_source`, the comparison is
+    left to the one with Kafka's records.
     """
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
     if repeats is None or not all(map(counted_once, evidence)):
         if by_source or records <= rows:
             return ()
         sentence = (
-            f"{counted(records - rows, 'committed record')} without a row are repeats, or their rows are missing: how "
-            "many were dropped is not known after a reset, a rollback or a backfill, or once their snapshots have "
+            f"{counted(records - rows, 'committed record')} without a row are repeats, or their rows are missing. How "
+            "many were dropped is unknown after a reset, a rollback or a backfill, or once their snapshots have "
             "expired. `--source` compares with Kafka's records"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - repeats - rows
     sentence = (
-        f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}, of which {repeats:,} were "
-        f"dropped as repeats: {counted(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
+        f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}; {repeats:,} of them "
+        f"were dropped as repeats: {counted(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
     )
     return (Finding(FindingKind.MISCOUNTED, abs(off), sentence, stream),) if off else ()
 
 
 def _not_compared(e: Evidence) -> Iterable[Finding]:
-    """Report overlapping ranges, whose number of records is only known within bounds."""
+    """Report overlapping ranges, for which only a minimum and a maximum number of records is known."""
     if e.drops_repeats:
         return
     open_, first, given_twice = 0, None, covered(e.rewritten)
@@ -354,8 +271,11 @@ def _not_compared(e: Evidence) -> Iterable[Finding]:
             continue
         begin = group.audited[0].start
         by_kafka = {e.topic_id} if e.kafka is not None and e.kafka.first <= begin else set[str]()
-        bounds = group.bounds(lambda r: r.records + r.rejected)
-        slack = sum(most - least for topic_id, (least, most) in bounds.items() if topic_id not in by_kafka)
+        bounds = group.bounds(_records)
+        if _is_exact(e, group):
+            ((topic_id, (lowest, highest)),) = bounds.items()
+            bounds = {topic_id: (min(max(lowest, group.lowest(_records)) - _hidden(e, group), highest), highest)}
+        slack = sum(highest - lowest for topic_id, (lowest, highest) in bounds.items() if topic_id not in by_kafka)
         first = begin if slack and first is None else first
         open_ += slack
     yield _finding(
@@ -366,7 +286,7 @@ def _not_compared(e: Evidence) -> Iterable[Finding]:
 
 
 def _limits(e: Evidence) -> Iterable[Finding]:
-    """Report what could not be checked, and what was skipped on purpose."""
+    """Report offsets that could not be checked, and offsets that were skipped on purpose."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     if e.whole:
         there = e.rows.seen | e.dead_letters.seen
@@ -405,7 +325,10 @@ def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Findi
 
 
 def counted_once(e: Evidence) -> bool:
-    """Whether each audited offset was read and assigned once. Only then can rows be counted without offsets."""
+    """Whether each audited offset was read once and assigned to one record.
+
+    Only then can rows be counted without comparing offsets.
+    """
     once = all(group.is_single for group in e.groups)
     return once and not covered((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 
@@ -425,10 +348,10 @@ def compare_counts(  # noqa: PLR0913 - all that is counted, and why nothing else
 ) -> tuple[Finding, ...]:
     """Compare the number of rows with the commit records, for a stream without Kafka coordinates. Pure.
 
-    `adopted` is the number of rows that the table had before the stream. `declared`: whether the declaration has
+    `adopted` is the number of rows that the table had before the stream. `declared` is whether the declaration has
     coordinates although the table does not.
     """
-    where = "its table lacks the columns" if declared else "coordinates: false"
+    where = "its table does not have the columns" if declared else "coordinates: false"
     found = [
         Finding(
             FindingKind.UNCHECKED, 1,
@@ -440,7 +363,7 @@ def compare_counts(  # noqa: PLR0913 - all that is counted, and why nothing else
         sentence = f"{other_streams} other streams write to the table: its rows cannot be counted against this one's"
         found.append(Finding(FindingKind.NOT_COMPARED, other_streams, sentence, stream))
     elif rows != claimed + adopted:
-        before = f", beside {adopted:,} that were adopted" if adopted else ""
+        before = f", next to {adopted:,} that were adopted" if adopted else ""
         sentence = f"the table has {counted(rows, 'row')}, and the commit records count {claimed:,}{before}"
         found.append(Finding(FindingKind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Audits a declared stream, in the way that its mode requires."""
+"""Audits a declared stream, in the way that the stream's mode requires."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from frazil.spec.model import StreamSpec
 
 
 def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audit:
-    """Audit what was committed in a period, or ever; `with_source` also compares with what Kafka still has.
+    """Audit the commits of a period, or all commits; `with_source` also compares with the records that Kafka still has.
 
-    Raises what `audit_stream` raises, and what opening the stream raises.
+    Raises the errors of `audit_stream`, and of opening the stream.
     """
     tables = read_stream(spec).tables
     if spec.mode == "upsert":
@@ -28,6 +28,6 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
         from frazil.audit.upserts import compared_with_source  # noqa: PLC0415 - as above
 
         return found.with_findings(compared_with_source(spec, tables, window=window))
-    asked = partial(ask_kafka, spec) if with_source else None
+    ask = partial(ask_kafka, spec) if with_source else None
     named = {*spec.route.tables.values()} if spec.route else ()
-    return audit_stream(tables, coordinates=spec.coordinates, window=window, ask_kafka=asked, named=named)
+    return audit_stream(tables, coordinates=spec.coordinates, window=window, ask_kafka=ask, named=named)

@@ -1,17 +1,77 @@
-"""The evidence that the audit compares, by topic-partition: claims, rows, dead letters and Kafka's offsets."""
+"""Gathers the evidence for an audit, by topic-partition: claims, rows, dead letters and Kafka's offsets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import Evidence, InKafka
+from frazil.audit.ranges import CommittedRange, Group, by_topic_id, groups
 from frazil.commit.marker import Marker
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies
+
+
+@dataclass(frozen=True, slots=True)
+class InKafka:
+    """The offsets that Kafka has in `[first, marker)`, read with `read_committed`."""
+
+    first: int
+    offsets: BitMap64
+    cut: int | None = None
+    """The offset where its log was truncated, below what was committed: from there on, records are new ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The evidence for one topic-partition."""
+
+    topic: str
+    partition: int
+    marker: int
+    topic_id: str
+    """The id of the current topic."""
+    ranges: tuple[CommittedRange, ...]
+    """The audited ranges."""
+    rows: OffsetTally
+    dead_letters: OffsetTally
+    kafka: InKafka | None = None
+    """Kafka's records; None if the audit does not compare with them."""
+    whole: bool = True
+    """False if `ranges`, rows and dead letters cover only a period."""
+    elsewhere: tuple[CommittedRange, ...] = ()
+    """Ranges committed outside the period, if they were read: they may explain what looks wrong."""
+    rewritten: tuple[tuple[int, int], ...] = ()
+    """Offsets `[start, end)` that Kafka assigned to a second record.
+
+    Operators accepted that, so rows may occur twice.
+    """
+    given_up: tuple[tuple[int, int], ...] = ()
+    """Committed offsets `[start, end)` whose loss an operator accepted after a rollback."""
+    replayed: BitMap64 = field(default_factory=BitMap64)
+    """Records that were committed as dead letters and have become rows."""
+    tables: str = "the table"
+    """What findings call the tables that have `rows`."""
+    drops_repeats: bool = False
+    """Whether repeats were dropped: then the table may have fewer rows than the commit records count."""
+    groups: list[Group] = field(init=False, repr=False, compare=False)
+    """The audited ranges, each with the ranges that overlap it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", groups(self.ranges, self.elsewhere))
+
+    @property
+    def generations(self) -> dict[str, list[CommittedRange]]:
+        """All known ranges, by topic id."""
+        return by_topic_id((*self.ranges, *self.elsewhere))
+
+    @property
+    def letter_groups(self) -> list[Group]:
+        """Groups of the current topic only: dead letters of a former topic share no offsets with it."""
+        current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
+        return groups(*current)
 
 
 def gather(  # noqa: PLR0913 - what is known, and of what
@@ -25,7 +85,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
     drops_repeats: bool = False,
     tables: str = "the table",
 ) -> tuple[Evidence, ...]:
-    """Return the evidence for each topic-partition that is known, or that a period claims."""
+    """Return the evidence for each topic-partition that is known, or that has claims in the period."""
     known = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
     return tuple(
         Evidence(
@@ -49,7 +109,10 @@ def gather(  # noqa: PLR0913 - what is known, and of what
 
 
 def explained(evidence: tuple[Evidence, ...], every: Claims, mine: Claims) -> tuple[Evidence, ...]:
-    """Return a period's evidence with all other claims and replays; `mine` are the claims of the period."""
+    """Return a period's evidence together with all claims and replays of other times.
+
+    `mine` are the claims of the period, `every` the claims of all time.
+    """
     elsewhere, replayed = every.without(mine), every.replayed
     return tuple(
         replace(e, elsewhere=elsewhere.get(tp, ()), replayed=replayed.get(tp) or BitMap64())

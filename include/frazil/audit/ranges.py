@@ -1,8 +1,8 @@
-"""Overlaps of a topic-partition's committed ranges, and the numbers of records that they allow. Pure.
+"""Overlaps of a topic-partition's committed ranges, and the number of records that they allow. Pure.
 
 Ranges overlap after a reset, after a backfill of offsets that were committed before, and when a topic was recreated.
-The records of such ranges cannot be counted one by one. But each range bounds them from below, and all ranges together
-bound them from above.
+The records of such ranges cannot be counted one by one. But each range gives a minimum number of records, and all
+ranges together give a maximum.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from pyroaring import BitMap64
 
@@ -18,7 +19,7 @@ from frazil.offsets.spans import Span, between
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommittedRange:
-    """One commit record's claim on a topic-partition: `[start, end)` became rows and dead letters."""
+    """One commit record's claim on a topic-partition: the records in `[start, end)` became rows and dead letters."""
 
     start: int
     end: int
@@ -26,7 +27,7 @@ class CommittedRange:
     rejected: int
     topic_id: str
     selects: bool = False
-    """Whether a backfill took only some records, by event time; the others are not missing."""
+    """Whether a backfill took only some records, by event time. The other records are not missing."""
     leader_epoch: int | None = field(default=None, compare=False)
     """The epoch of the leader that had `end`; None if no broker reported it."""
 
@@ -41,11 +42,11 @@ class Group:
 
     audited: tuple[CommittedRange, ...]
     others: tuple[CommittedRange, ...]
-    """Ranges outside the audit that overlap them."""
+    """Ranges outside the audit that overlap the audited ranges."""
 
     @property
     def is_single(self) -> bool:
-        """Whether the group is a single range, so that its numbers are exact."""
+        """Whether the group is a single range, so that its record counts are exact."""
         return len(self.audited) + len(self.others) == 1
 
     @property
@@ -58,26 +59,36 @@ class Group:
         return by_topic_id((*self.audited, *self.others))
 
     def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
-        """Return the smallest and largest possible number of records within `offsets`, by topic id.
+        """Return the minimum and maximum possible number of records within `offsets`, by topic id.
 
-        `claimed` is the number of records of each range.
+        `claimed` returns the number of records of a range.
         """
         offsets, found = self.offsets, dict[str, tuple[int, int]]()
         for topic_id, ranges in self.generations.items():
             inside = {r: offsets.range_cardinality(r.start, r.end) for r in ranges}
             outside = {r: r.end - r.start - inside[r] for r in ranges}
-            least = _heaviest_chain({r: max(0, claimed(r) - outside[r]) for r in ranges})
-            most = sum(min(claimed(r), inside[r]) for r in ranges)
-            found[topic_id] = least, min(most, len(claimed_offsets(ranges) & offsets))
+            lowest = _heaviest_chain({r: max(0, claimed(r) - outside[r]) for r in ranges})
+            highest = sum(min(claimed(r), inside[r]) for r in ranges)
+            found[topic_id] = lowest, min(highest, len(claimed_offsets(ranges) & offsets))
         return found
 
+    def lowest(self, claimed: Callable[[CommittedRange], int]) -> int:
+        """Return the smallest possible number of records within `offsets`, by the audited ranges of one topic id.
+
+        An offset without a record is a hole of each range that has it. So a cover without holes makes this exact.
+        """
+        return len(self.offsets) - _lightest_cover({r: r.end - r.start - claimed(r) for r in self.audited})
+
     def missing(self, short: Callable[[CommittedRange], int]) -> int:
-        """Return the minimum number of distinct missing records; `short` is how many one range is missing."""
+        """Return the minimum number of distinct missing records.
+
+        `short` returns the number of missing records of a range.
+        """
         return _heaviest_chain({r: short(r) for r in self.audited})
 
 
 def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()) -> list[Group]:
-    """Group the audited ranges with every range that overlaps them, in order. Empty ranges are left out."""
+    """Group the audited ranges with every range that overlaps them, in order. Leaves out empty ranges."""
     found: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
     reach = -1
     marked = [*((r, True) for r in audited), *((r, False) for r in others)]
@@ -90,13 +101,35 @@ def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] =
 
 
 def _heaviest_chain(weights: Mapping[CommittedRange, int]) -> int:
-    """Partition the ranges into chains without overlaps, as few as possible, and return the largest sum of weights."""
+    """Divide the ranges into as few chains without overlaps as possible, and return the largest sum of weights of a
+    chain.
+    """
     chains: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
         at = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
         before = chains[at][1] if at < len(chains) else 0
         chains[at : at + 1] = [(r.end, before + weight)]
     return max((total for _, total in chains), default=0)
+
+
+def _lightest_cover(weights: Mapping[CommittedRange, int]) -> int:
+    """Return the smallest sum of weights of ranges that together cover the same offsets as all of them."""
+    total, reach = 0, -1
+    covers: list[tuple[int, int]] = []
+    for r, weight in sorted(weights.items()):
+        if r.start > reach:
+            total += _cheapest(covers, reach)
+            covers = [(0, r.start)]
+        while covers[0][1] < r.start:
+            heappop(covers)
+        heappush(covers, (covers[0][0] + weight, r.end))
+        reach = max(reach, r.end)
+    return total + _cheapest(covers, reach)
+
+
+def _cheapest(covers: Iterable[tuple[int, int]], reach: int) -> int:
+    """Return the smallest weight of the covers that end at `reach`; 0 without covers."""
+    return min((weight for weight, end in covers if end == reach), default=0)
 
 
 def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRange]]:
@@ -108,7 +141,9 @@ def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRan
 
 
 def merged_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
-    """Merge ranges `[start, end)` that touch or overlap. Returns them in order, without empty ones."""
+    """Merge ranges that touch or overlap. Returns the merged ranges in order, as `[start, end)`, without empty
+    ranges.
+    """
     whole: list[Span] = []
     for r in sorted(r for r in ranges if r.end > r.start):
         if whole and r.start <= whole[-1][1]:

@@ -1,7 +1,7 @@
-"""The rows of a stream with a route, in its default table and its routed tables, for one audit.
+"""Counts the rows of a stream with a route, in its default table and its routed tables, for one audit.
 
-Commit records, not the declaration, show which table got which rows. So a table that the route no longer has is audited
-too. Rows that wait for a table that is behind are counted from their files.
+Commit records, not the declaration, show which table got which rows. So a table that is no longer in the route is
+audited too. Rows that wait for a table are counted from their files.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import Evidence, Finding, FindingKind, counted_once
+from frazil.audit.compare import counted_once
+from frazil.audit.evidence import Evidence
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import merged_ranges
-from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled_replay
+from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled
 from frazil.commit.backfill_records import chunks, given_up, published
 from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.journal import Journal
@@ -36,7 +38,7 @@ from frazil.table.lost import registration
 from frazil.table.parallel import in_parallel
 
 MAX_READS = 3
-"""Attempts to read a table while its waiting rows are being committed."""
+"""Maximum attempts to read a table while its waiting rows are being committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,12 @@ class RoutedRows:
 
     target: Target
     rows: Tallies
-    """Including waiting rows. Rows of a renamed table count under its new name."""
+    """The table's rows, including waiting rows. Rows of a renamed table count under its new name."""
     waiting: int = 0
     problem: str | None = None
-    """Why the table, or a file that waits for it, could not be read."""
+    """Why the table, or a file that waits for the table, could not be read."""
     renamed: Target | None = None
-    """The table's new name, if it was renamed."""
+    """The table's new name, if the table was renamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +63,28 @@ class Replays:
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
     """The part of `rows` in routed tables."""
     last: BackfillMarker | None = None
-    """A replay whose dead letters are still in their table, because rows may wait for routed tables."""
+    """A replay whose dead letters are still in the dead-letter table, because rows may wait for routed tables."""
     journals: Sequence[Journal] = ()
-    """The journals of its chunks."""
+    """The journals of this replay's chunks."""
     given_up: Set[Target] = frozenset()
-    """Tables that will never get their rows of it."""
+    """Tables that will never get their rows of this replay."""
 
     @classmethod
     def of(cls, tables: StreamTables, default_table: Table) -> Replays:
-        """Read the records of all replays that the default table `home` has."""
+        """Read the records of all replays that are published in the default table."""
         rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
         routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
         for record in published(tables.journals, default_table.metadata, tables.stream):
             for found, of in ((rows, record.replayed), *((routed[t], of) for t, of in record.routed.items())):
                 for tp, offsets in of.items():
                     found[tp] |= offsets
-        last = unsettled_replay(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
+        last = unsettled(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
         if last is None:
             return cls(rows, routed)
         return cls(rows, routed, last, chunks(tables.journals, last), given_up(tables.journals, last.id))
 
     def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
-        """Return the files with rows that a table with these properties does not have yet."""
+        """Return the files with rows that a routed table does not have yet, judging by the table's properties."""
         if self.last is None or target in self.given_up or has_rows_of(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
@@ -97,25 +99,26 @@ def routed_rows(  # noqa: PLR0913 - what is read, and where
     replays: Replays,
     named: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
-    """Read the tables that commit records name, up to the default table's marker; they may be ahead by now.
+    """Read the routed tables that commit records name, up to the default table's marker; the tables may be ahead by
+    now.
 
-    `within` has the audited ranges; None for all. `named` are the tables that the route names: one of them may be a
-    renamed table. Raises what catalog and storage raise.
+    `within` has the audited ranges; None audits all ranges. `named` are the tables that the route names: one of them
+    may be a renamed table. Raises the errors of the catalog and the storage.
     """
     targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _claimed_of(of, claimed)})
     if not targets:
         return ()
     waiting = Followers.of(tables, marker).waiting
     spans: Within = {tp: ((0, end),) for tp, end in marker.offsets.items()} if within is None else within
-    step = partial(_rows_of, _Sought(tables, waiting, spans, replays, named))
+    step = partial(_rows_of, _RowSearch(tables, waiting, spans, replays, named))
     found = in_parallel(step, targets)
     more = sorted({one.renamed for one in found if one.renamed} - {*targets})
     return (*found, *(in_parallel(step, more) if more else ()))
 
 
 @dataclass(frozen=True, slots=True)
-class _Sought:
-    """The rows to look for in each table, and their sources."""
+class _RowSearch:
+    """The rows to look for in each table, and the places to look in."""
 
     tables: StreamTables
     waiting: Mapping[Target, Sequence[Journal]]
@@ -124,8 +127,8 @@ class _Sought:
     named: Collection[Target]
 
 
-def _rows_of(sought: _Sought, target: Target) -> RoutedRows:
-    """Read a table, again if a waiting file has disappeared: the table has its rows by now."""
+def _rows_of(sought: _RowSearch, target: Target) -> RoutedRows:
+    """Read a table, and read it again if a waiting file has disappeared: the table has the file's rows by now."""
     waiting = sought.waiting.get(target, ())
     for _ in range(MAX_READS):
         found = _read_rows(sought, waiting, target)
@@ -134,7 +137,7 @@ def _rows_of(sought: _Sought, target: Target) -> RoutedRows:
     return found
 
 
-def _read_rows(sought: _Sought, waiting: Sequence[Journal], target: Target) -> RoutedRows:
+def _read_rows(sought: _RowSearch, waiting: Sequence[Journal], target: Target) -> RoutedRows:
     tables, within = sought.tables, sought.within
     problem, renamed_to, default_io = None, None, tables.main.current().io
     found = defaultdict[TopicPartition, OffsetTally](OffsetTally)
@@ -177,7 +180,7 @@ def _read_rows(sought: _Sought, waiting: Sequence[Journal], target: Target) -> R
     return RoutedRows(target, dict(found), waits, problem, renamed_to)
 
 
-def _first_now(sought: _Sought, target: Target, table: Table) -> Target | None:
+def _first_now(sought: _RowSearch, target: Target, table: Table) -> Target | None:
     """Return the new name of the route's table, if it was renamed and another table now has its name."""
     if property_name(sought.tables.stream) in table.properties:
         return None
@@ -186,12 +189,12 @@ def _first_now(sought: _Sought, target: Target, table: Table) -> Target | None:
 
 
 def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
-    """Return what to do about a table that is not in the catalog, whether or not the route still has it."""
+    """Return what to do about a table that is not in the catalog, whether or not the route still has the table."""
     catalog, newest = tables.main.catalog_name, None if member is None else newest_left(tables, member)
     again = "" if newest is None else f": `{registration(catalog, target, newest.path)}`"
     return (
         f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route has it by this name, "
-        f"`frazil route {tables.stream}` says what mends that; if not, its rows stay missing until it is renamed back, "
+        f"`frazil route {tables.stream}` shows the remedy. If not, its rows stay missing until it is renamed back, "
         f"declared in route.tables by its new name, or registered again{again}"
     )
 
@@ -203,9 +206,9 @@ def compare_tables(
     claimed: Claims,
     replays: Replays,
 ) -> Iterator[Finding]:
-    """Compare the rows of each table with those that commit records count for it. Pure.
+    """Compare the rows of each table with the number that commit records count for the table. Pure.
 
-    `home` is the name and the rows of the default table.
+    `default` is the name and the rows of the default table.
     """
     for one in routed:
         if one.problem:

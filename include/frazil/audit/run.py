@@ -1,4 +1,4 @@
-"""One audit of one stream: read all evidence at one snapshot, compare it, and report the findings."""
+"""One audit of one stream: reads all evidence at one snapshot, compares it, and reports the findings."""
 
 from __future__ import annotations
 
@@ -9,22 +9,12 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import (
-    Evidence,
-    Finding,
-    FindingKind,
-    InKafka,
-    compare,
-    compare_counts,
-    compare_letters,
-    compare_repeats,
-    duplicates,
-    missing,
-)
-from frazil.audit.evidence import explained, gather
+from frazil.audit.compare import compare, compare_counts, compare_letters, compare_repeats, duplicates, missing
+from frazil.audit.evidence import Evidence, InKafka, explained, gather
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import merged_ranges
 from frazil.audit.routed import Replays, compare_tables, routed_rows
-from frazil.commit.backfill_marker import BackfillState, read_backfill, unsettled_replay
+from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled
 from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
 from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
@@ -42,12 +32,15 @@ from frazil.table.landed_offsets import Wanted, has_coordinates, tally
 from frazil.timetext import utc
 
 AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]]
-"""Returns what Kafka has of the claimed ranges, and findings about ranges that cannot be compared with Kafka."""
+"""Returns the offsets that Kafka has of the claimed ranges, and findings about ranges that Kafka cannot confirm."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """The numbers of one topic-partition. Offsets `[start, end)` are committed; for a period, by its batches."""
+    """The counts of one topic-partition.
+
+    Offsets `[start, end)` are committed; in the audit of a period, by that period's batches.
+    """
 
     topic: str
     partition: int
@@ -58,7 +51,7 @@ class PartitionAudit:
     distinct: int
     duplicates: int
     gaps: int | None
-    """Records that Kafka has but no table does; None if the audit does not compare with Kafka."""
+    """Number of records that Kafka has but no table has; None if the audit does not compare with Kafka."""
     dead_letters: int
 
 
@@ -72,11 +65,11 @@ class Audit:
     window: Period | None = None
     """The audited period; None covers everything that was ever committed."""
     by_key: bool = False
-    """Whether records change rows by key: then `rows` are changes, and nothing is counted by offset."""
+    """Whether records change rows by key. If so, `rows` counts changes, and nothing is counted by offset."""
     complete: bool = field(init=False)
     """Whether everything that was committed was compared."""
     clean: bool = field(init=False)
-    """Whether the audit is complete and found nothing wrong."""
+    """Whether the audit is complete and found no error."""
 
     def __post_init__(self) -> None:
         complete = not any(f.kind is FindingKind.NOT_COMPARED for f in self.findings)
@@ -110,7 +103,7 @@ class _Run:
         return window_claims(self.tables.journals, self.marker, self.table.metadata, self.window)
 
     def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
-        """Gather the evidence, with findings about single tables and about what cannot be compared with Kafka."""
+        """Gather the evidence, and findings about single tables and about ranges that cannot be compared with Kafka."""
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
         default = tally(
@@ -136,13 +129,17 @@ class _Run:
         return found, (*notes, *of_tables)
 
     def letters(self, claimed: Claims) -> Tallies:
-        """Tally the dead letters, without those that a published replay has yet to remove."""
+        """Tally the dead letters, except those that a published replay has yet to remove."""
         ids = self.marker.source.topic_ids
         wanted = Wanted(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         letters = tally(self.tables.dead_letters.refresh(), wanted)
         own = self.tables.dead_letters.current().properties
-        if unsettled_replay(self.table.properties, own, self.marker.stream) is None:
+        backfill = unsettled(self.table.properties, own, self.marker.stream)
+        if backfill is None:
             return letters
+        if not backfill.replays:
+            staged = replace(wanted, branch=branch_name(backfill.stream))
+            return together([letters, tally(self.tables.dead_letters.current(), staged)])
         settled = {tp: claimed.replayed[tp] for tp in letters.keys() & claimed.replayed.keys()}
         return {**letters, **{tp: OffsetTally([*(letters[tp].seen - offsets)]) for tp, offsets in settled.items()}}
 
@@ -167,12 +164,12 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
 ) -> Audit:
     """Read all evidence and compare it.
 
-    `drops_repeats`: whether the stream has dedupe, which drops repeats. `replayed_from_source`: whether the caller
+    `drops_repeats` is whether the stream has dedupe, which drops repeats. `replayed_from_source` is whether the caller
     compares the rows with Kafka's records, so that the number of dropped records is not needed. `named` are the tables
     that the route names now. Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
 
-    The main table is read first, at one snapshot: dead letters and commit records are written before it, routed tables
-    after it.
+    The main table is read first, at one snapshot: dead letters and commit records are written before main's snapshot,
+    and routed tables after it.
     """
     while True:
         table = tables.main.refresh()
@@ -185,7 +182,7 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
         evidence, notes = run.evidence(claimed)
         if not _replayed_meanwhile(run):
             break
-    evidence = _checked_twice(run, claimed, evidence, compare)
+    evidence = _with_other_claims(run, claimed, evidence, compare)
     if drops_repeats:
         repeats = None if marker.routed else claimed.repeats  # routed tables drop some of their own
         by_source = replayed_from_source
@@ -194,24 +191,32 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
 
 
-def audit_letters(
-    tables: StreamTables, table: Table, marker: Marker, claimed: Claims, window: Period | None
-) -> tuple[Finding, ...] | None:
-    """Compare the dead letters alone with the commit records.
+def audit_changes(
+    tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
+) -> tuple[tuple[Finding, ...], int] | None:
+    """Compare an upserted stream with its commit records alone, as far as that is possible.
 
-    Returns None if a replay was published after `table` was loaded: then load it again.
+    Returns the findings, and the number of changes without a row: later ones replaced or deleted it, or it is missing.
+    For a period, and without coordinates, only dead letters are compared. Returns None if a replay was published after
+    `table` was loaded: then load it again.
     """
-    run = _Run(tables, table, marker, window, None, drops_repeats=False, named=())
-    letters = run.letters(claimed)
+    marker = marker_of(tables, table)
+    run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)
+    if window is None and has_coordinates(table.schema()):
+        compared: Callable[[Evidence], tuple[Finding, ...]] = compare
+        evidence, notes = run.evidence(claimed)
+    else:
+        compared, notes = compare_letters, ()
+        evidence = gather(marker, claimed, rows={}, dead_letters=run.letters(claimed), kafka={}, whole=window is None)
     if _replayed_meanwhile(run):
         return None
-    evidence = gather(marker, claimed, rows={}, dead_letters=letters, kafka={}, whole=window is None)
-    evidence = _checked_twice(run, claimed, evidence, compare_letters)
-    return tuple(finding for each in evidence for finding in compare_letters(each))
+    evidence = _with_other_claims(run, claimed, evidence, compared)
+    rows = sum(len(e.rows.seen) for e in evidence)
+    return (*notes, *(finding for each in evidence for finding in compared(each))), max(0, claimed.records - rows)
 
 
 def marker_of(tables: StreamTables, table: Table) -> Marker:
-    """Return the marker of a stream to audit. Raises AdoptionRequired if it does not exist."""
+    """Return the marker of a stream to audit. Raises AdoptionRequired if the marker does not exist."""
     marker = read_marker(table.properties, tables.stream)
     if marker is None:
         raise AdoptionRequired(
@@ -222,7 +227,7 @@ def marker_of(tables: StreamTables, table: Table) -> Marker:
 
 
 def standing_findings(table: Table, marker: Marker, claimed: Claims, window: Period | None) -> tuple[Finding, ...]:
-    """Return what is wrong with the table and its commit records, independent of its rows."""
+    """Return findings about the table and its commit records that do not depend on the table's rows."""
     return (*_before(table, marker, claimed), *_changed(table, stream=marker.stream, window=window))
 
 
@@ -231,7 +236,7 @@ def _before(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...
 
 
 def _replayed_meanwhile(run: _Run) -> bool:
-    """Whether a replay has removed dead letters whose rows the main table did not have yet when it was read."""
+    """Whether a replay has removed dead letters whose rows the main table did not have yet when the audit read it."""
     backfill = read_backfill(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # tables of a route get their rows before the letters leave
         now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
@@ -247,22 +252,22 @@ def _replayed_meanwhile(run: _Run) -> bool:
     )
 
 
-def _checked_twice(
+def _with_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
-    """Add all other claims to a period that looks wrong, because a reset may explain it.
+    """Add all other claims to a period with errors, because a reset may explain the errors.
 
-    The same applies to a recreated topic, whose offsets occur in other rows too. Any other clean period reads no
-    records of other times.
+    The same applies to a recreated topic, whose offsets occur in other rows too. For any other period without errors,
+    no records of other times are read.
     """
     if run.window is None or not (
-        any(f.kind.is_wrong for e in evidence for f in compared(e)) or _created_again(run, claimed)
+        any(f.kind.is_wrong for e in evidence for f in compared(e)) or _has_recreated_topic(run, claimed)
     ):
         return evidence
     return explained(evidence, claims(run.tables.journals, run.marker, run.table.metadata), claimed)
 
 
-def _created_again(run: _Run, claimed: Claims) -> bool:
+def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
     """Whether a topic of the audited ranges had, or has, another id, by the marker or the oldest commit record."""
     oldest = next(run.tables.journals.records(), None)
     ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
@@ -299,7 +304,7 @@ def _rolled_back(table: Table, marker: Marker) -> tuple[Finding, ...]:
 
 
 def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """Report unreadable commit records. Those that `frazil forget` deleted are no error."""
+    """Report unreadable commit records. Records that `frazil forget` deleted are not an error."""
     found = []
     for path in claimed.gone:
         key = key_of(path)
@@ -312,7 +317,7 @@ def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
 
 
 def _lost(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """Report what the stream skipped as declared: a note, not an error."""
+    """Report ranges that the stream skipped as declared: a note, not an error."""
     sentence = "retention deleted these before they were read, and source.on-gap skipped them: {}"
     return tuple(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
 
@@ -340,9 +345,9 @@ def _changed(table: Table, *, stream: str, window: Period | None) -> tuple[Findi
 
 
 def _without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:
-    """Compare by count alone, which is weak if other streams write to the table, and impossible for a period.
+    """Compare by count alone, which proves little if other streams write to the table, and is impossible for a period.
 
-    `declared`: whether the declaration has coordinates although the table does not.
+    `declared` is whether the declaration has coordinates although the table does not.
     """
     stream, properties = run.marker.stream, run.table.properties
     if run.window is not None:

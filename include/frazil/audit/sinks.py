@@ -1,4 +1,4 @@
-"""The tables that are compared with Kafka's records: the default table and the routed tables."""
+"""The tables that the audit compares with Kafka's records: the default table and the routed tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyiceberg.table import Table
 
-from frazil.audit.compare import Finding, FindingKind
+from frazil.audit.findings import Finding, FindingKind
 from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.following import is_ahead
 from frazil.commit.marker import Marker, read_marker
@@ -22,19 +22,19 @@ from frazil.table.made_tables import made_for, tables_of
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """The tables as they were read, by target."""
+    """The tables as the audit loaded them, by target."""
 
     tables: Mapping[Target, Table]
     by_value: Mapping[str, Target]
-    """Routed tables by value, including those that are not compared."""
+    """Routed tables by route value, including tables that are not compared."""
     findings: Sequence[Finding] = ()
-    """Why some tables are not compared."""
+    """Findings that say why some tables are not compared."""
 
     @classmethod
     def of(cls, spec: StreamSpec, tables: StreamTables, main: Table, marker: Marker) -> Sinks:
-        """Load the routed tables. `main` was read first, with its marker.
+        """Load the routed tables. `main` was loaded first, with its marker.
 
-        A table that is missing rows up to that marker, or has later ones, is not compared.
+        A table that misses rows up to that marker, or has later rows, is not compared.
         """
         if spec.route is None:
             return cls({"main": main}, {})
@@ -47,7 +47,7 @@ class Sinks:
         return cls({"main": main, **compared}, by_value, findings)
 
     def placed(self, spec: StreamSpec, context: StageContext) -> StageContext:
-        """Return the context for records that are staged again, with the route as declared now."""
+        """Return the context for staging records again, with the route as declared now."""
         if (route := spec.route) is None:
             return context
         destinations = Destinations(
@@ -68,10 +68,10 @@ class Sinks:
 def _not_compared(
     route: Route, tables: StreamTables, found: Mapping[Target, Table], marker: Marker
 ) -> Iterator[tuple[Target, str]]:
-    """Return the tables that cannot be compared with the default table's marker, and why."""
+    """Yield the tables that cannot be compared with the default table's marker, and why."""
     waiting = Followers.of(tables, marker).waiting
     for target in sorted({*route.tables.values()} - found.keys()):
-        yield target, f"the table is not in the catalog; `frazil route {tables.stream}` says what mends that"
+        yield target, f"the table is not in the catalog; `frazil route {tables.stream}` shows the remedy"
     for target, table in found.items():
         own = read_marker(table.properties, tables.stream)
         if own is None:

@@ -1,4 +1,4 @@
-"""Kafka as the audit's independent source: the records it still has of the claimed ranges."""
+"""Kafka as the audit's independent source: the records of the claimed ranges that Kafka still has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import Finding, FindingKind, InKafka
+from frazil.audit.evidence import InKafka
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, claimed_offsets
 from frazil.commit.marker import Marker
 from frazil.commit.opened import open_kafka
@@ -22,7 +23,7 @@ from frazil.spec.references import kafka_properties
 def ask_kafka(
     spec: StreamSpec, marker: Marker, claimed: Claims
 ) -> tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]:
-    """Return what Kafka has of each claimed range, if cluster and topic are still those of the marker."""
+    """Return the offsets that Kafka has of each claimed range, if cluster and topic are still those of the marker."""
     with open_kafka(spec) as kafka:
         found = kafka.describe()
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
@@ -31,7 +32,7 @@ def ask_kafka(
         ranges: dict[TopicPartition, tuple[int, int]] = {}
         current: dict[TopicPartition, list[CommittedRange]] = {}
         for tp in sorted(claimed.ranges):
-            if sentence := _another(tp[0], known, now, spec):
+            if sentence := _why_not_comparable(tp[0], known, now, spec):
                 offsets = len(claimed_offsets(claimed.ranges[tp]))
                 notes.append(Finding(FindingKind.NOT_COMPARED, offsets, sentence, f"{tp[0]}-{tp[1]}"))
                 continue
@@ -45,8 +46,8 @@ def ask_kafka(
     return {tp: InKafka(first.get(tp, 0), tallies[tp].seen, cut.get(tp)) for tp in ranges}, tuple(notes)
 
 
-def _another(topic: str, known: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
-    """Return why Kafka's topic cannot be compared with what was committed; None if it can."""
+def _why_not_comparable(topic: str, known: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
+    """Return why Kafka's topic cannot be compared with the committed records; None if it can be compared."""
     if topic not in spec.source.reads:
         return "the stream no longer reads the topic: nothing is compared with Kafka"
     if known.cluster_id == now.cluster_id and known.topic_ids.get(topic) == now.topic_ids.get(topic):
@@ -57,10 +58,11 @@ def _another(topic: str, known: SourceIdentity, now: SourceIdentity, spec: Strea
 def cut_logs(
     kafka: KafkaOffsets, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return the offsets where logs were truncated below what was committed, unless an operator accepted that.
+    """Return the offsets at which logs were truncated below the committed end, except truncations that an operator
+    accepted.
 
-    It checks the last offset of each leader epoch, which covers everything before it. So a log that was truncated long
-    ago and has grown since is found as well.
+    Checks the last offset of each leader epoch, which covers all offsets before it. So the check also finds a log that
+    was truncated long ago and has grown again since.
     """
     found = dict(
         find_cut(kafka, {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}, marker.leader_epochs)
@@ -73,9 +75,9 @@ def cut_logs(
                 ends[r.leader_epoch] = max(r.end, ends.get(r.leader_epoch, 0))
     left = {tp: sorted(ends.items()) for tp, ends in reached.items()}
     while left:
-        asked = {tp: (end, epoch) for tp, ends in left.items() for epoch, end in ends[:1]}
-        for tp, at in kafka.cut(asked).items():
-            if not any(start <= at and asked[tp][0] <= end for start, end in marker.rewritten.get(tp, ())):
+        requested = {tp: (end, epoch) for tp, ends in left.items() for epoch, end in ends[:1]}
+        for tp, at in kafka.cut(requested).items():
+            if not any(start <= at and requested[tp][0] <= end for start, end in marker.rewritten.get(tp, ())):
                 found[tp] = min(at, found.get(tp, at))
         left = {tp: ends[1:] for tp, ends in left.items() if ends[1:]}
     return found

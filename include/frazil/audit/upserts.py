@@ -1,9 +1,9 @@
-"""The audit of upsert and dedupe tables: a repeated merge of what Kafka has must change nothing.
+"""The audit of upsert and dedupe tables: merging Kafka's records into the table again must change nothing.
 
-Rows of an upsert cannot be counted against records, because most records replace a row. So the audit reads the
-committed ranges from Kafka again, up to the marker, and stages them in a folder of its own. It merges them with the
-table's files as of that marker, without committing. Whatever that merge would insert, update or delete is wrong in the
-table. Memory and CPU are those of one batch of these records.
+Rows of an upsert table cannot be counted against records, because most records replace a row. So the audit reads the
+committed ranges from Kafka again, up to the marker, and stages them in a separate folder. It merges them with the
+table's files as of that marker, without committing. Every row that this merge would insert, update or delete is an
+error in the table. The audit needs as much memory and CPU as one batch of these records.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pyroaring import BitMap64
 
 from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import Finding, FindingKind
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import by_topic_id, merged_ranges, read_again
-from frazil.audit.run import Audit, PartitionAudit, audit_letters, marker_of, standing_findings
+from frazil.audit.run import Audit, PartitionAudit, audit_changes, marker_of, standing_findings
 from frazil.audit.sinks import Sinks
 from frazil.audit.source import cut_logs
 from frazil.commit.marker import BatchKey, Marker
@@ -32,7 +32,6 @@ from frazil.commit.opened import open_kafka
 from frazil.commit.period import Period
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
-from frazil.errors import SpecError
 from frazil.home import make_folder, run_folder
 from frazil.ingest.contract import OffsetRange, StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.stage import stage
@@ -49,7 +48,7 @@ from frazil.table.landed_offsets import Wanted, tally
 _Done = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
     ". An older change that came in a later batch than the delete brings a row back, because a deleted row leaves "
-    "nothing behind: send the delete again, and it goes. `frazil reset` to before the delete mends it too, where one "
+    "nothing behind: send the delete again, and it goes. `frazil reset` to before the delete fixes it too, where one "
     "batch then reads both"
 )
 
@@ -57,41 +56,45 @@ LATE_AFTER_DELETE = (
 def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
-    """Audit the table and its dead letters; rows only `with_source`. Raises as `audit_stream` does."""
-    letters = None
-    while letters is None:
-        table, marker, claimed = _claimed(spec, tables, window)
-        letters = audit_letters(tables, table, marker, claimed, window)
-    findings = (*standing_findings(table, marker, claimed, window), *letters, *_read_again(claimed))
+    """Audit the table and its dead letters; audits rows only `with_source`. Raises the same errors as
+    `audit_stream`.
+    """
+    named, found = {*spec.route.tables.values()} if spec.route else set[Target](), None
+    while found is None:
+        table, marker, claimed = _claimed(tables, window)
+        found = audit_changes(tables, table, claimed, window=window, named=named)
+    of_commits, replaced = found
+    findings = (*standing_findings(table, marker, claimed, window), *of_commits, *_read_again(claimed))
     if with_source:
         findings = (*findings, *_compared(spec, tables, table, marker, claimed))
-    elif claimed.batches:
-        sentence = "rows of an upsert are compared with Kafka's records alone: ask for them (--source)"
-        findings = (*findings, Finding(FindingKind.NOT_COMPARED, 1, sentence, spec.name))
+    elif replaced:
+        sentence = (
+            f"{counted(replaced, 'committed change')} without a row: later ones replaced them, or their rows are "
+            "missing. `--source` compares with Kafka's records"
+        )
+        findings = (*findings, Finding(FindingKind.NOT_COMPARED, replaced, sentence, spec.name))
     return Audit(spec.name, tuple(_numbers(claimed)), findings, claimed.batches, window, by_key=True)
 
 
 def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
-    """Return the records of Kafka that the table of a stream with dedupe is missing. Raises as `audit_stream` does."""
-    table, marker, claimed = _claimed(spec, tables, window)
+    """Yield findings about records in Kafka that the table of a stream with dedupe misses.
+
+    Raises the same errors as `audit_stream`.
+    """
+    table, marker, claimed = _claimed(tables, window)
     yield from _compared(spec, tables, table, marker, claimed)
 
 
-def _claimed(spec: StreamSpec, tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
+def _claimed(tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
     table = tables.main.refresh()
     marker = marker_of(tables, table)
-    if marker.routed is not None and spec.route is None:
-        raise SpecError(
-            f"stream {tables.stream!r} had a route: its records are in other tables than {tables.main.identifier} too, "
-            "and without the route an audit by key does not know which. Declare it again to audit the stream"
-        )
     if window is None:
         return table, marker, claims(tables.journals, marker, table.metadata)
     return table, marker, window_claims(tables.journals, marker, table.metadata, window)
 
 
 def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
-    """Count what was committed, each time; a dead letter that was replayed counts as a change."""
+    """Count every commit of a record. A dead letter that was replayed counts as a change."""
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
         start, end, rejected = min(r.start for r in of), max(r.end for r in of), sum(r.rejected for r in of)
         replayed = claimed.replayed.get((topic, partition), BitMap64())
@@ -101,7 +104,7 @@ def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
 
 
 def _read_again(claimed: Claims) -> Iterator[Finding]:
-    """Report what the numbers count more than once."""
+    """Report the offsets that the counts include more than once."""
     for (topic, partition), of in sorted(claimed.ranges.items()):
         if again := sum(read_again(ranges) for ranges in by_topic_id(of).values()):
             sentence = (
@@ -115,6 +118,13 @@ def _compared(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, claimed: Claims
 ) -> Iterator[Finding]:
     starts = {tp: min(r.start for r in of) for tp, of in claimed.ranges.items() if of and tp in marker.offsets}
+    if marker.routed is not None and spec.route is None:
+        sentence = (
+            f"{counted(claimed.records, 'record')} of a stream that had a route: which of them belong to other tables "
+            "is not known. Declare the route again to compare them with Kafka's records"
+        )
+        yield Finding(FindingKind.NOT_COMPARED, claimed.records, sentence, spec.name)
+        return
     if again := _to_read_again(claimed, marker):
         sentence = (
             f"the stream was moved back, and {counted(again, 'offset')} of it are yet to be read again: nothing is "
@@ -156,7 +166,7 @@ def _compared(
 
 
 def _to_read_again(claimed: Claims, marker: Marker) -> int:
-    """Count the committed offsets that a reset made the stream read again."""
+    """Count the committed offsets that the stream has yet to read again after a reset."""
     ends = {tp: max(r.end for r in of) for tp, of in claimed.ranges.items() if of}
     return sum(max(0, end - marker.offsets[tp]) for tp, end in ends.items() if tp in marker.offsets)
 
@@ -176,7 +186,7 @@ class _Replay:
     ranges: tuple[OffsetRange, ...]
 
     def staged(self, folder: Path) -> tuple[StageResult, StageContext]:
-        """Stage the records below a folder."""
+        """Stage the records in subfolders of `folder`."""
         kafka = executors_kafka_properties(self.spec, os.environ)
         found = stage_context(self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids)
         found = self.sinks.placed(self.spec, found)
@@ -185,13 +195,15 @@ class _Replay:
         return stage(context, StageTask(0, self.ranges), attempt=0, on_progress=lambda _: None), context
 
     def _held(self) -> dict[TopicPartition, bytes]:
-        """Return the records that are dead letters, whatever the declaration makes of them now."""
+        """Return the offsets of dead letters, which stay dead letters even if the current declaration accepts their
+        records.
+        """
         wanted = Wanted({of.topic for of in self.ranges}, None, self.topic_ids, self.spec.name)
         letters = tally(self.tables.dead_letters.refresh(), wanted)
         return {tp: of.seen.serialize() for tp, of in letters.items() if of.seen}
 
     def merge_context(self, staged: StageContext, target: Target, folder: Path) -> MergeContext:
-        """Return the context of a merge into a table whose result is never committed."""
+        """Return the context of a merge into a table; the merge is never committed."""
         table = self.sinks.tables[target]
         rules = dataclasses.replace(
             merge_rules(self.spec, table), how="merge-on-read", traced=False, landed=self.tables.landed(table)
@@ -231,7 +243,7 @@ def _differences_of(
 
 
 def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str) -> Iterator[Finding]:
-    """Report what a merge of all records would change."""
+    """Report the keys that a merge of all records would change."""
     late = LATE_AFTER_DELETE if spec.order_by else ""
     for kind, count, which, what in (
         (

@@ -1,3 +1,5 @@
-"""Lands records that Kafka or files have and the table does not: planned, staged, audited, published exactly once."""
+"""Writes records that Kafka or files have and the table misses: planned, staged, audited, and published exactly
+once.
+"""
 
 from __future__ import annotations

@@ -1,41 +1,42 @@
-"""Compares what a backfill staged with its source and with the tables, before it is published. Pure."""
+"""Compares a backfill's staged records with their source and with the tables, before publication. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyroaring import BitMap64
 
 from frazil.audit.ranges import CommittedRange
 from frazil.commit.journal import Journal
+from frazil.ingest.contract import Target
 from frazil.offsets.spans import Spans, TopicPartition, between, merged
 from frazil.offsets.tally import Tallies
+from frazil.spec.units import counted
 
 
-def held(
-    asked: Spans,
-    *,
-    claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]],
-    tallies: Iterable[Tallies],
+def whole_ranges(
+    wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets that need no read: those in the tables, and every offset of a complete committed range.
+    """Return the offsets of the committed ranges whose records are all in the tables.
 
-    Complete ranges count as a whole, because compaction and transactions leave gaps that look like missing records.
+    They count as a whole, because compaction and transactions leave gaps that look like missing records.
     """
-    there = {tp: _seen(tallies, tp) for tp in asked}
-    for tp, ranges in claimed.items():
-        for r in ranges if tp in there else ():
-            if not r.selects and there[tp].range_cardinality(r.start, r.end) >= r.records + r.rejected:
-                there[tp] |= between(r.start, r.end)
-    return there
+    found = defaultdict[TopicPartition, BitMap64](BitMap64)
+    for tp in wanted.keys() & claimed.keys():
+        there = _seen(tallies, tp)
+        for r in claimed[tp]:
+            if not r.selects and there.range_cardinality(r.start, r.end) >= r.records + r.rejected:
+                found[tp] |= between(r.start, r.end)
+    return found
 
 
-def generations(asked: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str) -> set[str]:
-    """The ids of topics that had this name and whose committed ranges cover requested offsets."""
+def generations(requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str) -> set[str]:
+    """Return the ids of topics that had this name and whose committed ranges overlap the requested offsets."""
     return {
         r.topic_id
-        for tp, spans in asked.items()
+        for tp, spans in requested.items()
         for r in claimed.get(tp, ())
         if tp[0] == topic and any(r.start < end and start < r.end for start, end in spans)
     }
@@ -43,15 +44,15 @@ def generations(asked: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRa
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The records that a backfill staged on its branches, main and the source."""
+    """The records that a backfill staged on its branches, with the records of the tables and the source."""
 
     journals: tuple[Journal, ...]
     rows: Tallies
     dead_letters: Tallies
     elsewhere: tuple[Tallies, ...]
-    """What the tables already hold."""
+    """The rows and dead letters in the tables."""
     source: Mapping[TopicPartition, BitMap64] | None = None
-    """The records that Kafka or the files have of these ranges. None if an event-time filter selected some of them."""
+    """The records of these ranges in Kafka or the files. None if an event-time filter selected only some records."""
 
 
 def spans_of(journals: Iterable[Journal]) -> Spans:
@@ -60,7 +61,7 @@ def spans_of(journals: Iterable[Journal]) -> Spans:
 
 
 def landed_elsewhere(staged: Staged) -> int:
-    """Count the staged records that have also landed in the tables since."""
+    """Count the staged records that are also in the tables by now."""
     own = {tp: _seen((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
     return sum(len(offsets & _seen(staged.elsewhere, tp)) for tp, offsets in own.items())
 
@@ -68,13 +69,13 @@ def landed_elsewhere(staged: Staged) -> int:
 def problems(staged: Staged) -> list[str]:
     """Return the reasons why the staged records must not be published, one sentence each."""
     said = []
-    for name, tallies, counted in (
+    for name, tallies, count in (
         ("rows", staged.rows, sum(j.records for j in staged.journals)),
         ("dead letters", staged.dead_letters, sum(j.rejected for j in staged.journals)),
     ):
         there, copies = sum(t.rows for t in tallies.values()), sum(t.copies for t in tallies.values())
-        if there != counted:
-            said.append(f"the branch has {there:,} {name}, and its journals count {counted:,}")
+        if there != count:
+            said.append(f"the branch has {there:,} {name}, and its journals count {count:,}")
         if copies:
             said.append(f"{copies:,} {name} are on the branch more than once")
     for tp, offsets in (staged.source or {}).items():
@@ -84,6 +85,15 @@ def problems(staged: Staged) -> list[str]:
                 f"{tp[0]}-{tp[1]}: {len(lost):,} records that its source has are not on it, the first at {lost.min():,}"
             )
     return said
+
+
+def in_other_tables(staged: Mapping[Target, Tallies], there: Mapping[Target, Tallies]) -> Iterator[str]:
+    """Report staged changes whose rows are in other tables, from when the route was declared otherwise."""
+    for target, own in staged.items():
+        for other in there.keys() - {target}:
+            if found := sum(len(tally.seen & _seen((there[other],), tp)) for tp, tally in own.items()):
+                of = counted(found, "record")
+                yield f"{of} for table {target} landed in {other}, when the route was declared otherwise"
 
 
 def _seen(tallies: Iterable[Tallies], tp: TopicPartition) -> BitMap64:

@@ -1,8 +1,8 @@
-"""Change files that a replay of an upsert stream stages. No table has them until the replay is published.
+"""Change files that a replay of an upsert stream stages. They are in no table until the replay is published.
 
-No branch has them either, so the chunks' journals list what was staged. The table cannot show which dead letters still
-have to land, because a later change may have replaced the row. The dead-letter table shows it: only a published replay
-removes dead letters.
+They are in no branch either, so the journals of the chunks list the staged files. The table cannot show which dead
+letters still have to be merged, because a later change may have replaced the row. The dead-letter table shows it: only
+a published replay removes dead letters.
 """
 
 from __future__ import annotations
@@ -14,22 +14,32 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.commit.journal import Journal
-from frazil.commit.merging import Merging
+from frazil.commit.merging import MergeWriter
 from frazil.commit.mode import MERGED
+from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeRules
-from frazil.offsets.spans import Spans, TopicPartition, between
+from frazil.offsets.spans import Spans, TopicPartition, bitmaps
 from frazil.offsets.tally import OffsetTally, Tallies
 from frazil.table.landed_offsets import tally_files
 
 
-def replaying(merging: Merging) -> Merging:
-    """Return the merge settings for dead letters, which are older than the changes that followed them in Kafka."""
+def merging_older(tables: StreamTables, files: tuple[StagedFile, ...]) -> SnapshotWriter | MergeWriter:
+    """Return the writer of staged files, which are older than rows of records that followed them in Kafka.
+
+    Files of a stream that appends become the table's as they are. Others are merged, in a task for each group of them:
+    a task whose files are unchanged is not done again where a round is lost.
+    """
+    merging = tables.merging
+    if merging is None or not files or files[0].content not in MERGED:
+        return SnapshotWriter(files)
 
     def rules(table: Table) -> MergeRules:
         return dataclasses.replace(merging.rules(table), replays=True)
 
-    return dataclasses.replace(merging, rules=rules)
+    older = dataclasses.replace(merging, rules=rules, parallelism=lambda: len(files))
+    return MergeWriter(tables.stream, files, older, tables.landed)
 
 
 def changes_of(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:
@@ -37,14 +47,14 @@ def changes_of(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:
     return tuple(f for journal in journals for f in journal.staged_for("main") if f.content in MERGED)
 
 
-def tally_changes(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:
-    """Tally the offsets of the staged changes."""
+def tally_merged(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:
+    """Tally the offsets of the staged files that are merged into the default table."""
     return tally_files(table.io, (file.path for file in changes_of(journals)))
 
 
 def gone(spans: Spans, letters: Tallies) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of the spans that are not, or no longer, dead letters."""
-    return {tp: BitMap64.union(*(between(*s) for s in of)) - _seen(letters, tp) for tp, of in spans.items() if of}
+    """Return those offsets of the spans that are not dead letters, or no longer."""
+    return {tp: offsets - _seen(letters, tp) for tp, offsets in bitmaps(spans).items()}
 
 
 def settled_meanwhile(rows: Tallies, letters: Tallies) -> Tallies:

@@ -1,8 +1,8 @@
-"""Commits a backfill: takes it over, commits chunks to its branch, and publishes once on main.
+"""Commits a backfill: takes it over, commits chunks to its branch, and publishes the branch once on main.
 
-It makes the assumptions of `frazil.commit.committer`. The branch is the fence: every commit asserts the branch's
-snapshot, or its absence. Dead letters take the same steps in their own table. The publication on main is the decision;
-the dead letters follow it, in the next run if necessary.
+Makes the same assumptions as `frazil.commit.committer`. The branch is the fence: every commit asserts the branch's
+snapshot, or its absence. Dead letters take the same steps in the dead-letter table. The publication on main decides;
+the publication of the dead letters follows, in the next run if necessary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
-from frazil.backfill.changes import replaying
+from frazil.backfill.changes import merging_older
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.routes import bring
 from frazil.backfill.rules import (
@@ -28,6 +28,7 @@ from frazil.backfill.rules import (
     ended_before,
     ended_meanwhile,
     overtaken,
+    read_on,
     replaced,
     taken,
 )
@@ -61,10 +62,10 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
 from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
-from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch
+from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.supervision import tell_act
 from frazil.ingest.contract import StagedFile, is_routed
-from frazil.offsets.spans import merged, overlap
+from frazil.offsets.spans import TopicPartition, merged, overlap
 from frazil.spec.units import counted
 from frazil.table.tables import may_delete_files
 
@@ -79,16 +80,16 @@ class BackfillCommitter:
 
     tables: StreamTables
     own: StreamTables
-    """The same tables, with the backfill's own staging folders and journals."""
+    """The same tables, with staging folders and journals of the backfill."""
     backfill: BackfillMarker
 
     @classmethod
     def begin(cls, tables: StreamTables, request: BackfillRequest, *, going_on: str | None = None) -> BackfillCommitter:
-        """Begin the backfill, or the next epoch of an interrupted one, and settle its unfinished commits.
+        """Begin the backfill, or the next epoch of an interrupted backfill, and settle its unfinished commits.
 
-        From then on no earlier epoch can commit. Raises `WriterBusy` if another backfill is under way, and `Fenced` if
-        one has just ended and its dead letters may not have followed. Raises BackfillAbandoned if an operator abandoned
-        the backfill of the request's run, or the one that `going_on` names.
+        No earlier epoch can commit afterwards. Raises `WriterBusy` if another backfill is under way. Raises `Fenced` if
+        another backfill has just ended and its dead letters may not be published yet. Raises BackfillAbandoned if an
+        operator abandoned the backfill of the request's run, or the backfill with the id `going_on`.
         """
         ended = clear_ended(tables)
 
@@ -100,11 +101,11 @@ class BackfillCommitter:
             return taken(found, request)
 
         backfill = _append(tables, tables.main, begun)
-        committer = cls(tables, _own(tables, backfill.id), backfill)
+        committer = cls(tables, _staging_tables(tables, backfill.id), backfill)
         _append(tables, tables.dead_letters, committer._fenced_letters)
         committer._settle()
         if len(backfill.batches) == 1:
-            committer._tell(f"begins, for the run {request.run}" if request.run else "begins")
+            committer._add_to_history(f"begins, for the run {request.run}" if request.run else "begins")
         return committer
 
     def journals(self) -> list[Journal]:
@@ -114,9 +115,9 @@ class BackfillCommitter:
         return BatchKey(self.backfill.epoch, self.backfill.batches[self.backfill.epoch] + 1)
 
     def commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Journal a chunk, and commit it to the branches.
+        """Write a chunk's journal, and commit the chunk to the branches.
 
-        Raises `Fenced`, and `StaleBatch` if its files no longer fit the table.
+        Raises `Fenced`, and `StaleBatch` if the chunk's files no longer fit the table.
         """
         if not self.own.journals.put(journal):
             raise Fenced(replaced(self.backfill, f"chunk {journal.key} is journaled already"))
@@ -130,42 +131,44 @@ class BackfillCommitter:
         self.backfill = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.backfill
 
-    def publish(self, record: Record, *, audited_at: int) -> BackfillMarker:
-        """Publish on main in one commit, which ends the backfill: append the staged files, or merge the
-        changes.
+    def publish(
+        self, record: Record, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
+    ) -> BackfillMarker:
+        """Publish on main in one commit, which ends the backfill: append the staged files, or merge the changes.
 
-        The audit found none of them in snapshot `audited_at` of main. Every attempt checks that this still holds, and
-        raises `StaleBatch` otherwise.
+        The audit found none of the staged records in snapshot `audited_at` of main. Every attempt checks that this is
+        still true, and raises `StaleBatch` otherwise.
         """
         path = record_path(self.tables.journals, self.backfill.id)
         self.tables.store.put(path, record.to_bytes())
         journals = self.journals()
         files = tuple(f for j in journals for f in j.staged_for("main"))
-        check = self._check_publishable(journals, audited_at)
+        check = self._check_publishable(journals, audited_at, read_to)
         summary = _summary(record, path)
-        writer: SnapshotWriter | MergeWriter = SnapshotWriter(files)
-        if files and files[0].content in MERGED and self.tables.merging:
-            del summary[WINDOWS]  # the merge tells them
-            # A task for each group: one whose files nobody touched is not done again where a round is lost.
-            each = dataclasses.replace(replaying(self.tables.merging), parallelism=lambda: len(files))
-            writer = MergeWriter(self.tables.stream, files, each, self.tables.landed)
+        writer = merging_older(self.tables, files)
+        if isinstance(writer, MergeWriter):
+            del summary[WINDOWS]  # the merge reports them
         try:
             self.backfill = _publish(
                 self.tables, self.tables.main, self.backfill, written=writer, summary=summary, check=check
             )
         except CommitUnavailable as error:
-            if self.backfill.replays and isinstance(error.__cause__, CommitFailedException):
+            if (self.backfill.replays or isinstance(writer, MergeWriter)) and isinstance(
+                error.__cause__, CommitFailedException
+            ):
                 raise CommitUnavailable(overtaken(self.backfill, str(error))) from error
             raise
         failed = f", and {counted(self.backfill.rejected, 'dead letter')}" if self.backfill.rejected else ""
-        self._tell(f"is published: it brought {counted(self.backfill.records, 'record')}{failed}")
+        self._add_to_history(f"is published: it brought {counted(self.backfill.records, 'record')}{failed}")
         clear_ended(self.tables)
         return self.backfill
 
-    def _tell(self, what: str) -> None:
-        """Add a backfill's event to the history. A replay is recorded when its dead letters leave their table."""
+    def _add_to_history(self, what: str) -> None:
+        """Add a backfill's event to the history. A replay is added when its dead letters leave the dead-letter
+        table.
+        """
         if not self.backfill.replays:
-            _tell(self.tables, f"backfill {self.backfill.id} {what}")
+            _add_to_history(self.tables, f"backfill {self.backfill.id} {what}")
 
     def _commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
         def with_chunk(backfill: BackfillMarker) -> BackfillMarker | Done[BackfillMarker]:
@@ -202,7 +205,7 @@ class BackfillCommitter:
         return found.owned_by(self.backfill.epoch)
 
     def _settle(self) -> None:
-        """Commit the journal of an interrupted epoch, unless its offsets were staged since; void the others."""
+        """Commit the journals of interrupted epochs; void a journal whose offsets were staged again since."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
             waiting = None if self.backfill.has(key) else self._entry(key)
             if not isinstance(waiting, Journal):
@@ -218,7 +221,9 @@ class BackfillCommitter:
         uuid = str(self.tables.main.current().metadata.table_uuid)
         return self.own.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
-    def _check_publishable(self, journals: list[Journal], audited_at: int) -> Callable[[Table], None]:
+    def _check_publishable(
+        self, journals: list[Journal], audited_at: int, read_to: Mapping[TopicPartition, int] | None
+    ) -> Callable[[Table], None]:
         files = [f for j in journals for f in j.staged_for("main")]
 
         def check(table: Table) -> None:
@@ -232,6 +237,8 @@ class BackfillCommitter:
                 raise StaleBatch(f"the live stream went back behind what backfill {self.backfill.id} staged")
             for journal in journals:
                 check_same_source(marker.source, journal.source, stream=self.tables.stream)
+            if read_to is not None and marker.offsets != read_to:
+                raise WriterBusy(read_on(self.backfill))
 
         return check
 
@@ -245,7 +252,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     summary: Mapping[str, str],
     check: Callable[[Table], None] = lambda _: None,
 ) -> BackfillMarker:
-    """Change main, remove the branch with its snapshots, and mark the backfill published, in one update."""
+    """Change main, remove the branch with its snapshots, and mark the backfill as published, in one update."""
     end = BranchEnd(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:
@@ -279,28 +286,30 @@ def _summary(record: Record, path: str) -> dict[str, str]:
 
 
 def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = None) -> BackfillMarker:
-    """End a backfill that is under way: remove its branches and everything it staged.
+    """End a backfill that is under way: remove its branches and everything that it staged.
 
-    `by` is the operator who abandons it, after which no run starts it again; None if a run drops its own. Returns the
-    backfill as it ended: it may have been published, or abandoned by another operator. Raises FrazilError, without
-    touching anything, if another backfill began since.
+    `by` is the operator who abandons the backfill; no run starts it again. `by` is None if a run drops its own
+    backfill. Returns the backfill as it ended: it may have been published, or abandoned by another operator. Raises
+    FrazilError, without any change, if another backfill has begun since.
     """
     ended = _drop(tables, tables.main, backfill, by=by)
     if ended is None or ended.id != backfill.id:
         raise FrazilError(ended_before(backfill, ended))
     clear_ended(tables)
     if by and ended.abandoned_by == by:
-        _tell(tables, f"{'replay' if backfill.replays else 'backfill'} {backfill.id} was abandoned by {by}")
+        _add_to_history(tables, f"{'replay' if backfill.replays else 'backfill'} {backfill.id} was abandoned by {by}")
     return ended
 
 
-def _tell(tables: StreamTables, sentence: str) -> None:
+def _add_to_history(tables: StreamTables, sentence: str) -> None:
     """Append a sentence to the stream's history."""
     tell_act(tables.main.current(), tables.stream, sentence, at_ms=tables.clock_ms())
 
 
 def unfinished(tables: StreamTables) -> BackfillMarker | None:
-    """Return the stream's open backfill or replay, or one whose dead letters do not follow yet. Changes nothing."""
+    """Return the stream's backfill or replay if it is open, or if its dead letters are not published yet. Changes
+    nothing.
+    """
     backfill = _backfill_of(tables.main, tables.stream)
     if backfill is None or backfill.is_open or backfill.state is not BackfillState.PUBLISHED:
         return backfill if backfill and backfill.is_open else None
@@ -311,7 +320,7 @@ def unfinished(tables: StreamTables) -> BackfillMarker | None:
 def clear_ended(tables: StreamTables) -> str | None:
     """Finish the last backfill's cleanup: publish its dead letters, delete leftover files.
 
-    Returns its id; None if there was no backfill, or it is still under way.
+    Returns the id of the backfill; None if there was no backfill, or if it is still under way.
     """
     backfill = _backfill_of(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
@@ -321,12 +330,9 @@ def clear_ended(tables: StreamTables) -> str | None:
 
 
 def _clear(tables: StreamTables, backfill: BackfillMarker) -> None:
-    own = _own(tables, backfill.id)
+    own = _staging_tables(tables, backfill.id)
     if backfill.state is BackfillState.PUBLISHED:
-        if backfill.replays:
-            settle_replay(tables, backfill)
-        else:
-            _publish_letters(tables, backfill)
+        settle_published(tables, backfill)
         _sweep(own, backfill)
         return
     _drop(tables, tables.dead_letters, backfill, by=backfill.abandoned_by)
@@ -336,43 +342,37 @@ def _clear(tables: StreamTables, backfill: BackfillMarker) -> None:
     tables.store.delete([record_path(tables.journals, backfill.id), *(f.path for f in tables.store.list_files(folder))])
 
 
-def settle_replay(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Finish a replay after its publication on the default table.
+def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
+    """Finish a backfill or a replay after its publication on the default table.
 
-    The routed tables get their rows first. Then one commit removes the dead letters that became rows, notes the failed
-    attempt on the others, removes the branch, and ends the replay in the dead-letter table. Because it is one commit,
-    it happens once. Finally the copies that the replay read, and the failed records it staged, are deleted.
+    The routed tables get their rows first. Then one commit of the dead-letter table ends it there, and removes the
+    branch. Of a backfill, this commit adds the rejected records. Of a replay, it removes the dead letters that became
+    rows, and notes the failed attempt on the others. Because it is one commit, it happens once. Finally the files that
+    no table needs are deleted.
     """
     own_chunks = chunks(tables.journals, backfill)
-    failed = [f for journal in own_chunks for f in journal.staged_for("dead-letters")]
+    rejected = tuple(f for journal in own_chunks for f in journal.staged_for("dead-letters"))
     found = _backfill_of(tables.dead_letters, tables.stream)
     if found is not None and found.id == backfill.id and found.is_open:
-        record, ids = record_of(tables.journals, backfill), topic_ids(own_chunks)
         bring(tables, backfill, own_chunks)
-        again = failed_again(tables.dead_letters.current(), failed)
-        change = settled_letters(backfill.stream, record.replayed, ids, again)
+        operation = "backfill"
+        written: SnapshotWriter | RowChangeWriter = SnapshotWriter(rejected)
+        if backfill.replays:
+            record, ids = record_of(tables.journals, backfill), topic_ids(own_chunks)
+            again = failed_again(tables.dead_letters.current(), rejected)
+            operation = "replay"
+            written = RowChangeWriter(settled_letters(backfill.stream, record.replayed, ids, again))
         summary = {
-            "frazil.operation": "replay",
+            "frazil.operation": operation,
             "frazil.backfill": backfill.id,
             "frazil.backfill-stream": backfill.stream,
         }
-        _publish(tables, tables.dead_letters, found, written=RowChangeWriter(change), summary=summary)
-    tables.store_of("dead-letters").delete([f.path for f in failed])
+        _publish(tables, tables.dead_letters, found, written=written, summary=summary)
     waited = [f.path for journal in own_chunks for f in journal.files if is_routed(f.target)]
-    tables.store.delete([*waited, *(f.path for f in tables.store.list_files(backfill.request["files"]))])
-
-
-def _publish_letters(tables: StreamTables, backfill: BackfillMarker) -> None:
-    found = _backfill_of(tables.dead_letters, tables.stream)
-    if found is None or found.id != backfill.id or not found.is_open:
-        return
-    files = tuple(f for journal in chunks(tables.journals, backfill) for f in journal.staged_for("dead-letters"))
-    summary = {
-        "frazil.operation": "backfill",
-        "frazil.backfill": backfill.id,
-        "frazil.backfill-stream": backfill.stream,
-    }
-    _publish(tables, tables.dead_letters, found, written=SnapshotWriter(files), summary=summary)
+    copies = tables.store.list_files(backfill.request["files"]) if backfill.replays else []
+    tables.store.delete([*waited, *(f.path for f in copies)])
+    if backfill.replays:
+        tables.store_of("dead-letters").delete([f.path for f in rejected])
 
 
 def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
@@ -391,7 +391,7 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
             discard_batch(own, key)
 
 
-def _own(tables: StreamTables, backfill_id: str) -> StreamTables:
+def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
     """Return the tables with the backfill's own folders and journals, which the live stream's sweep never touches."""
     return dataclasses.replace(
         tables,
@@ -405,14 +405,14 @@ def _backfill_of(handle: TableHandle, stream: str) -> BackfillMarker | None:
 
 
 def _append(tables: StreamTables, handle: TableHandle, decide: BackfillStep) -> BackfillMarker:
-    """Commit the backfill that `decide` returns, with an empty snapshot on the branch."""
+    """Commit the marker that `decide` returns, with an empty snapshot on the branch."""
     return commit_snapshots((_commit_of(tables, handle, decide),), retry_policy=tables.retry_policy)
 
 
 def _commit_of(
     tables: StreamTables, handle: TableHandle, decide: BackfillStep, *, files: tuple[StagedFile, ...] = ()
 ) -> TableCommit[BackfillMarker]:
-    """Return the commit of one snapshot on the branch, with `files` and the backfill that `decide` returns."""
+    """Return the commit of one snapshot on the branch, with `files` and the marker that `decide` returns."""
     writer = SnapshotWriter(files, branch=branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:
@@ -430,9 +430,9 @@ def _commit_of(
 def _drop(
     tables: StreamTables, handle: TableHandle, backfill: BackfillMarker, *, by: str | None = None
 ) -> BackfillMarker | None:
-    """Remove the backfill's branch and its snapshots, because their files are about to be deleted.
+    """Remove the backfill's branch and snapshots before their files are deleted.
 
-    If its own run dropped it before, add the operator who abandons it. Returns the stream's last backfill.
+    If the backfill's own run dropped it earlier, adds the operator who abandons it. Returns the stream's last backfill.
     """
     end = BranchEnd(branch_name(tables.stream))
 

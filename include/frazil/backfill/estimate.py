@@ -1,4 +1,4 @@
-"""Estimates what a backfill would write. A sample is decoded into a temporary folder, which is deleted again."""
+"""Estimates what a backfill would write, by decoding a sample into a temporary folder that is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from frazil.spec.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The result of a dry run. `records_at_most` and `sampled` show how certain it is."""
+    """The result of a dry run. `max_records` and `sampled` show how reliable the estimate is."""
 
-    asked: int
-    """Offsets in Kafka, or records in files."""
+    requested: int
+    """Number of requested offsets in Kafka, or of requested records in files."""
     held: int
-    """Requested offsets that are in the table already, or are known to hold no record."""
-    records_at_most: int
+    """Number of requested offsets that are in the table already, or are known to have no record."""
+    max_records: int
     records: int
-    """Estimated from the sample: below `records_at_most` if event times filter records, or Kafka has gaps."""
+    """Number of rows, estimated from the sample. Below `max_records` if event times filter records, or Kafka has
+    gaps.
+    """
     rejected: int
     bytes: int
     files: int
     chunks: int
     partitions: int
-    """Table partitions that the sample writes to; the backfill writes to at least these."""
+    """Number of table partitions that the sample writes to. The backfill writes to at least as many."""
     sampled: int
     topic_partitions: int
     source_files: int
@@ -41,24 +43,26 @@ class Estimate:
 
 
 def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
-    """Count what is missing, and estimate the rest from a sample. Changes nothing."""
+    """Count the missing records, and estimate the other numbers from a sample. Changes nothing."""
     results = list(_sampled(backfill, plan)) if plan.spans else []
-    read = backfill.source.at_most(merged((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress))
+    read = backfill.source.max_records(
+        merged((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress)
+    )
     landed = sum(p.records for r in results for p in r.progress)
     rejected = sum(p.rejected for r in results for p in r.progress)
     files = [f for r in results for f in r.files if f.target == "main"]
-    most = backfill.source.at_most(plan.spans)
-    records = round(most * landed / read) if read else 0
+    max_records = backfill.source.max_records(plan.spans)
+    records = round(max_records * landed / read) if read else 0
     size = round(records * _bytes_per_record(backfill, files))
     table_partitions = len({f.partition for f in files})
-    count = len(backfill.source.chunks(plan.spans, most=backfill.request.chunk_records))
+    count = len(backfill.source.chunks(plan.spans, limit=backfill.request.chunk_records))
     target = target_file_bytes(backfill.opened.tables.main.current())
     return Estimate(
-        asked=plan.asked,
-        held=plan.asked - most,
-        records_at_most=most,
+        requested=plan.requested,
+        held=plan.requested - max_records,
+        max_records=max_records,
         records=records,
-        rejected=round(most * rejected / read) if read else 0,
+        rejected=round(max_records * rejected / read) if read else 0,
         bytes=size,
         files=max(math.ceil(size / target), count + table_partitions - 1) if records else 0,
         chunks=count,
@@ -77,13 +81,13 @@ def sentences(found: Estimate, *, stream: str) -> list[str]:
         if found.source_files
         else "offsets"
     )
-    if not found.asked:
+    if not found.requested:
         where = "the files hold" if found.source_files else "Kafka has"
         return [f"Stream {stream}: nothing is missing, for {where} no records in that range before its position (yet)."]
-    if not found.records_at_most:
-        return [f"Stream {stream}: none of the {found.asked:,} requested {what} is missing."]
+    if not found.max_records:
+        return [f"Stream {stream}: none of the {found.requested:,} requested {what} is missing."]
     missing = (
-        f"Stream {stream}: {found.records_at_most:,} of {found.asked:,} {what} are missing, in "
+        f"Stream {stream}: {found.max_records:,} of {found.requested:,} {what} are missing, in "
         f"{counted(found.topic_partitions, 'topic-partition')}; {found.held:,} are held already."
     )
     size = (
@@ -107,7 +111,10 @@ def _sampled(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:
-    """Return the table's average record size, or the sample's if the table is empty: small files are mostly footers."""
+    """Return the average bytes per record of the table, or of the sample if the table is empty.
+
+    The table is preferred because small files consist mostly of footers.
+    """
     head = backfill.opened.tables.main.current().current_snapshot()
     summary = head.summary if head else None
     rows, size = (int(summary.get(f"total-{n}") or 0) if summary else 0 for n in ("records", "files-size"))

@@ -1,4 +1,4 @@
-"""Files as a backfill's source, scanned before anything is staged, then read like topics."""
+"""Files as a backfill's source: scanned before anything is staged, and then read like topics."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ FILES_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
-    """The records that each file holds."""
+    """The records in each file."""
 
     files: tuple[RecordFile, ...]
     records: Mapping[TopicPartition, BitMap64]
 
     def having(self, tp: TopicPartition, offset: int) -> str:
-        """Name up to three files whose records surround an offset of the topic-partition."""
+        """Return the names of up to three files whose records of the topic-partition surround an offset."""
         around = (
             f.path
             for f in self.files
@@ -64,11 +64,11 @@ class FileSource:
     io_properties: Mapping[str, str]
     schema: Schema
     is_whole: bool = False
-    """Always false: files may hold records that compaction removed from the topic before the stream read it."""
+    """Always False: files may have records that compaction removed from the topic before the stream read it."""
 
     @classmethod
     def open(cls, location: str, table: Table) -> FileSource:
-        """List the files, with the credentials of the table's storage. Raises SpecError if none is found."""
+        """List the files, with the credentials of the table's storage. Raises SpecError if there are no files."""
         properties = table.io.properties
         listed = _listed(location, properties)
         if not listed:
@@ -77,7 +77,9 @@ class FileSource:
         return cls(location, listed, properties, record_schema(table.schema(), True))
 
     def pinned(self, request: BackfillRequest) -> BackfillRequest:
-        """Return the request with a fingerprint of these files. Raises SpecError if it was made for other files."""
+        """Return the request with a fingerprint of these files. Raises SpecError if it has a fingerprint of other
+        files.
+        """
         if request.listing not in {None, self.listing}:
             raise SpecError(self._changed())
         return request.model_copy(update={"listing": self.listing})
@@ -89,7 +91,10 @@ class FileSource:
 
     @cached_property
     def index(self) -> FileIndex:
-        """Scan every file. Raises SpecError if a file cannot be used, or a record occurs twice."""
+        """The index of all files, which are scanned on first use.
+
+        Raises SpecError if a file cannot be used, or a record occurs twice.
+        """
         io = load_file_io(dict(self.io_properties), location=self.location)
         tallies = defaultdict[TopicPartition, OffsetTally](OffsetTally)
         files = tuple(_scanned(info, io, self.schema, tallies) for info in self.files)
@@ -108,10 +113,11 @@ class FileSource:
             raise SpecError(self._changed())
         return known
 
-    def asked(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """Return the spans of the records.
+    def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
+        """Return the offset spans of the records.
 
-        Raises SpecError if the stream has not read these offsets, or StaleBatch if the records are dead letters.
+        Raises SpecError if the stream has not read these offsets yet; raises StaleBatch instead if the records are dead
+        letters.
         """
         for tp, found in self.index.records.items():
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
@@ -137,23 +143,23 @@ class FileSource:
     def holding(self, spans: Spans) -> Spans:
         return spans_of.holding(spans, self.index.records)
 
-    def at_most(self, spans: Spans) -> int:
+    def max_records(self, spans: Spans) -> int:
         return sum(map(len, self.records(spans).values()))
 
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
         return spans_of.within(spans, self.index.records)
 
-    def chunks(self, spans: Spans, *, most: int) -> tuple[Spans, ...]:
-        return plan.chunks_of_records(spans, self.index.records, most=most)
+    def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
+        return plan.chunks_of_records(spans, self.index.records, limit=limit)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
-        cut = self.chunks(spans, most=math.ceil(self.at_most(spans) / cores))
+        cut = self.chunks(spans, limit=math.ceil(self.max_records(spans) / cores))
         return [StageTask(index, ranges(piece)) for index, piece in enumerate(cut)]
 
     def sample(self, spans: Spans) -> list[StageTask]:
         """Return a single task, so that each file is read once."""
-        places = self.chunks(spans, most=math.ceil(self.at_most(spans) / PLACES))
-        found = [plan.first_records(place, self.index.records, most=AT_A_PLACE) for place in places]
+        places = self.chunks(spans, limit=math.ceil(self.max_records(spans) / PLACES))
+        found = [plan.first_records(place, self.index.records, limit=AT_A_PLACE) for place in places]
         return [StageTask(0, tuple(r for place in found for r in ranges(place)))]
 
     def context(self, context: StageContext) -> StageContext:
@@ -167,21 +173,22 @@ class FileSource:
 
 
 def _scanned(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]) -> RecordFile:
-    """Return the file with the spans of its records, and tally their offsets."""
+    """Return the file with the offset spans of its records, and tally these records' offsets."""
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     for table in coordinates(info.path, io, schema):
         for batch in table.select(COORDINATES).to_batches():
             for tp, offsets in by_partition(batch):
                 tallies[tp].add(offsets)
-                least, end = bounds.get(tp, (offsets[0], 0))
-                bounds[tp] = int(min(least, offsets[0])), int(max(end, offsets[-1] + 1))
+                lowest, end = bounds.get(tp, (offsets[0], 0))
+                bounds[tp] = int(min(lowest, offsets[0])), int(max(end, offsets[-1] + 1))
     found = tuple(OffsetRange(*tp, *span) for tp, span in sorted(bounds.items()))
     return RecordFile(info.path, info.bytes, info.modified_ms, found)
 
 
 def _listed(location: str, properties: Mapping[str, str]) -> tuple[FileInfo, ...]:
-    """List the readable files under a folder, or the one file. Hidden files are skipped, because they may be
-    incomplete.
+    """List the readable files under a folder, or the single file.
+
+    Skips hidden files, because they may be incomplete.
     """
     store = open_store(location, properties)
     if is_record_file(location):

@@ -1,4 +1,6 @@
-"""Computes the offsets that a backfill reads: those requested before the marker, without those in the tables. Pure."""
+"""Computes the offsets that a backfill reads: the requested offsets before the marker, minus those in the tables.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,18 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import Span, Spans, TopicPartition, between, offsets, runs, within
 
 
-def asked(
+def requested(
     start: Mapping[TopicPartition, int],
     end: Mapping[TopicPartition, int],
     *,
     first: Mapping[TopicPartition, int],
     live: Mapping[TopicPartition, int],
 ) -> Spans:
-    """Return the requested offsets between the `first` that Kafka still has and the `live` stream's position.
+    """Return the requested offsets between Kafka's first available offsets (`first`) and the stream's position
+    (`live`).
 
-    Those two are also the default bounds. The live stream itself reads offsets from its position on, and
-    topic-partitions that the marker does not have yet: a backfill never competes with it.
+    `first` and `live` are also the default bounds. The live stream itself reads offsets from its position on, and
+    topic-partitions that the marker does not have yet, so a backfill never competes with the stream.
     """
     bounds = {
         tp: (max(start.get(tp, 0), first[tp]), min(end.get(tp, live[tp]), live[tp]))
@@ -30,7 +33,7 @@ def asked(
 
 
 def missing(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
-    """Return the wanted offsets that are not held, as the fewest spans."""
+    """Return the wanted offsets that are not in `held`, in as few spans as possible."""
     left = {
         tp: tuple(piece for span in spans for piece in runs(between(*span) - held.get(tp, BitMap64()), span))
         for tp, spans in wanted.items()
@@ -38,36 +41,36 @@ def missing(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
     return {tp: spans for tp, spans in left.items() if spans}
 
 
-def chunks(spans: Spans, *, most: int) -> tuple[Spans, ...]:
-    """Cut the spans into chunks of about `most` offsets, each with its share of every topic-partition.
+def chunks(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
+    """Divide the spans into chunks of about `most` offsets, each with an equal share of every topic-partition.
 
-    Shares keep the topic-partitions at the same time, so a chunk's files fall into few table partitions. A chunk may
-    exceed `most` by one offset per topic-partition.
+    Equal shares keep the topic-partitions at about the same time, so a chunk's files fall into few table partitions. A
+    chunk may exceed `most` by one offset per topic-partition.
     """
-    count = math.ceil(offsets(spans) / most)
+    count = math.ceil(offsets(spans) / limit)
     cut = ({tp: piece for tp, of in spans.items() if (piece := _share(of, i, count))} for i in range(count))
     return tuple(filter(None, cut))
 
 
-def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, most: int) -> tuple[Spans, ...]:
-    """Cut the spans as `chunks` does, but count the known records; spans without records are left out."""
+def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> tuple[Spans, ...]:
+    """Divide the spans as `chunks` does, but count the known records. Leaves out spans without records."""
     there = within(spans, records)
-    count = math.ceil(sum(map(len, there.values())) / most)
+    count = math.ceil(sum(map(len, there.values())) / limit)
     cut = (
         {
             tp: piece
             for tp, found in there.items()
-            if (piece := _of_rank(spans[tp], found, *_shares(len(found), i, count)))
+            if (piece := _between_ranks(spans[tp], found, *_shares(len(found), i, count)))
         }
         for i in range(count)
     )
     return tuple(filter(None, cut))
 
 
-def first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, most: int) -> Spans:
-    """Return the beginnings of the spans that hold the first `most` records of each topic-partition."""
+def first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> Spans:
+    """Return the beginnings of the spans that contain the first `most` records of each topic-partition."""
     there = within(spans, records)
-    return {tp: _of_rank(spans[tp], found, 0, min(most, len(found))) for tp, found in there.items()}
+    return {tp: _between_ranks(spans[tp], found, 0, min(limit, len(found))) for tp, found in there.items()}
 
 
 def _share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
@@ -86,8 +89,8 @@ def _shares(length: int, index: int, count: int) -> Span:
     return length * index // count, length * (index + 1) // count
 
 
-def _of_rank(of: tuple[Span, ...], found: BitMap64, low: int, high: int) -> tuple[Span, ...]:
-    """Return the parts of the spans from the `low`-th record up to the `high`-th, which is excluded."""
+def _between_ranks(of: tuple[Span, ...], found: BitMap64, low: int, high: int) -> tuple[Span, ...]:
+    """Return the parts of the spans from the `low`-th record up to, and without, the `high`-th record."""
     if low == high:
         return ()
     first, end = found[low], found[high - 1] + 1

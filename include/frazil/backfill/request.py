@@ -19,37 +19,42 @@ UtcMoment = Annotated[AwareDatetime, AfterValidator(lambda moment: parse_moment(
 """A moment in UTC, so that equal moments have equal text."""
 Offset = Annotated[int, Field(ge=0)]
 OffsetsByTopic = dict[str, dict[int, Offset]]
-"""`{topic: {partition: offset}}`; a topic-partition that is not listed has no bound."""
+"""`{topic: {partition: offset}}`. A topic-partition that is not listed has no bound."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BackfillRequest(Model):
-    """A backfill's request. Bounds are `[from, to)`; without any, everything that is missing from the table is read."""
+    """A backfill's request. Bounds are `[from, to)`. Without bounds, all records that the table misses are read."""
 
     stream: str = Field(pattern=STREAM_NAME)
     from_time: UtcMoment | None = None
-    """Kafka's record timestamps, which its time index maps to offsets."""
+    """A bound on Kafka's record timestamps, which Kafka's time index maps to offsets."""
     to_time: UtcMoment | None = None
     from_offsets: OffsetsByTopic | None = None
     to_offsets: OffsetsByTopic | None = None
     from_event_time: UtcMoment | None = None
-    """Rows outside this range are left out. So are records that cannot be decoded, because they have no event time."""
+    """Rows outside this range are left out. Records that cannot be decoded are left out too, because they have no event
+    time.
+    """
     to_event_time: UtcMoment | None = None
     files: str | None = None
-    """A folder or file, by absolute path or URI, read instead of Kafka; its records carry Kafka coordinates."""
+    """Absolute path or URI of a folder or file that is read instead of Kafka. Its records have Kafka coordinates."""
     dead_letters: str | None = None
-    """The selection of dead letters to replay, as text; the files are a copy of them. Published ones leave the
-    dead-letter table. None for any other backfill.
+    """The selection of dead letters to replay, as text; `files` is then a copy of these dead letters.
+
+    Published dead letters leave the dead-letter table. None for any other backfill.
     """
     listing: str | None = None
     """The fingerprint of the files' paths, sizes and times, set when a backfill of files is opened."""
     target: Literal["table", "branch"] = "table"
     """`branch` keeps the audited records on their branch until a run with `table` publishes them."""
     chunk_records: int = Field(1_000_000, gt=0)
-    """Records staged and committed at once, approximately; an interruption loses no more work than this."""
+    """Approximate number of records staged and committed at once. An interruption loses at most this work."""
     run: str | None = None
-    """The caller, such as an Airflow run. Once an operator abandons its backfill, it cannot start it again."""
+    """The caller, such as an Airflow run. After an operator abandons the caller's backfill, the caller cannot start it
+    again.
+    """
 
     @model_validator(mode="after")
     def _bounds_make_sense(self) -> Self:
@@ -64,7 +69,7 @@ class BackfillRequest(Model):
             begin, end = getattr(self, f"from_{kind}"), getattr(self, f"to_{kind}")
             if begin and end and begin >= end:
                 name = kind.replace("_", "-")
-                raise ValueError(f"to-{name} ({_said(end)}) does not lie after from-{name} ({_said(begin)})")
+                raise ValueError(f"to-{name} ({_utc_text(end)}) does not lie after from-{name} ({_utc_text(begin)})")
         return self
 
     @field_validator("files")
@@ -78,9 +83,9 @@ class BackfillRequest(Model):
 
     @property
     def digest(self) -> str:
-        """A digest of the request: repeating the request continues the same backfill."""
-        asked = self.model_dump_json(exclude={"target", "chunk_records", "run"})
-        return hashlib.sha256(asked.encode()).hexdigest()[:10]
+        """A digest of the request. Repeating the request continues the same backfill."""
+        requested = self.model_dump_json(exclude={"target", "chunk_records", "run"})
+        return hashlib.sha256(requested.encode()).hexdigest()[:10]
 
     @property
     def event_times_us(self) -> tuple[int, int] | None:
@@ -99,10 +104,9 @@ _VERBS = {"from": "begin", "to": "end"}
 
 
 def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
-    """Parse a request from the form, the API or a stored backfill; keys are in kebab-case, empty values count as
-    absent.
+    """Parse a request from the form, the API or a stored backfill.
 
-    Raises SpecError with a sentence for each problem.
+    Keys are in kebab-case; empty values count as absent. Raises SpecError with a sentence for each problem.
     """
     try:
         return BackfillRequest.model_validate({k: v for k, v in raw.items() if v not in (None, "", {})})
@@ -120,12 +124,12 @@ def check_not_ahead(request: BackfillRequest, now_ms: int) -> None:
     begin = request.from_time
     if begin is not None and _us(begin) > now_ms * 1000:
         raise SpecError(
-            f"this backfill is impossible: from-time ({_said(begin)}) lies in the future, for it is {utc(now_ms)}. "
+            f"this backfill is impossible: from-time ({_utc_text(begin)}) lies in the future, for it is {utc(now_ms)}. "
             "Kafka has no records of then, and what comes is read by the stream itself"
         )
 
 
-def _said(moment: datetime) -> str:
+def _utc_text(moment: datetime) -> str:
     return utc(_us(moment) // 1000)
 
 

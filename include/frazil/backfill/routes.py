@@ -1,8 +1,8 @@
-"""The routed tables of a replay: which table gets a dead letter's row, and how the row lands there.
+"""The routed tables of a replay: which table gets the row of a dead letter, and how the table gets it.
 
-The default table's commit decides which dead letters become rows, in all tables. Until a table has its rows, they wait
-next to the journals, in the default table's format. Each table gets them in one commit that also records the replay in
-its properties, so they land once. Then the dead letters leave.
+The default table's commit decides which dead letters become rows, for all tables. Until a routed table has its rows,
+they wait next to the journals, in the default table's format. Each routed table gets its rows in one commit that also
+records the replay in the table's properties, so the rows land once. Then the dead letters leave the dead-letter table.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from collections.abc import Collection, Iterable
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
-from frazil.backfill.changes import replaying
+from frazil.backfill.changes import merging_older
+from frazil.backfill.rules import command_of
 from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, property_name, read_backfill, staging_stream
 from frazil.commit.backfill_records import given_up
 from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.merging import MergeWriter
 from frazil.commit.missing_rows import missing_rows
-from frazil.commit.mode import MERGED
 from frazil.commit.rules import files_fit
-from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, commit_snapshot
 from frazil.commit.waiting_files import written_anew
@@ -50,19 +48,22 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 SETTLES_S = 15.0
-"""Timeout for a running writer to bring the routed tables up to the default table's last batch."""
+"""Timeout for a running writer to commit the default table's last batch to the routed tables."""
 MAX_OPENED = 3
 
 
 @dataclasses.dataclass(slots=True)
-class LettersRoute:
-    """The route of a stream whose dead letters are replayed. Every table exists and is up to date."""
+class BackfillRoute:
+    """The route of a stream that is backfilled, or whose dead letters are replayed.
+
+    Every table exists and is up to date.
+    """
 
     tables: StreamTables
     routed: RoutedTables
 
     @classmethod
-    def open(cls, spec: StreamSpec, tables: StreamTables) -> LettersRoute | None:
+    def open(cls, spec: StreamSpec, tables: StreamTables) -> BackfillRoute | None:
         """Load the tables, and create those that are declared; None for a stream without a route.
 
         Raises RouteBehind while a table is missing or behind, and what `RoutedTables.open` raises.
@@ -101,13 +102,13 @@ class LettersRoute:
 
 
 def _settled(tables: StreamTables) -> Marker:
-    """Return the default table's marker once every routed table is up to date with it. Raises RouteBehind."""
+    """Return the default table's marker once every routed table has the same batches. Raises RouteBehind."""
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + SETTLES_S
     while True:
         default_marker = tables.marker()
         if default_marker is None:
-            raise AdoptionRequired(f"stream {tables.stream!r} has no marker: nothing tells which letters are its own")
+            raise AdoptionRequired(f"stream {tables.stream!r} has no marker: nothing tells which records are its own")
         behind = missing_rows(tables, default_marker)
         if not behind:
             return default_marker
@@ -117,13 +118,16 @@ def _settled(tables: StreamTables) -> Marker:
 
 def _refused(stream: str, why: str) -> str:
     return (
-        f"dead letters of stream {stream!r} are not replayed: {why}. Mend the table first: "
-        f"`frazil route {stream}` says what it lacks"
+        f"stream {stream!r} is neither backfilled nor are its dead letters replayed: {why}. Fix the table first: "
+        f"`frazil route {stream}` shows what is missing"
     )
 
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:
-    """Tally the offsets of the rows staged for routed tables. `table` is the default table, whose storage has them."""
+    """Tally the offsets of the rows staged for routed tables.
+
+    `table` is the default table, whose storage has these rows.
+    """
     waiting = _waiting(journals)
     return {target: tally_files(table.io, (file.path for file in files)) for target, files in waiting.items()}
 
@@ -136,9 +140,10 @@ def _waiting(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
 
 
 def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
-    """Commit the rows of a published replay to the routed tables that do not have them yet, except those given up.
+    """Commit the rows of a published replay to the routed tables that miss them, except rows that an operator
+    discarded.
 
-    Raises CommitUnavailable for a table that cannot take them, after all others were tried.
+    Raises CommitUnavailable for a table that cannot take its rows, after all other tables were tried.
     """
     gone = given_up(tables.journals, backfill.id)
     waiting = {target: files for target, files in _waiting(journals).items() if target not in gone}
@@ -148,23 +153,21 @@ def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Jou
             _follow(tables, backfill, target, files)
         except Fenced:
             raise
-        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
             log.info("table %s is left behind", target, exc_info=True)
             behind = target
             reason = words_of(error)
     if behind:
         rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
         raise CommitUnavailable(
-            f"replay {backfill.id} of stream {backfill.stream!r} has landed, and {rows} for table {behind}: "
-            f"{reason}. Their "
-            f"letters stay until then. Mend the table, or let it go on: `frazil route {backfill.stream} --give-up "
-            f"{behind}`"
-            f"; then run `frazil dlq replay {backfill.stream}` again"
+            f"{'replay' if backfill.replays else 'backfill'} {backfill.id} of stream {backfill.stream!r} has landed, "
+            f"and {rows} for table {behind}: {reason}. Its dead letters wait for that too. Fix the table, or let it "
+            f"go on: `frazil route {backfill.stream} --give-up {behind}`; then run `{command_of(backfill)}` again"
         )
 
 
 def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, files: list[StagedFile]) -> None:
-    """Commit a table's rows, rewritten for its columns, in one update with the replay's state."""
+    """Rewrite rows with the table's columns, and commit them in one update with the replay's marker."""
     handle = tables.handle(target)
     table = handle.refresh()
     if has_rows_of(table.metadata.properties, backfill):
@@ -172,11 +175,9 @@ def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, file
     _check_followed(table, tables.stream, target)
     folder = f"{data_location(table)}/{staging_stream(tables.stream, backfill.id)}/{backfill.epoch:08d}/{1:08d}"
     written = written_anew(tables, table, files, target, folder=folder)
-    writer: SnapshotWriter | MergeWriter = SnapshotWriter(written)
-    if written and written[0].content in MERGED and tables.merging:
-        writer = MergeWriter(tables.stream, written, replaying(tables.merging), tables.landed)
+    writer = merging_older(tables, written)
     summary = {
-        "frazil.operation": "replay",
+        "frazil.operation": "replay" if backfill.replays else "backfill",
         "frazil.backfill": backfill.id,
         "frazil.backfill-stream": backfill.stream,
         "frazil.records": str(sum(file.records for file in written)),
@@ -197,12 +198,12 @@ def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, file
 
 
 def _check_last(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Check that no later replay has begun: it would mean that all tables have these rows. Raises Fenced."""
+    """Check that no later replay has begun: a later replay begins only after all tables have these rows. Raises
+    Fenced.
+    """
     found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
     if found is None or found.id != backfill.id:
-        raise Fenced(
-            f"another `frazil dlq replay {backfill.stream}` finished this one: this command changes nothing more"
-        )
+        raise Fenced(f"another `{command_of(backfill)}` finished this one: this command changes nothing more")
 
 
 def _check_followed(table: Table, stream: str, target: Target) -> None:

@@ -1,4 +1,4 @@
-"""Checks that each commit attempt of a backfill makes on the table it is about to change. Pure."""
+"""Checks that each commit attempt of a backfill makes on the table that it is about to change. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from frazil.errors import AdoptionRequired, BackfillAbandoned, Fenced, SpecError
 from frazil.ingest.contract import StagedFile
 from frazil.spec.model import StreamSpec
 
-_MOVES = frozenset({"reset", "adopt", "forget"})
+_POSITION_CHANGES = frozenset({"reset", "adopt", "forget"})
 
 
 def check_begun(spec: StreamSpec, marker: Marker | None) -> Marker:
-    """Return the marker: a backfill reads offsets before it. Raises AdoptionRequired if it does not exist."""
+    """Return the marker, because a backfill reads offsets before it. Raises AdoptionRequired if the marker does not
+    exist.
+    """
     if marker is None:
         raise AdoptionRequired(
             f"stream {spec.name!r} has no marker in table {spec.table.identifier}: a backfill reads what lies "
@@ -32,7 +34,10 @@ def check_begun(spec: StreamSpec, marker: Marker | None) -> Marker:
 
 
 def check_has_own(spec: StreamSpec, marker: Marker | None) -> Marker:
-    """Return the marker, which identifies the stream's own dead letters. Raises AdoptionRequired if there is none."""
+    """Return the marker, which identifies the stream's own dead letters.
+
+    Raises AdoptionRequired if the marker does not exist.
+    """
     if marker is None:
         raise AdoptionRequired(f"stream {spec.name!r} has no marker: nothing tells which letters are its own")
     return marker
@@ -58,15 +63,15 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
 
 
 def taken(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
-    """Return the next epoch of the request's backfill, new or already open.
+    """Return the request's backfill, new or already open, in its next epoch.
 
-    Raises WriterBusy if another request is under way, and BackfillAbandoned as `check_wanted`.
+    Raises WriterBusy if a backfill for another request is under way, and BackfillAbandoned as `check_wanted` does.
     """
     check_wanted(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
     if backfill is None or not backfill.is_open:
-        asked = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"run"})
-        new = BackfillMarker(request.stream, f"{request.digest}-{epoch}", asked, request.digest, epoch)
+        wanted = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"run"})
+        new = BackfillMarker(request.stream, f"{request.digest}-{epoch}", wanted, request.digest, epoch)
         return dataclasses.replace(new, abandoned_runs=backfill.abandoned_runs if backfill else ()).owned_by(
             epoch, request.run
         )
@@ -81,15 +86,21 @@ def taken(backfill: BackfillMarker | None, request: BackfillRequest) -> Backfill
 
 
 def check_wanted(found: BackfillMarker | None, run: str | None) -> None:
-    """Check that no operator abandoned the backfill of this run; `found` is the stream's last one. Raises
-    BackfillAbandoned.
+    """Check that no operator abandoned the backfill of this run. Raises BackfillAbandoned.
+
+    `found` is the stream's last backfill.
     """
     if found is not None and run is not None and run in found.abandoned_runs:
-        raise BackfillAbandoned(_abandoned(f"a person abandoned what run {run} had begun on stream {found.stream!r}"))
+        raise BackfillAbandoned(
+            _abandoned(f"an operator abandoned what run {run} had begun on stream {found.stream!r}")
+        )
 
 
 def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
-    """Check that no operator abandoned this backfill; `found` is the stream's last one. Raises BackfillAbandoned."""
+    """Check that no operator abandoned the backfill with this id. Raises BackfillAbandoned.
+
+    `found` is the stream's last backfill.
+    """
     if found is not None and found.id == backfill_id and found.abandoned_by:
         act = "the replay of dead letters" if found.replays else "backfill"
         raise BackfillAbandoned(
@@ -99,13 +110,15 @@ def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
 
 def _abandoned(what: str) -> str:
     return (
-        f"{what}: none of its rows landed, and nothing begins it anew by itself. If it is wanted after all, trigger a "
+        f"{what}: none of its rows landed, and nothing begins it again by itself. If it is wanted after all, trigger a "
         "new run, or give the command again"
     )
 
 
 def check_mine(found: BackfillMarker | None, backfill: BackfillMarker) -> BackfillMarker:
-    """Check that this epoch still owns the backfill. Raises `Fenced`, or BackfillAbandoned if it was abandoned."""
+    """Check that this epoch still owns the backfill. Raises `Fenced`, or BackfillAbandoned if an operator abandoned
+    it.
+    """
     check_not_abandoned(found, backfill.id)
     if found is None or (found.id, found.epoch) != (backfill.id, backfill.epoch) or not found.is_open:
         now = "is gone" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
@@ -117,8 +130,7 @@ def replaced(backfill: BackfillMarker, seen: str) -> str:
     """Return the message for a run that another run replaced; `seen` is the evidence."""
     if backfill.replays:
         return (
-            f"another `frazil dlq replay {backfill.stream}` took this replay over, or a person abandoned it: this "
-            "command "
+            f"another `{command_of(backfill)}` took this replay over, or a person abandoned it: this command "
             f"changes nothing more. If no other command runs, run it again ({seen})"
         )
     return (
@@ -128,12 +140,25 @@ def replaced(backfill: BackfillMarker, seen: str) -> str:
     )
 
 
+def command_of(backfill: BackfillMarker) -> str:
+    """Return the command that continues a backfill or a replay."""
+    return f"frazil {'dlq replay' if backfill.replays else 'backfill'} {backfill.stream}"
+
+
 def overtaken(backfill: BackfillMarker, lost: str) -> str:
-    """Return the message for a replay that lost every commit attempt."""
+    """Return the message for a merge that lost every commit attempt."""
     return (
-        f"{lost}. If it is the stream's writer: `frazil pause {backfill.stream}`, then `frazil dlq replay "
-        f"{backfill.stream}` "
-        f"finishes this one, and `frazil resume {backfill.stream}` lets the writer go on"
+        f"{lost}. If it is the stream's writer: `frazil pause {backfill.stream}`, then `{command_of(backfill)}` "
+        f"finishes this one, and `frazil resume {backfill.stream}` continues the writer"
+    )
+
+
+def read_on(backfill: BackfillMarker) -> str:
+    """Return the message for a backfill of a stream with deletes whose writer read on before the publication."""
+    return (
+        f"the writer of stream {backfill.stream!r} read on since backfill {backfill.id} was staged, and what it read "
+        "may delete rows that the backfill would bring back. Nothing was published. `frazil pause "
+        f"{backfill.stream}`, run the backfill again to stage the rest, then `frazil resume {backfill.stream}`"
     )
 
 
@@ -148,9 +173,11 @@ def ended_meanwhile(backfill: BackfillMarker) -> str:
 
 
 def ended_before(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
-    """Return the message for an operator who abandons a backfill that has ended; `last` is the stream's last one."""
+    """Return the message for an operator who abandons a backfill that has ended; `last` is the stream's last
+    backfill.
+    """
     act = "replay of dead letters" if backfill.replays else "backfill"
-    now = f"its last one is {last.id}, which is {last.state}" if last else "its table names none any more"
+    now = f"its last one is {last.id}, which is {last.state}" if last else "its table no longer names one"
     return (
         f"it was not abandoned: the {act} {backfill.id} of stream {backfill.stream!r} had ended, and {now}. Nothing "
         "was "
@@ -167,7 +194,7 @@ def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], ba
 
 
 def check_declared(files: Collection[StagedFile], *, merges: bool, backfill: BackfillMarker) -> None:
-    """Check that the files hold changes if, and only if, the declared mode merges. Raises StaleBatch."""
+    """Check that the files have changes if, and only if, the declared mode merges. Raises StaleBatch."""
     if any((file.content in MERGED) != merges for file in files):
         raise StaleBatch(f"backfill {backfill.id} was staged when the stream was declared with another mode")
 
@@ -182,11 +209,11 @@ def check_no_open_windows(marker: Marker | None, files: Collection[StagedFile], 
 
 
 def check_not_reset(table: Table, stream: str, audited_at: int, backfill: BackfillMarker) -> None:
-    """Check that the live stream was neither reset nor rolled back since the audit."""
+    """Check that the live stream was neither reset nor rolled back since the audit. Raises StaleBatch."""
     for snapshot in ancestors(table.metadata):
         if snapshot.snapshot_id == audited_at:
             return
         summary = snapshot.summary
-        if summary and summary.get("frazil.stream") == stream and summary.get("frazil.operation") in _MOVES:
+        if summary and summary.get("frazil.stream") == stream and summary.get("frazil.operation") in _POSITION_CHANGES:
             break
     raise StaleBatch(f"the stream was moved, or main went back, since backfill {backfill.id} was audited")

@@ -1,7 +1,7 @@
-"""A backfill from request to publication: find what is missing, stage it in chunks on a branch, audit, publish.
+"""A backfill from request to publication: finds missing records, stages them in chunks on a branch, audits, publishes.
 
-An interrupted backfill continues when it is run again: every run plans again, and counts what was staged as held. It
-neither waits for the live stream's writer nor makes it wait.
+An interrupted backfill continues when it is run again: every run plans again, and skips the records that are staged
+already. A backfill and the live stream's writer do not wait for each other.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import dataclasses
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -22,84 +22,89 @@ from pyroaring import BitMap64
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil import clock
 from frazil.audit.claims import Claims, claims
+from frazil.audit.routed import Replays, routed_rows
 from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import Staged, spans_of
-from frazil.backfill.changes import gone, settled_meanwhile, tally_changes
+from frazil.backfill.changes import gone, settled_meanwhile, tally_merged
 from frazil.backfill.commit import BackfillCommitter, abandon, clear_ended
-from frazil.backfill.eligible import check_backfilled, check_coordinates
+from frazil.backfill.eligible import check_coordinates, check_request, deletes_rows
 from frazil.backfill.files import FileSource
 from frazil.backfill.plan import missing
 from frazil.backfill.request import BackfillRequest, check_not_ahead
-from frazil.backfill.routes import LettersRoute, tally_routed
+from frazil.backfill.routes import BackfillRoute, tally_routed
 from frazil.backfill.rules import (
     check_begun,
     check_declared,
     check_not_abandoned,
     check_wanted,
+    read_on,
 )
 from frazil.backfill.source import KafkaSource, RecordSource
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.backfill_records import Record
 from frazil.commit.backfill_records import chunks as staged_chunks
-from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
 from frazil.commit.mode import merging_mode
 from frazil.commit.opened import OpenStream, open_kafka, open_stream, read_stream
 from frazil.commit.rules import check_same_source
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import FrazilError, SpecError, StaleBatch
+from frazil.errors import FrazilError, RouteBehind, SpecError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Spans, TopicPartition, between
+from frazil.offsets.spans import Spans, TopicPartition, bitmaps, union
 from frazil.offsets.tally import OffsetTally, Tallies, seen, together
 from frazil.partitions.windows import Grain
+from frazil.spec.formats import envelope_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties, kafka_properties
-from frazil.spec.topics import named
 from frazil.spec.units import counted
 from frazil.stream.stage_context import stage_context
-from frazil.table.branches import head_of
+from frazil.table.branches import MAIN, head_of
 from frazil.table.landed_offsets import Wanted, has_coordinates, tally
 
 log = logging.getLogger(__name__)
 
 MAX_SPANS = 10_000
-"""Each span is read separately; with more, deleting the rows in between first is faster."""
+"""Maximum number of spans. Each span is read separately; with more spans, deleting the rows in between first is
+faster.
+"""
 ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillPlan:
-    """What a backfill reads."""
+    """The offsets that a backfill reads."""
 
     spans: Spans
-    asked: int
-    """Requested offsets in Kafka, or records in files, including those that landed already."""
+    requested: int
+    """Number of requested offsets in Kafka, or of records in files, including those that are in the tables already."""
     source: SourceIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class _Audited:
-    """What an audit found, for the commit that publishes."""
+    """The results of an audit that the publishing commit needs."""
 
     at: int
     """The snapshot of main that was compared."""
-    replayed: Tallies
+    replayed: Tallies = field(default_factory=dict)
     """The offsets that become rows or changes when a replay is published; empty for a backfill."""
-    routed: Mapping[Target, Tallies]
+    routed: Mapping[Target, Tallies] = field(default_factory=dict)
     """The part of `replayed` whose rows are for routed tables."""
+    read_to: Mapping[TopicPartition, int] | None = None
+    """The stream's position that everything was read up to; None if later records need not be read."""
 
 
 @dataclass(slots=True)
 class Backfill:
-    """One request on one stream whose table exists."""
+    """One backfill request on one stream whose table exists."""
 
     request: BackfillRequest
     opened: OpenStream
     source: RecordSource
-    route: LettersRoute | None = None
-    """The route, if dead letters of a stream with a route are replayed."""
+    route: BackfillRoute | None = None
+    """The route of a stream that has one; None for a reader, which plans and estimates without it."""
     epoch: int = 0
     """The last epoch that this run began."""
     held: str = ""
@@ -115,39 +120,49 @@ class Backfill:
         return found if found and found.digest == self.request.digest else None
 
     def plan(self, last: BackfillMarker | None = None) -> BackfillPlan:
-        """Find what is missing, without what an open `lane` has staged. Changes nothing.
+        """Find the missing records, except those that the open backfill `last` has staged. Changes nothing.
 
-        Raises SpecError if the table's rows do not identify their records, or a file cannot be used; AdoptionRequired,
-        TopicRecreated, KafkaUnavailable.
+        Raises SpecError if the table's rows do not identify their records, or if a file cannot be used. Also raises
+        AdoptionRequired, TopicRecreated, KafkaUnavailable.
         """
         table, marker = self._table_and_marker()
         identity = self.source.identity(marker.source)
         check_same_source(marker.source, identity, stream=self.spec.name)
-        wanted = self.source.asked(self.request, marker)
+        wanted = self.source.requested(self.request, marker)
         claimed = claims(self.opened.tables.journals, marker, table.metadata)
         self._check_one_generation(wanted, claimed)
-        if self._by_letters:
-            held = self._gone(wanted, marker.source)
-        else:
-            trusted = claimed.ranges if self.source.is_whole else {}
-            held = backfill_audit.held(wanted, claimed=trusted, tallies=self._tallies(table, wanted, marker.source))
-            if self.request.dead_letters:
-                held = {tp: offsets | held[tp] for tp, offsets in self._gone(wanted, marker.source).items()}
         staged = staged_chunks(self.opened.tables.journals, last) if last and last.is_open else []
-        for tp, spans in spans_of(staged).items():
-            for span in spans:
-                held[tp] = held.get(tp, between(0, 0)) | between(*span)
-        left = self.source.holding(missing(wanted, held))
-        if sum(map(len, left.values())) > MAX_SPANS:
+        held = [bitmaps(spans_of(staged))]
+        if self.request.dead_letters:
+            held.append(self._gone(wanted, marker.source))
+        if not self._by_letters:
+            *rows, letters = tallies = self._tallies(table, marker, wanted, claimed)
+            whole = backfill_audit.whole_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
+            held += [whole, seen(letters)]
+            exact = self.source.holding(missing(wanted, union([*held, *map(seen, rows)])))
+            if _pieces(exact) <= MAX_SPANS or not self._drops_its_own(table):
+                return BackfillPlan(self._in_pieces(exact), self.source.max_records(wanted), identity)
+        left = self.source.holding(missing(wanted, union(held)))
+        return BackfillPlan(self._in_pieces(left), self.source.max_records(wanted), identity)
+
+    def _in_pieces(self, left: Spans) -> Spans:
+        if _pieces(left) > MAX_SPANS:
             raise SpecError(
-                f"what table {self.spec.table.identifier} lacks of stream {self.spec.name!r} is in more than "
+                f"what table {self.spec.table.identifier} is missing of stream {self.spec.name!r} is in more than "
                 f"{MAX_SPANS:,} pieces: ask for less, or delete the rows of that range first"
             )
-        return BackfillPlan(left, self.source.at_most(wanted), identity)
+        return left
+
+    def _drops_its_own(self, table: Table) -> bool:
+        """Whether a row that is read again is dropped as a repeat of itself, which one without an event time is not."""
+        column = table.schema().find_field(self.spec.event_time.column)
+        return self.spec.dedupe is not None and column.required and not self.request.dead_letters
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
-        """Return a chunk's context. Its dead letters stay out of their table until publication, so they do not count as
-        held.
+        """Return the context for staging a chunk.
+
+        The chunk's dead letters stay out of the dead-letter table until publication, so the plan does not count them as
+        present.
         """
         properties = executors_kafka_properties(self.spec, os.environ)
         context = stage_context(self.spec, tables, key, kafka_properties=properties, topic_ids=topic_ids)
@@ -156,10 +171,11 @@ class Backfill:
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> BackfillMarker | None:
-        """Audit the staged records, and publish them unless the target is the branch. None if nothing was staged.
+        """Audit the staged records, and publish them unless the target is the branch.
 
-        Raises StaleBatch if the stream was reset or the table changed; the backfill is then dropped, and begins again
-        with the next run. Raises BackfillAbandoned if an operator abandoned it, and FrazilError if the audit fails.
+        Returns None if nothing was staged. Raises StaleBatch if the stream was reset or the table changed: the backfill
+        is then dropped, and begins again with the next run. Raises BackfillAbandoned if an operator abandoned the
+        backfill, and FrazilError if the audit fails.
         """
         self.check_wanted()
         last = self.last()
@@ -183,7 +199,7 @@ class Backfill:
                     return committer.backfill
                 routed = {target: seen(of) for target, of in audited.routed.items()}
                 record = Record(committer.backfill, self._late(), seen(audited.replayed), routed)
-                return committer.publish(record, audited_at=audited.at)
+                return committer.publish(record, audited_at=audited.at, read_to=audited.read_to)
             except StaleBatch as stale:
                 log.warning("%s", stale)
                 if attempt == ATTEMPTS - 1:
@@ -192,7 +208,9 @@ class Backfill:
         raise AssertionError
 
     def begin(self, last: BackfillMarker | None) -> BackfillCommitter:
-        """Begin the next epoch of the backfill, or a new backfill. Raises what `BackfillCommitter.begin` raises."""
+        """Begin the next epoch of the backfill, or a new backfill. Raises the same errors as
+        `BackfillCommitter.begin`.
+        """
         going_on = last.id if last and last.is_open else None
         self.held = going_on or self.held
         committer = BackfillCommitter.begin(self.opened.tables, self.request, going_on=going_on)
@@ -200,26 +218,26 @@ class Backfill:
         return committer
 
     def drop(self) -> None:
-        """Drop what was staged if it can no longer be used. Raises as `check_wanted`."""
+        """Drop the staged records, which can no longer be used. Raises the same errors as `check_wanted`."""
         if (last := self.last()) and last.is_open:
             abandon(self.opened.tables, last)
         self.check_wanted()
 
     def check_wanted(self) -> None:
-        """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt of it."""
+        """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt of this
+        run.
+        """
         last = _last_backfill(self.opened)
         check_not_abandoned(last, self.held)
         check_wanted(last, self.request.run)
 
     def check(self) -> None:
-        """Raise the errors that any plan of this stream would raise, before Spark starts."""
+        """Raise, before Spark starts, the errors that any plan of this stream would raise."""
         self._table_and_marker()
 
     def _table_and_marker(self) -> tuple[Table, Marker]:
         table = self.opened.tables.main.refresh()
         marker = check_begun(self.spec, read_marker(table.metadata.properties, self.spec.name))
-        if not self.request.dead_letters:
-            check_backfilled(self.spec, routed=marker.routed is not None)
         check_coordinates(self.spec, table_has=has_coordinates(table.schema()))
         return table, marker
 
@@ -231,22 +249,38 @@ class Backfill:
                     "nothing tells which of them the table's rows came from. Ask for other offsets"
                 )
 
-    def _tallies(self, table: Table, spans: Spans, source: SourceIdentity) -> tuple[Tallies, Tallies, Tallies]:
+    def _tallies(
+        self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
+    ) -> tuple[Tallies, ...]:
         """Tally the tables: rows on main, rows of open windows, and dead letters.
 
-        A replay leaves out the dead letters, because they are what it reads.
+        Leaves out the dead letters for a replay, because they are the records that a replay reads.
         """
+        letters: Tallies = {} if self.request.dead_letters else self._letters(spans, marker.source)
+        if self.spec.mode == "upsert":
+            return (letters,)
         wanted = Wanted({topic for topic, _ in spans}, spans)
-        return (
-            tally(table, wanted),
-            tally(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name))),
-            {} if self.request.dead_letters else self._letters(spans, source),
-        )
+        rows = tally(table, wanted), tally(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name)))
+        return (*rows, *self._routed(table, marker, spans, claimed).values(), letters)
+
+    def _routed(
+        self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
+    ) -> dict[Target, Tallies]:
+        """Tally the rows of routed tables, including those that wait. Raises RouteBehind if one cannot be read."""
+        if marker.routed is None:
+            return {}
+        tables, named = self.opened.tables, {*self.spec.route.tables.values()} if self.spec.route else ()
+        claimed = claimed or claims(tables.journals, marker, table.metadata)
+        replays = Replays.of(tables, table)
+        found = routed_rows(tables, marker, claimed, within=spans, replays=replays, named=named)
+        if problems := [f"{one.target}: {one.problem}" for one in found if one.problem]:
+            raise RouteBehind(f"stream {self.spec.name!r} is not backfilled: what it landed is unknown. {problems[0]}")
+        return {one.renamed or one.target: one.rows for one in found}
 
     def _letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
         """Tally the dead-letter table; for a replay, without discarded dead letters."""
-        asked = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
-        wanted = dataclasses.replace(asked, discarded=not self.request.dead_letters)
+        requested = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
+        wanted = dataclasses.replace(requested, discarded=not self.request.dead_letters)
         return tally(self.opened.tables.dead_letters.refresh(), wanted)
 
     def _gone(self, spans: Spans, source: SourceIdentity) -> dict[TopicPartition, BitMap64]:
@@ -259,11 +293,11 @@ class Backfill:
 
     @property
     def _by_letters(self) -> bool:
-        """Whether the dead-letter table, not the table itself, shows what still has to land."""
-        return self._merges or self.route is not None
+        """Whether the dead-letter table, instead of the stream's table, shows which records still have to land."""
+        return self.request.dead_letters is not None and (self._merges or self.route is not None)
 
     def _audited(self, committer: BackfillCommitter) -> _Audited:
-        """Run the audit. If it fails because an operator abandoned the backfill, raise that instead."""
+        """Run the audit. If it fails because an operator abandoned the backfill, raise BackfillAbandoned instead."""
         try:
             return self._audit(committer)
         except StaleBatch:
@@ -280,43 +314,54 @@ class Backfill:
         files = [f for journal in journals for f in journal.staged_for("main")]
         check_declared(files, merges=self._merges, backfill=committer.backfill)
         branch = Wanted({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
-        routed = tally_routed(table, journals)
-        replayed = self._replayed(table, marker, journals, routed) if self.request.dead_letters else {}
-        rows: Tallies
-        elsewhere: tuple[Tallies, ...]
+        routed: dict[Target, Tallies] = {**tally_routed(table, journals)}
+        default = together([tally(table, branch), tally_merged(table, journals)])
+        rows = together([default, *routed.values()])
+        if self.spec.mode == "upsert":  # a record may be several changes, but lands as a whole
+            rows = {tp: OffsetTally([*of.seen]) for tp, of in rows.items()}
         if self._by_letters:
-            rows, elsewhere = replayed, (settled_meanwhile(replayed, self._letters(spans, marker.source)),)
+            elsewhere: tuple[Tallies, ...] = (settled_meanwhile(rows, self._letters(spans, marker.source)),)
         else:
-            rows, elsewhere = tally(table, branch), self._tallies(table, spans, marker.source)
+            elsewhere = self._tallies(table, marker, spans)[-1 if self._drops_its_own(table) else 0 :]
+        is_whole = self.request.event_times_us is None and envelope_of(self.spec.source.format) is None
         staged = Staged(
             journals,
             rows=rows,
             dead_letters=tally(self.opened.tables.dead_letters.current(), branch),
             elsewhere=elsewhere,
-            source=None if self.request.event_times_us else self.source.records(spans),
+            source=self.source.records(spans) if is_whole else None,
         )
         if landed := backfill_audit.landed_elsewhere(staged):
             raise StaleBatch(
                 f"{counted(landed, 'record')} of backfill {committer.backfill.id} landed in the table meanwhile"
             )
-        if said := backfill_audit.problems(staged):
+        said = backfill_audit.problems(staged)
+        if self.spec.mode == "upsert" and not self.request.dead_letters:
+            name = self.opened.tables.main.identifier
+            there: dict[Target, Tallies] = {name: tally(table, dataclasses.replace(branch, branch=MAIN))}
+            there.update(self._routed(table, marker, spans))
+            said += backfill_audit.in_other_tables({name: default, **routed}, there)
+        if said:
             raise FrazilError(
                 f"backfill {committer.backfill.id} is not published: {'; '.join(said)}. Abandon it with "
                 f"`frazil backfill {self.spec.name} --abandon`, and run it again"
             )
         head = head_of(table.metadata)
-        return _Audited(head.snapshot_id if head else -1, replayed, routed)
+        at = head.snapshot_id if head else -1
+        if self.request.dead_letters:
+            return _Audited(at, rows, routed)
+        return _Audited(at, read_to=self._read_to(committer.backfill, marker))
 
-    def _replayed(
-        self, table: Table, marker: Marker, journals: Sequence[Journal], routed: Mapping[Target, Tallies]
-    ) -> Tallies:
-        """Tally what a replay staged: rows on the branch, changes, and rows for routed tables."""
-        if self._merges:  # a record may be several changes, but lands as a whole
-            changes = together([tally_changes(table, journals), *routed.values()])
-            return {tp: OffsetTally([*of.seen]) for tp, of in changes.items()}
-        topics = named(self.spec.source.reads, marker.source.topic_ids)
-        default = tally(table, Wanted(topics, branch=branch_name(self.spec.name)))
-        return together([default, *routed.values()])
+    def _read_to(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
+        """Return the stream's position if it must not move before the publication, because records delete rows.
+
+        Raises WriterBusy if records up to it are not staged.
+        """
+        if self.request.target == "branch" or not deletes_rows(self.spec):
+            return None
+        if self.plan(backfill).spans:
+            raise WriterBusy(read_on(backfill))
+        return marker.offsets
 
     def _late(self) -> dict[int, int]:
         """Count the rows on the branch by window. Windows that were complete reopen, once each."""
@@ -333,6 +378,10 @@ class Backfill:
         return dict(sorted(counts.items()))
 
 
+def _pieces(spans: Spans) -> int:
+    return sum(map(len, spans.values()))
+
+
 def _last_backfill(opened: OpenStream) -> BackfillMarker | None:
     return read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name)
 
@@ -341,16 +390,18 @@ def _last_backfill(opened: OpenStream) -> BackfillMarker | None:
 def open_backfill(
     spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S, read_only: bool = False
 ) -> Iterator[Backfill]:
-    """Open the request's stream and source; with `looks`, nothing may be changed.
+    """Open the request's stream and source; with `read_only`, nothing is changed.
 
-    Raises SpecError if the table or the files do not exist, and as `check_backfilled` and `check_not_ahead`.
+    Raises SpecError if the table or the files do not exist, and the errors of `check_backfilled` and `check_not_ahead`.
     """
-    check_backfilled(spec)
+    check_coordinates(spec)
+    check_request(spec, request)
     check_not_ahead(request, clock.now_ms())
     opened = read_stream(spec) if read_only else open_stream(spec)
+    route = None if read_only else BackfillRoute.open(spec, opened.tables)
     if request.files:
         files = FileSource.open(request.files, opened.tables.main.current())
-        yield Backfill(files.pinned(request), opened, files)
+        yield Backfill(files.pinned(request), opened, files, route)
     else:
         with open_kafka(spec, timeout_s=kafka_timeout_s) as kafka:
-            yield Backfill(request, opened, KafkaSource(kafka, kafka_properties(spec, os.environ)))
+            yield Backfill(request, opened, KafkaSource(kafka, kafka_properties(spec, os.environ)), route)

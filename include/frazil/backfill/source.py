@@ -22,7 +22,7 @@ from frazil.stream.plan import spread
 from frazil.table.object_store import FileInfo
 
 PLACES = 8
-"""Places a sample is taken from, spread evenly over each topic-partition's missing offsets."""
+"""Number of places where a sample is read, spread evenly over the missing offsets of each topic-partition."""
 AT_A_PLACE = 250
 
 
@@ -31,43 +31,46 @@ class RecordSource(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every record it has of a committed range became a row or a dead letter."""
+        """Whether every record of a committed range in this source became a row or a dead letter."""
         ...
 
     @property
     def files(self) -> tuple[FileInfo, ...]:
-        """The files read instead of Kafka; empty for Kafka."""
+        """The files that are read instead of Kafka; empty for Kafka."""
         ...
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:
-        """Return the topics that these offsets belong to, or `known` if the source cannot tell.
+        """Return the topics that the records' offsets belong to, or `known` if the source cannot tell.
 
         Raises SpecError if the source changed after the backfill began.
         """
         ...
 
-    def asked(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """Return the requested offsets before the stream's position. Raises SpecError for topics it does not read."""
+    def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
+        """Return the requested offsets before the stream's position.
+
+        Raises SpecError for topics that the stream does not read.
+        """
         ...
 
     def holding(self, spans: Spans) -> Spans:
-        """Return the spans that may hold records."""
+        """Return the spans that may have records."""
         ...
 
-    def at_most(self, spans: Spans) -> int:
-        """Return an upper bound of the records in the spans."""
+    def max_records(self, spans: Spans) -> int:
+        """Return the maximum number of records in the spans."""
         ...
 
     def records(self, spans: Spans) -> Mapping[TopicPartition, BitMap64]:
         """Return the records that the source has within the spans."""
         ...
 
-    def chunks(self, spans: Spans, *, most: int) -> tuple[Spans, ...]:
-        """Cut the spans into chunks of about `most` records."""
+    def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
+        """Divide the spans into chunks of about `most` records."""
         ...
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
-        """Return tasks, no more than `cores`."""
+        """Return at most `cores` tasks that read the spans."""
         ...
 
     def sample(self, spans: Spans) -> list[StageTask]:
@@ -75,13 +78,13 @@ class RecordSource(Protocol):
         ...
 
     def context(self, context: StageContext) -> StageContext:
-        """Return the context with what tasks need to read this source."""
+        """Return the context with the settings that tasks need to read this source."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KafkaSource:
-    """The stream's own topics."""
+    """Kafka: the stream's own topics."""
 
     kafka: KafkaOffsets
     properties: Mapping[str, str]
@@ -91,7 +94,7 @@ class KafkaSource:
     def identity(self, known: SourceIdentity) -> SourceIdentity:  # noqa: ARG002 - Kafka knows itself
         return self.kafka.describe().identity
 
-    def asked(self, request: BackfillRequest, marker: Marker) -> Spans:
+    def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
         tps = self.kafka.describe().partitions
         start, end = request.offset_bounds("from"), request.offset_bounds("to")
         if unknown := (start.keys() | end.keys()) - set(tps):
@@ -101,12 +104,12 @@ class KafkaSource:
             start = self.kafka.at(request.from_time, tps)
         if request.to_time:
             end = self.kafka.at(request.to_time, tps)
-        return plan.asked(start, end, first=self.kafka.earliest(tps), live=marker.offsets)
+        return plan.requested(start, end, first=self.kafka.earliest(tps), live=marker.offsets)
 
     def holding(self, spans: Spans) -> Spans:
         return spans
 
-    def at_most(self, spans: Spans) -> int:
+    def max_records(self, spans: Spans) -> int:
         return offsets(spans)
 
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
@@ -116,8 +119,8 @@ class KafkaSource:
         found = read_offsets(self.properties, ranges)
         return spans_of.within(spans, {tp: tally.seen for tp, tally in found.items()})
 
-    def chunks(self, spans: Spans, *, most: int) -> tuple[Spans, ...]:
-        return plan.chunks(spans, most=most)
+    def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
+        return plan.chunks(spans, limit=limit)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
         return list(spread(ranges(spans), tasks=cores))
@@ -127,7 +130,9 @@ class KafkaSource:
         return [StageTask(index, ranges(place)) for index, place in enumerate(places)]
 
     def context(self, context: StageContext) -> StageContext:
-        """Return the context unchanged: tasks resolve its references where they run, as a writer's do."""
+        """Return the context unchanged: tasks resolve references in the Kafka properties where they run, as a writer's
+        tasks do.
+        """
         return context
 
 
@@ -136,7 +141,7 @@ def ranges(spans: Spans) -> tuple[OffsetRange, ...]:
 
 
 def _piece(of: tuple[Span, ...], place: int) -> Span:
-    """Return a few offsets at one of the places; places never overlap."""
+    """Return a few offsets at one of the places. Places never overlap."""
     length = sum(end - start for start, end in of)
     at, until = length * place // PLACES, length * (place + 1) // PLACES
     for start, end in of:

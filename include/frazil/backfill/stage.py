@@ -1,4 +1,4 @@
-"""The part of a backfill that an engine runs: the live stream's staging, applied to chunks of missing records."""
+"""The part of a backfill that an engine runs: stages chunks of missing records, in the same way as the live stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frazil.commit.backfill_records import backfill_folder
 from frazil.commit.journal import Journal
 from frazil.commit.rules import check_same_source
 from frazil.commit.sweep import discard_batch
-from frazil.errors import StaleBatch
+from frazil.errors import StaleBatch, WriterBusy
 from frazil.ingest.contract import StageResult
 from frazil.offsets.spans import Spans
 from frazil.stream.engine import Engine
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 def run(
     backfill: Backfill, engine: Engine, tell: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage, audit and publish, starting over if the stream was moved. None if nothing is missing.
+    """Stage, audit and publish; starts over if the stream was reset. Returns None if no record is missing.
 
-    `tell` is called after each chunk.
+    Calls `tell` after each chunk.
     """
     for attempt in range(ATTEMPTS):
         try:
             return backfill.publish() if stage(backfill, engine, tell) else None
-        except StaleBatch:
+        except (StaleBatch, WriterBusy):
             if attempt == ATTEMPTS - 1:
                 raise
     raise AssertionError
@@ -42,14 +42,15 @@ def run(
 def stage(
     backfill: Backfill, engine: Engine, tell: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage everything that is missing on the branch, a chunk at a time; None if nothing is missing.
+    """Stage all missing records on the branch, one chunk at a time; returns None if no record is missing.
 
-    Raises what `Backfill.plan` raises, and:
+    Raises the errors of `Backfill.plan`, and:
+
     - WriterBusy: another backfill is under way.
-    - Fenced: another run took this one over.
-    - BackfillAbandoned: an operator abandoned it.
+    - Fenced: another run took this backfill over.
+    - BackfillAbandoned: an operator abandoned the backfill.
     - StaleBatch: the staged records became unusable and were dropped.
-    - OffsetGap: retention deleted records that were planned.
+    - OffsetGap: retention deleted planned records.
     """
     backfill.check_wanted()
     # First, for a lane that was published may not have brought its dead letters yet: they would seem to be missing.
@@ -68,7 +69,7 @@ def stage(
     except StaleBatch:
         backfill.drop()
         raise
-    except FileNotFoundError:  # whoever abandons a lane deletes its files, also those that no journal names yet
+    except FileNotFoundError:  # abandoning a backfill deletes its files, also those that no journal names yet
         backfill.check_wanted()
         raise
 
@@ -76,7 +77,7 @@ def stage(
 def _chunks(
     backfill: Backfill, engine: Engine, committer: BackfillCommitter, plan: BackfillPlan
 ) -> Iterator[BackfillMarker]:
-    cut = backfill.source.chunks(plan.spans, most=backfill.request.chunk_records)
+    cut = backfill.source.chunks(plan.spans, limit=backfill.request.chunk_records)
     planned = committer.backfill.chunks + len(cut)
     said: set[str] = set()
     for spans in cut:
@@ -88,7 +89,7 @@ def _chunks(
 
 
 def log_notices(results: Iterable[StageResult], said: set[str]) -> None:
-    """Log each notice of the tasks once, such as a slower way of reading; `said` has those logged before."""
+    """Log each notice of the tasks once, such as a slower way of reading; `said` has the notices logged before."""
     for notice in sorted({notice for result in results for notice in result.notices} - said):
         log.warning("%s", notice)
         said.add(notice)
@@ -97,7 +98,7 @@ def log_notices(results: Iterable[StageResult], said: set[str]) -> None:
 def _chunk(
     backfill: Backfill, engine: Engine, committer: BackfillCommitter, spans: Spans, plan: BackfillPlan
 ) -> tuple[Journal, list[StageResult]]:
-    """Stage one chunk, then check that its source is still the one that was planned for."""
+    """Stage one chunk, and then check that the source still has the topics that were planned for."""
     opened, own, key = backfill.opened, committer.own, committer.next_key()
     context = backfill.context(own, key, plan.source.topic_ids)
     progress = ProgressFolder(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit as audit_declared
+from frazil.audit.findings import FindingKind
 from frazil.audit.run import Audit
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_lines, echo_table, working
@@ -21,7 +21,7 @@ from frazil.spec.units import counted, parse_duration
 from frazil.timetext import utc
 
 NOT_COMPARED = 3
-"""Exit code of an audit that found nothing wrong and could not compare everything."""
+"""Exit code of an audit without findings that could not compare everything."""
 
 
 class Length(click.ParamType[timedelta]):
@@ -62,13 +62,13 @@ def audit(  # noqa: PLR0913 - a command's options
 ) -> None:
     """Check that every record of STREAM landed exactly once.
 
-    Reads the Kafka coordinates of both tables and compares them, range by range, with the commit records; with
-    --source also with the records that Kafka still has. Records that retention deleted are only compared with the
-    commit records, and noted. A writer may run meanwhile. With --last or --from, only batches committed in that time
-    are audited, and only data files that may have their records are read.
+    Reads the Kafka coordinates in the stream's table and dead-letter table, and compares them range by range with the
+    commit records. With --source, it also compares them with the records that Kafka still has. Records that retention
+    deleted are only compared with the commit records, and noted. A writer may run meanwhile. With --last or --from,
+    only batches committed in that time are audited, and only data files that may have their records are read.
 
-    Prints a sentence for each finding and exits with 1 if anything is wrong; with 3 if nothing is, but a note names
-    something that was not compared; with 0 if everything was compared and nothing is wrong.
+    Prints a sentence for each finding. Exits with 1 if anything is wrong, with 3 if nothing is wrong but something
+    could not be compared, and with 0 otherwise.
 
     \b
     Example:
@@ -88,7 +88,10 @@ def audit(  # noqa: PLR0913 - a command's options
 def window_of(
     length: timedelta | None, begin: datetime | None, end: datetime | None, *, now: datetime
 ) -> Period | None:
-    """The period of the options; None for all times. Raises click.UsageError if they contradict each other."""
+    """Return the period that the options give; None for all times.
+
+    Raises click.UsageError if the options contradict each other.
+    """
     if length is not None and (begin or end):
         raise click.UsageError("--last is a time up to now, but --from and --to are another: give one of them")
     if end is not None and begin is None:
@@ -122,7 +125,7 @@ def _show(result: Audit, *, with_source: bool) -> None:
     else:
         _show_offsets(result, with_source=with_source)
     echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in result.findings)
-    echo(_verdict(result))
+    echo(_result(result))
 
 
 def _show_offsets(result: Audit, *, with_source: bool) -> None:
@@ -145,7 +148,7 @@ def _show_offsets(result: Audit, *, with_source: bool) -> None:
         echo("gaps: not checked (--source compares with Kafka)")
 
 
-def _verdict(result: Audit) -> str:
+def _result(result: Audit) -> str:
     rows = sum(p.rows for p in result.partitions)
     when = f", committed from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}" if result.window else ""
     if result.wrong:

@@ -1,4 +1,4 @@
-"""`frazil backfill`: runs the DAG `frazil_backfill`'s work from a terminal, shows a backfill, or ends it."""
+"""`frazil backfill`: does the work of the DAG `frazil_backfill` from a terminal, shows a backfill, or ends it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from frazil.backfill.commit import abandon
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.options import json_option, person, stream_argument, streams_option
 from frazil.cli.output import ask, echo, echo_fields, echo_json, working
-from frazil.cli.person import person
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nested
@@ -66,9 +65,9 @@ def backfill(  # noqa: PLR0913 - a command's options
 ) -> None:
     """Land older records that are missing from the table of STREAM.
 
-    Each record lands once. Reads what Kafka, or files, have before the stream's position; without bounds, all of it.
-    Stages on a branch of the table, compares that with its source, and publishes it in one commit; a writer may run
-    meanwhile. If interrupted, run it again with the same bounds: it continues.
+    Each record lands once. Reads the records before the stream's position from Kafka or from files; without bounds, all
+    of them. Stages the records on a branch of the table, compares the branch with its source, and publishes it in one
+    commit. A writer may run meanwhile. If interrupted, run the command again with the same bounds: it continues.
 
     \b
     Example:
@@ -89,8 +88,8 @@ def backfill(  # noqa: PLR0913 - a command's options
         return
     from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - loads the decoders, only for a dry run
 
-    with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S, read_only=True) as asked:
-        found = estimate(asked, asked.plan(asked.last()))
+    with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S, read_only=True) as requested:
+        found = estimate(requested, requested.plan(requested.last()))
     echo_json(found) if as_json else echo("\n".join(sentences(found, stream=stream)))
 
 
@@ -100,14 +99,14 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1, "executor_cores": 1})})
-    with working("starting Spark") as step, open_backfill(spec, request) as asked:
-        asked.check()
+    with working("starting Spark") as step, open_backfill(spec, request) as requested:
+        requested.check()
 
         def tell(done: BackfillMarker) -> None:
             step(done.chunks, done.planned, f"{counted(done.records, 'row')} staged")
 
         with SparkEngine(small) as engine:
-            last = run(asked, engine, tell)
+            last = run(requested, engine, tell)
     if last is None and not as_json:
         echo(f"Stream {spec.name}: no requested record is missing.")
     else:
@@ -155,7 +154,7 @@ def _tell(last: BackfillMarker | None, spec: StreamSpec, *, as_json: bool) -> No
 
 
 def _staged(spec: StreamSpec) -> str:
-    """What a backfill of the stream stages: a change is on no branch until it is merged."""
+    """Return the noun for what the stream's backfill stages: a row, or a change to be merged."""
     return "change" if spec.mode == "upsert" else "row"
 
 

@@ -1,16 +1,24 @@
-"""`frazil catalog`: prints the configuration of an engine that reads the tables."""
+"""`frazil catalog`: prints the configuration with which a query engine reads the tables."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 import click
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import TableAlreadyExistsError
 
 from frazil.cli.options import json_option
-from frazil.cli.output import echo, echo_json
+from frazil.cli.output import Teller, echo, echo_json
+from frazil.errors import SpecError
 from frazil.spark.jars import ROOTS
-from frazil.table.catalogs import catalog_config
+from frazil.spark.java import require_pyspark
+from frazil.spark.package import STORAGES, installed_storages, make_package
+from frazil.spec.units import counted
+from frazil.table.catalogs import catalog_config, catalog_errors, load_catalog
 from frazil.table.readers import Reader, configuration
+from frazil.table.registering import check_newest, check_not_another, metadata_at
 from frazil.table.spark_catalog import jar_sets
 
 
@@ -33,3 +41,68 @@ def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
     packages = [each for name in jar_sets(config.properties) for each in ROOTS[name].coordinates]
     text = configuration(reader, config.name, config.properties, packages)
     echo_json({"catalog": config.name, "for": reader, "configuration": text}) if as_json else echo(text)
+
+
+@click.command()
+@click.argument("table")
+@click.argument("metadata")
+@click.option("--catalog", "name", help="The catalog. Default: the default catalog.")
+@click.option("--older", is_flag=True, help="Register METADATA although the table has a newer file.")
+@json_option
+def register(table: str, metadata: str, *, name: str | None, older: bool, as_json: bool) -> None:
+    """Restore TABLE to its catalog, as its metadata file METADATA describes it.
+
+    Use this for a table that was dropped or lost, and whose files still exist. Error messages about such a table
+    contain the whole command, with the table's newest metadata file. Changes no file. Refuses a table name that exists,
+    a table that the catalog has under another name, and, without --older, a file that is not the table's newest.
+
+    \b
+    Example:
+      frazil register city.rides file:///lake/city/rides/metadata/00412-….metadata.json
+    """
+    teller, catalog = Teller(as_json), load_catalog(name)
+    namespace = Catalog.namespace_from(table)
+    if not namespace:
+        raise SpecError(f"{table!r} is not a table identifier; write namespace.table")
+    with catalog_errors(catalog.name):
+        described = metadata_at(catalog, metadata)
+        if described is not None:
+            check_not_another(catalog, table, described)
+            if not older:
+                check_newest(catalog, table, metadata, described)
+        catalog.create_namespace_if_not_exists(namespace)
+        try:
+            found = catalog.register_table(table, metadata)
+        except TableAlreadyExistsError:
+            raise SpecError(f"the catalog {catalog.name!r} has a table {table}: nothing was registered") from None
+    snapshots = counted(len(found.metadata.snapshots), "snapshot")
+    teller.say(f"{table} is in the catalog {catalog.name!r} again, with {snapshots}, in {found.location()}.")
+    teller.end(catalog=catalog.name, table=table, metadata=metadata, location=found.location())
+
+
+@click.command()
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path), default=Path("frazil-package.tar.gz"))
+@click.option(
+    "--storage",
+    type=click.Choice(list(STORAGES)),
+    multiple=True,
+    help="An additional storage of tables, besides folders. Default: those whose packages are installed.",
+)
+@json_option
+def package(target: Path, storage: tuple[str, ...], *, as_json: bool) -> None:
+    """Pack this Python, with everything that executors need to stage records, for `resources.package`.
+
+    The archive does not contain Airflow and PySpark, which the cluster has. Create the archive again after each upgrade
+    of frazil: a writer refuses executors of another version.
+
+    \b
+    Example:
+      frazil package frazil-package.tar.gz --storage s3
+    """
+    require_pyspark()
+    storages = storage or installed_storages()
+    make_package(target, storages=storages, say=lambda text: echo(text, err=True))
+    where = ", ".join(("folders", *storages))
+    size, teller = target.stat().st_size, Teller(as_json)
+    teller.say(f"{target}: {size / 2**20:.0f} MiB, for tables in {where}")
+    teller.end(package=target, bytes=size, storages=storages)

@@ -14,7 +14,7 @@ SHELLS = ("bash", "zsh", "fish")
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion script of SHELL: bash, zsh or fish.
 
-    Let the shell source it at its start. It completes commands, options, and the names of streams and tables that
+    Source the script when the shell starts. It completes commands, options, and the names of streams and tables that
     the folder of streams declares.
 
     \b

@@ -1,4 +1,4 @@
-"""`frazil cut`: prints the snapshots of one consistent cut over the tables of streams."""
+"""`frazil cut`: prints a consistent set of snapshots for the tables of streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frazil.cli.positions import MomentText
 from frazil.commit.backfill_marker import BackfillState, read_backfill
 from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_tag, set_tag
 from frazil.commit.marker import read_marker
-from frazil.commit.missing_rows import missing_replayed, missing_since
+from frazil.commit.missing_rows import missing_backfilled, missing_since
 from frazil.commit.opened import RETRY_TIMEOUT_S, read_stream
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy
@@ -32,7 +32,7 @@ from frazil.timetext import utc
 Engine = Literal["spark", "trino", "duckdb"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 ATTEMPTS = 3
-"""Times that the tables are loaded while backfills or replays are published."""
+"""Maximum of attempts to load the tables, because backfills or replays may be published meanwhile."""
 
 
 @click.command()
@@ -53,14 +53,14 @@ def cut(  # noqa: PLR0913 - a command's options
     tag: str | None,
     untag: str | None,
 ) -> None:
-    """Print the snapshots of one consistent cut over the tables of STREAMS.
+    """Print a consistent set of snapshots (a cut) for the tables of STREAMS.
 
-    One stream is cut by batch: its dead letters and its routed tables show the same batches as its table. Several
-    streams are cut by watermark: the newest that all of them have reached, with each table's newest snapshot at or
-    below it.
+    One stream is cut by batch: its dead-letter table and its routed tables show the same batches as its table. Several
+    streams are cut by watermark: the newest watermark that all of them have reached. Each table then has its newest
+    snapshot at or below this watermark.
 
-    A tag keeps its snapshot from expiry until --untag removes it. Prints snapshots that expired before, and exits
-    with 1.
+    A tag keeps its snapshot from expiry until --untag removes the tag. If a snapshot of the cut has already expired,
+    prints its table and exits with 1.
 
     \b
     Example:
@@ -97,17 +97,17 @@ def _check_names(*tags: str | None) -> None:
 
 
 Tables = dict[str, tuple[Table, str]]
-"""The loaded tables and their catalogs' names, by identifier."""
+"""The loaded tables, each with its catalog's name, by identifier."""
 
 
 def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[StreamHistory], Tables]:
-    """The streams and their tables; each table has the backfills and replays that its stream's main table has.
+    """Return the streams and their tables. All tables of a stream have the same published backfills and replays.
 
-    With `whole`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if each attempt met another
-    publication.
+    With `whole`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if a backfill or replay was
+    published during each attempt.
     """
     for _ in range(ATTEMPTS):
-        opened, histories, tables = _checked(names, folder, whole=whole)
+        opened, histories, tables = _load_streams(names, folder, whole=whole)
         # Main tables are loaded first: what is published later is in the other tables, and in no main table.
         met = [of.stream for of in opened if _published_meanwhile(of, tables[of.main.identifier][0])]
         if not met:
@@ -119,7 +119,7 @@ def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[St
 
 
 def _published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
-    """Whether a backfill or replay was, or may have been, published since a main table was loaded."""
+    """Whether a backfill or replay was, or may have been, published after the default table was loaded."""
     before = read_backfill(default_table.properties, tables.stream)
     now = read_backfill(tables.main.refresh().properties, tables.stream)
     if now is None or before is None or now.id != before.id:
@@ -127,7 +127,7 @@ def _published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
     return now.state is BackfillState.PUBLISHED and before.state is not BackfillState.PUBLISHED
 
 
-def _checked(
+def _load_streams(
     names: Sequence[str], folder: Path, *, whole: bool
 ) -> tuple[list[StreamTables], list[StreamHistory], Tables]:
     streams: list[StreamTables] = []
@@ -159,25 +159,25 @@ def _checked(
 
 
 def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Table]) -> None:
-    """Check that the catalog has each table that the route lists or had, with all replayed rows.
+    """Check that the catalog has each table that the route lists or once had, with all replayed rows.
 
-    Raises TableLost, or RouteBehind if rows wait that a replay brings.
+    Raises TableLost for a missing table, or RouteBehind if a table waits for rows that a replay brings.
     """
     dropped = dropped_tables(spec, tables, there)
     named = set(spec.route.tables.values()) if spec.route else set()
     unknown = sorted(named - {*there, *(found.target for found in dropped)})
     with catalog_errors(tables.main.catalog_name):
         said = [*dropped_sentences(dropped), *(unknown_sentence(spec, tables, target) for target in unknown)]
-    replayed = [*map(str, missing_replayed(tables, there))]
-    if said or replayed:
+    backfilled = [*map(str, missing_backfilled(tables, there))]
+    if said or backfilled:
         error = TableLost if said else RouteBehind
-        missing = [*said, *replayed]
+        missing = [*said, *backfilled]
         between = "\n- " if len(missing) > 1 else " "  # each has its remedy, and is long
         raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(missing)}")
 
 
 def _tag(name: str, found: Cut, tables: Tables) -> None:
-    """Tag all tables, or only those without such a tag."""
+    """Tag the snapshots of all tables. If one cannot be tagged, remove the new tags from the others."""
     made = []
     try:
         for table in found.tables:
@@ -215,7 +215,7 @@ def _print(found: Cut, engine: Engine | None, tables: Tables) -> None:
 
 
 def select(engine: Engine, catalog: str, table: CutTable) -> str:
-    """A statement that reads the table at the cut."""
+    """Return a SELECT statement that reads the table's snapshot in the cut."""
     if table.snapshot_id is None:
         return f"-- {table.table} had no snapshot at that time"
     parts = [catalog, *table.table.split(".")]

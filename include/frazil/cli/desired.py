@@ -1,6 +1,6 @@
 """`frazil pause`, `resume` and `restart`: set the desired state of a stream.
 
-They create no table: see `frazil.supervise.desired`.
+These commands create no table: see `frazil.supervise.desired`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 import click
 
 from frazil import clock
-from frazil.cli.options import checked_reason, json_option, stream_argument, streams_option
+from frazil.cli.options import checked_reason, json_option, person, stream_argument, streams_option
 from frazil.cli.output import Teller, echo
-from frazil.cli.person import person
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.spec.application import find_application
@@ -32,7 +31,7 @@ _reason_option = click.option(
 
 
 def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
-    """Accept the name of a shared application for all of its streams."""
+    """Wrap a command, so that the name of a shared application runs it for all of the application's streams."""
 
     @wraps(command)
     def each(stream: str, streams_folder: Path, reason: str, *, as_json: bool, **more: Any) -> None:
@@ -48,8 +47,8 @@ def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
             }
         )
 
-    asked: Callable[..., Any] = stream_argument()(streams_option(_reason_option(json_option(each))))
-    return asked
+    wrapped: Callable[..., Any] = stream_argument()(streams_option(_reason_option(json_option(each))))
+    return wrapped
 
 
 @click.command()
@@ -60,7 +59,7 @@ def pause(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -> 
     The name of a shared application selects all of its streams.
 
     The current batch commits first. Nothing is lost: after `frazil resume`, the stream continues from there. The
-    supervisor (Airflow) obeys within a few seconds, on whichever host it runs; a writer in the foreground (`frazil
+    supervisor (Airflow) obeys within a few seconds, on whichever host it runs. A writer in the foreground (`frazil
     run`) is not stopped.
 
     \b
@@ -93,7 +92,7 @@ def resume(stream: str, streams_folder: Path, reason: str, *, teller: Teller, ac
 
     The name of a shared application selects all of its streams.
 
-    Use it after a pause, or after the supervisor gave up and the cause is fixed.
+    Use this command after a pause, or after the supervisor gave up and the cause is fixed.
 
     \b
     Example:
@@ -161,19 +160,19 @@ def _accept_rejects(spec: StreamSpec, reason: str, teller: Teller) -> None:
 
 
 def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:
-    """Why the table is lost, or None."""
+    """Return why the table is lost; None if it is not."""
     return None if desired.beside_table else lost_table(spec)
 
 
 def _say_where(spec: StreamSpec, desired: DesiredStore, lost: str | None, teller: Teller) -> None:
-    """Report where the desired state holds: without a table, only on this host."""
+    """Report on which hosts the desired state applies: without a table, on this host only."""
     if not desired.beside_table:
         why = lost or f"the catalog has no table {spec.table.identifier} yet"
         teller.say(f"This holds on this host only, because {why}.")
 
 
 def _foreground(stream: str) -> str | None:
-    """How to end a writer that a user runs on this host without a supervisor."""
+    """Return how to end a writer that a user runs on this host without a supervisor; None if no such writer runs."""
     seen = open_launcher(stream).observe()
     if seen.process is not ProcessState.FOREGROUND:
         return None

@@ -36,7 +36,7 @@ Port = click.IntRange(1, 65535)
 def dev() -> None:
     """Embedded Kafka, registry, object store, PostgreSQL, Spark cluster and Airflow for development, on localhost.
 
-    Their data, logs and records are in $FRAZIL_HOME/dev (by default, FRAZIL_HOME is .frazil in this folder).
+    Data, logs and state of these servers are in $FRAZIL_HOME/dev (by default, FRAZIL_HOME is .frazil in this folder).
 
     \b
     Example:
@@ -78,9 +78,9 @@ def up(  # noqa: PLR0913 - a command's options
 ) -> None:
     """Start Kafka, and the servers given by options.
 
-    Running servers stay as they are. The first start fetches JVM jars: about 50 MB, and 160 MB more for the
-    registry. With an object store or PostgreSQL, it writes the .pyiceberg.yaml of their catalogs, with the
-    passwords, readable only by you.
+    Running servers stay as they are. The first start fetches JVM jars: about 50 MB, and 160 MB more for the registry.
+    With an object store or PostgreSQL, the command writes the .pyiceberg.yaml of their catalogs, with the passwords,
+    readable only by you.
 
     \b
     Example:
@@ -130,7 +130,7 @@ def _start_spark_cluster(port: int | None, teller: Teller) -> None:
 
 
 def _tell_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, teller: Teller) -> None:
-    """Print what to set so that streams find the servers."""
+    """Print the settings with which streams find the servers."""
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
         teller.say(f"\nStreams look for Kafka on port {DEFAULT_KAFKA_PORT} unless told:\n")
         teller.say(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
@@ -150,7 +150,7 @@ def _tell_catalogs(store: EmbeddedObjectStore | None, database: EmbeddedPostgres
 @dev.command()
 @json_option
 def down(*, as_json: bool) -> None:
-    """Stop what `frazil dev up` started. Data stay; running writers are left alone.
+    """Stop all servers that `frazil dev up` started. Their data stay; running writers are left alone.
 
     \b
     Example:
@@ -170,7 +170,7 @@ def down(*, as_json: bool) -> None:
 @dev.command()
 @json_option
 def status(as_json: bool) -> None:
-    """Show what runs, and where. Exits with 1 if nothing does.
+    """Show the servers that run, and their addresses. Exits with 1 if none runs.
 
     \b
     Example:
@@ -191,7 +191,7 @@ def status(as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything that `up` may have started in this home."""
+    """All servers that `up` may have started in this FRAZIL_HOME."""
 
     kafka: EmbeddedKafka
     registry: EmbeddedRegistry
@@ -222,7 +222,7 @@ class Parts:
 
 
 def parts() -> Parts:
-    """All parts, each where it last ran, or on its default port."""
+    """Return all servers, each with the port on which it last ran, or its default port."""
     return Parts(
         _kafka(None),
         _registry(None),
@@ -251,7 +251,7 @@ def _airflow(port: int | None, bootstrap: str | None) -> EmbeddedAirflow:
 
 
 def _checkout() -> Path:
-    """The project in this folder; if it has no dags/, the one that frazil was installed from."""
+    """Return this folder if it has a dags/ folder; otherwise the project from which frazil was installed."""
     here = Path.cwd()
     return here if (here / "dags").is_dir() else Path(__file__).resolve().parents[3]
 
@@ -290,5 +290,5 @@ def _document(all_parts: Parts) -> dict[str, Any]:
 
 
 def _short(path: Path) -> str:
-    """The path relative to this folder, if it is inside."""
+    """Return the path relative to this folder, if it is inside."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

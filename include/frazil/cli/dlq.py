@@ -13,11 +13,10 @@ import click
 
 from frazil import clock
 from frazil.backfill.commit import unfinished
-from frazil.backfill.eligible import check_replayed
+from frazil.backfill.eligible import check_coordinates
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import checked_reason, json_option, stream_argument, streams_option
+from frazil.cli.options import checked_reason, json_option, person, stream_argument, streams_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, working
-from frazil.cli.person import person
 from frazil.cli.positions import MomentText
 from frazil.commit.opened import OpenStream, read_stream
 from frazil.dead_letters.counts import counts, samples
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 SHOWN = 200
-"""Characters of a value that `show` prints."""
+"""Maximum of characters of a value that `show` prints."""
 
 
 def _is_a_word(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) -> tuple[str, ...]:
@@ -114,7 +113,7 @@ def show(  # noqa: PLR0913 - a command's options
     opened = _open(stream, streams_folder, which["reasons"])
     selection = _selection(discarded=discarded, **which)
     letters = opened.tables.dead_letters.current()
-    found = samples(letters, opened.spec, selection, most=limit, decrypt=decrypt)
+    found = samples(letters, opened.spec, selection, limit=limit, decrypt=decrypt)
     if as_json:
         echo_json(found)
         return
@@ -142,7 +141,7 @@ def discard_(  # noqa: PLR0913 - a command's options
 ) -> None:
     """Mark dead letters of STREAM as settled, with the user and the reason.
 
-    They stay in their table, and `frazil dlq list` and `replay` omit them.
+    The dead letters stay in their table, but `frazil dlq list` and `replay` omit them.
 
     \b
     Example:
@@ -175,8 +174,9 @@ def discard_(  # noqa: PLR0913 - a command's options
 def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, run: str | None, **which: Any) -> None:
     """Decode dead letters of STREAM with today's declaration.
 
-    Accepted ones become rows, or are merged, in one commit, and leave the dead letters. The rest stays, with today's
-    reason before the earlier one. If interrupted, run it again: it continues. A writer may run meanwhile.
+    Dead letters that decode now become rows, or are merged, in one commit, and are no longer dead letters. The others
+    stay, with today's error before the earlier one. If interrupted, run the command again: it continues. A writer may
+    run meanwhile.
 
     \b
     Example:
@@ -184,7 +184,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
       frazil dlq replay flights --from 2013-12-30T00:00:00Z
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
-    check_replayed(opened.spec)
+    check_coordinates(opened.spec)
     letters = opened.tables.dead_letters.current()
     left = left_out(opened, selection)
     for sentence in sentences(left, stream):
@@ -258,7 +258,7 @@ def _tell(as_json: bool, sentence: str, **document: Any) -> None:
 
 
 def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
-    """Open the stream. Warns on stderr of reasons that none of its dead letters has, including discarded ones."""
+    """Open the stream. Warn on stderr of reasons that no dead letter of the stream has, discarded ones included."""
     opened = read_stream(find_stream(streams_folder, stream))
     if reasons:
         every = Selection(discarded=True)

@@ -13,7 +13,8 @@ import click
 
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo, echo_json, echo_line
-from frazil.doctor import airflow, host
+from frazil.doctor import host
+from frazil.doctor import host as airflow
 from frazil.doctor.finding import Check, Finding, State, findings
 from frazil.doctor.streams import clocks_of, connections, declarations
 
@@ -32,17 +33,17 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
     """Check this machine, and the services that streams need.
 
     Checks Python, Java, jars, folders, ports, the tasks' Python, declarations, Kafka, catalogs and their storage
-    (conditional put included), clocks, and Airflow, and shows how to fix each fault. It tests catalog and storage
-    with a table and an object of its own, which it removes; it changes nothing else.
+    (conditional put included), clocks, and Airflow, and shows how to fix each fault. To test catalog and storage, it
+    creates a table and an object and removes them again; it changes nothing else.
 
-    Exits with 1 if something is wrong; a warning is not.
+    Exits with 1 if something is wrong. Warnings do not count.
 
     \b
     Example:
       frazil doctor --streams include/streams
     """
     streams, declared = declarations(streams_folder)
-    environment, ports, ours = _of_dev()
+    environment, ports, ours = _dev_environment()
     checks = {
         "python": Check(host.python),
         "java": Check(host.java, within_s=65),
@@ -77,10 +78,10 @@ def _show(one: Finding) -> None:
         echo(f"  {'':<14} → {one.fix}")
 
 
-def _of_dev() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
-    """The environment of the Airflow to check, and the ports that `frazil dev up` would use and uses.
+def _dev_environment() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
+    """Return the environment of the Airflow to check, the default ports of `frazil dev up`, and its ports in use.
 
-    That is the Airflow of `frazil dev up --airflow`, if it runs.
+    If the Airflow of `frazil dev up --airflow` runs, that Airflow is checked.
     """
     environment = dict(os.environ)
     if find_spec("httpx") is None:  # these servers only exist with frazil[dev]

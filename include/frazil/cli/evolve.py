@@ -16,7 +16,9 @@ from frazil.spec.coordinates import RESERVED
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import NAMED_FIELDS
-from frazil.table.renamed import ColumnChanges, change_columns, laid_out_by
+from frazil.spec.units import counted
+from frazil.table.made_tables import tables_of
+from frazil.table.renamed import ColumnChanges, change_columns, laid_out_by, renamed_like
 
 
 class RenameText(click.ParamType[tuple[str, str]]):
@@ -51,17 +53,17 @@ def evolve(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Rename or drop columns of STREAM's table, by field id, while its writer runs.
 
-    A renamed column keeps its values. From then on records may use either name, and the declaration may keep the old
-    one until it is edited. A dropped column's values are no longer read, and record fields with its name are
-    ignored. Changes no data file: a running writer uses the change from its next batch, without a restart.
+    A renamed column keeps its values. From then on, records may use either name, and the declaration may keep the old
+    name until someone edits it. A dropped column's values are no longer read, and record fields with its name are
+    ignored. No data file changes: a running writer applies the change from its next batch, without a restart.
 
     \b
     Example:
       frazil evolve flights --rename dep_delay=departure_delay
       frazil evolve flights --drop tailnum
     """
-    asked, teller = ColumnChanges(dict(renames), drops), Teller(as_json)
-    if not (asked.renames or asked.drops):
+    wanted, teller = ColumnChanges(dict(renames), drops), Teller(as_json)
+    if not (wanted.renames or wanted.drops):
         raise click.UsageError("give --rename or --drop")
     spec = find_stream(streams_folder, stream)
     if spec.source.format.type not in NAMED_FIELDS:
@@ -69,34 +71,35 @@ def evolve(  # noqa: PLR0913 - one for each option
             f"stream {stream!r}: records of source.format {spec.source.format.type} have no names of fields that could "
             "differ from the columns': rename the column by an engine, and edit the declaration, while no writer runs"
         )
-    if spec.route is not None:
-        raise SpecError(
-            f"stream {stream!r} has a route: columns that differ between its tables would get no values. Declare the "
-            "new name as a new column, and keep the old one: it stays null from then on"
-        )
     table = read_stream(spec).tables.main.current()
-    if asked.drops:
-        teller.say(f"Readers of {spec.table.identifier} will no longer see: {', '.join(asked.drops)}.")
-    changes = [f"{old} to {new}" for old, new in asked.renames.items()] + [f"{name} to nothing" for name in asked.drops]
-    ask(f"Change columns of {spec.table.identifier}: {', '.join(changes)}?", yes=yes)
-    change_columns(table, asked, fixed=_fixed(spec, table))
-    for old, new in asked.renames.items():
+    routed = tables_of(table.catalog, spec.route, stream=stream) if spec.route else {}
+    where = spec.table.identifier + (f" and {counted(len(routed), 'table')} of its route" if routed else "")
+    if wanted.drops:
+        teller.say(f"Readers of {where} will no longer see: {', '.join(wanted.drops)}.")
+    changes = [f"{old} to {new}" for old, new in wanted.renames.items()]
+    changes += [f"{name} to nothing" for name in wanted.drops]
+    ask(f"Change columns of {where}: {', '.join(changes)}?", yes=yes)
+    fixed = {name: why for each in (*routed.values(), table) for name, why in _fixed(spec, each).items()}
+    table = change_columns(table, wanted, fixed=fixed)
+    for each in routed.values():  # if one fails, the writer's next start does it
+        renamed_like(each, table)
+    for old, new in wanted.renames.items():
         teller.say(f"Column {old} is now {new}; records fill it by either name.")
-    for name in asked.drops:
+    for name in wanted.drops:
         teller.say(f"Column {name} is dropped; records' fields of that name are ignored.")
-    declared = {column.name for column in spec.columns} & {*asked.renames, *asked.drops}
+    declared = {column.name for column in spec.columns} & {*wanted.renames, *wanted.drops}
     if declared:
-        teller.say(f"In the declaration of {stream}, {_edits(asked, declared)}, when it suits you.")
-    teller.end(stream=stream, table=spec.table.identifier, renamed=asked.renames, dropped=asked.drops)
+        teller.say(f"In the declaration of {stream}, {_edits(wanted, declared)}, when it suits you.")
+    teller.end(stream=stream, table=spec.table.identifier, renamed=wanted.renames, dropped=wanted.drops)
 
 
-def _edits(asked: ColumnChanges, declared: set[str]) -> str:
-    renames = [f"call {old} {new}" for old, new in asked.renames.items() if old in declared]
-    return ", ".join([*renames, *(f"take out {name}" for name in asked.drops if name in declared)])
+def _edits(wanted: ColumnChanges, declared: set[str]) -> str:
+    renames = [f"call {old} {new}" for old, new in wanted.renames.items() if old in declared]
+    return ", ".join([*renames, *(f"take out {name}" for name in wanted.drops if name in declared)])
 
 
 def _fixed(spec: StreamSpec, table: Table) -> dict[str, str]:
-    """Columns whose names other parts of the declaration, or frazil, rely on, with the reasons."""
+    """Return columns that must keep their names, with the reasons: the table, declaration or frazil relies on them."""
     layout = laid_out_by(table)
     fixed = {
         field.name: "the table is partitioned or sorted by it"
@@ -105,4 +108,6 @@ def _fixed(spec: StreamSpec, table: Table) -> dict[str, str]:
     }
     fixed |= dict.fromkeys(spec.beside_value, "a record's key or header fills it by this name")
     fixed |= dict.fromkeys(RESERVED, "frazil fills it by this name")
+    if spec.route is not None and spec.route.by == "field":
+        fixed[spec.route.name or ""] = "the route reads it by this name"
     return fixed | {spec.event_time.column: "it is the event time, which signals and gates read by this name"}

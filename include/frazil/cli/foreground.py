@@ -1,7 +1,7 @@
-"""Shows a writer to a user at the terminal: a line per batch, a live line while it waits, and its end.
+"""Shows a writer to a user at the terminal: a line per batch, a live line while the writer waits, and how it ended.
 
-The writer is another process, whose own output (its log, Spark's, the JVM's) goes to `writer.log`. Its messages for the
-user arrive through a pipe, and only this process writes to the terminal.
+The writer is another process, whose own output (its log, Spark's, the JVM's) goes to `writer.log`. The writer's
+messages for the user arrive through a pipe, and only this process writes to the terminal.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 LIVE_EVERY_S = 0.5
 WAITS_SAID_EVERY_S = 30.0
 MAX_WAITING_LINES = 1000
-"""Buffered lines for a terminal that blocks; complaints have a buffer of the same size."""
+"""Maximum of buffered lines if a terminal blocks. Messages on why the writer ended have a buffer of the same size."""
 CLEAR = "\r\x1b[K"
 SIGNALS_SEEN_S = 0.5
-"""Longest delay of a signal's handler."""
+"""Maximum of seconds by which a signal's handler may be delayed."""
 
 
 class Voice(logging.Handler):
@@ -54,7 +54,7 @@ class Voice(logging.Handler):
         self._write("say", line)
 
     def tell(self, document: Mapping[str, object]) -> None:
-        """Send a line of JSON for a program, if one reads standard output."""
+        """Send one JSON document for a program, if a program reads standard output."""
         self._write("tell", json.dumps(document))
 
     def complain(self, line: str) -> None:
@@ -80,24 +80,25 @@ class Voice(logging.Handler):
 
 
 def left_out(count: int) -> str:
-    """The replacement for lines that the terminal did not read in time."""
+    """Return the line that replaces lines which the terminal did not read in time."""
     return f"... {counted(count, 'line')} not shown, because the terminal blocked; the log has them"
 
 
 def _frame(kind: str, line: str) -> bytes:
-    """A line for the pipe, shortened until it fits into one atomic write."""
+    """Return a line as bytes for the pipe, shortened until they fit into one atomic write."""
     while len(frame := f"{json.dumps([kind, line])}\n".encode()) > select.PIPE_BUF:
         line = f"{line[: len(line) * 3 // 4]}..."
     return frame
 
 
 class Terminal:
-    """The listener's end. Prints in a separate thread, so that a blocked terminal blocks nothing else."""
+    """The reader's end of the pipe. Prints in a separate thread, so that a blocked terminal blocks nothing else."""
 
     def __init__(self, folder: Path, *, on_gone: Callable[[], None] = lambda: None, as_json: bool = False) -> None:
-        """`on_gone` is called, by any thread, when the terminal or the pipe behind standard output was closed.
+        """Create the terminal of the writer with this run folder.
 
-        With `as_json`, standard output is for programs, and sentences go to standard error.
+        `on_gone` is called, by any thread, when the terminal or the pipe behind standard output was closed. With
+        `as_json`, standard output is for programs, and sentences go to standard error.
         """
         self._exchange = open_exchange(folder)
         self._live = sys.stdout.isatty() and not as_json
@@ -109,7 +110,7 @@ class Terminal:
         self.complained = False
 
     def listen(self, fd: int, *, writer: int) -> None:
-        """Show the writer's messages until it ends. Returns without waiting for the terminal."""
+        """Queue the writer's messages for display until the writer ends. Does not wait for the terminal."""
         self._printer = Thread(target=self._print, args=(writer,), name="terminal", daemon=True)
         self._printer.start()
         rest = b""
@@ -121,10 +122,10 @@ class Terminal:
 
     @staticmethod
     def _read(fd: int) -> bytes:
-        """Read what is available. Signal handlers run meanwhile.
+        """Read the available bytes. Signal handlers run meanwhile.
 
-        A signal that arrives just before a call blocks does not interrupt it, and its handler would run when the call
-        returns; so the call has a timeout.
+        A signal that arrives just before a call blocks does not interrupt the call, and the signal's handler would only
+        run when the call returns. Therefore the call has a timeout.
         """
         while not select.select([fd], [], [], SIGNALS_SEEN_S)[0]:
             pass
@@ -139,11 +140,11 @@ class Terminal:
             self._printer.join()
 
     def say(self, line: str) -> None:
-        """Show a line soon. Safe in signal handlers."""
+        """Show a line soon. Safe to call in signal handlers."""
         self._queue(self._words, line)
 
     def tell(self, line: str) -> None:
-        """Show a document to the program that requested them."""
+        """Print a JSON document for the program that reads standard output."""
         if self._as_json:
             self._queue(sys.stdout, line)
 
@@ -153,10 +154,10 @@ class Terminal:
     def complain(self, line: str) -> None:
         """Show why the writer ended."""
         self.complained = True
-        self._queue(sys.stderr, line, most=2 * MAX_WAITING_LINES)
+        self._queue(sys.stderr, line, limit=2 * MAX_WAITING_LINES)
 
-    def _queue(self, stream: TextIO, line: str, *, most: int = MAX_WAITING_LINES) -> None:
-        if self._lines.qsize() >= most:
+    def _queue(self, stream: TextIO, line: str, *, limit: int = MAX_WAITING_LINES) -> None:
+        if self._lines.qsize() >= limit:
             self._left_out += 1
             return
         if self._left_out:
@@ -197,7 +198,7 @@ class Terminal:
 
 
 def live_words(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
-    """What a writer currently does, and for how long."""
+    """Describe what a writer does now, and for how long."""
     if heartbeat is None:
         return "starting"
     batch = f"batch {heartbeat.epoch}-{heartbeat.batch}"
@@ -219,16 +220,17 @@ def live_words(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
 
 
 def batch_document(batch: BatchCommitted) -> dict[str, object]:
-    """One batch, for a program."""
+    """Return one batch as a JSON document."""
     counts = {"records": batch.records, "rejected": batch.rejected, "files": batch.files, "bytes": batch.bytes}
     return {"batch": str(batch.key), **counts, "stage-s": batch.stage_s, "commit-s": batch.commit_s}
 
 
 class Waits:
-    """What a writer waits for, as each try reports it: shown after half a minute, and then every half minute.
+    """Decides when to show what a writer waits for: after half a minute, and then every half minute.
 
-    A wait ends when a batch begins without any wait since the last commit. Waits for tables of a route that miss rows
-    come after each commit, so batches that commit meanwhile do not end such a wait.
+    Each try of the writer reports its wait. A wait ends when a batch begins and no wait was reported since the last
+    commit. Waits for tables of a route that miss rows are reported after each commit, so commits meanwhile do not end
+    such a wait.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -237,7 +239,7 @@ class Waits:
         self._none_since_commit = False
 
     def met(self, sentence: str) -> str | None:
-        """The line to show, if one is due."""
+        """Return the line to show; None if no line is due yet."""
         self._none_since_commit = False
         now = self._clock()
         if self._said_at is not None and now - self._said_at < WAITS_SAID_EVERY_S:
@@ -246,37 +248,41 @@ class Waits:
         return None if first else f"waiting: {sentence}"
 
     def committed(self) -> None:
-        """Note that a batch has committed."""
+        """Record that a batch has committed."""
         self._none_since_commit = True
 
     def staging(self) -> None:
-        """Note that a batch begins, or is tried again."""
+        """Record that a batch begins, or is tried again."""
         if self._none_since_commit:
             self._said_at = None
 
 
 class Totals:
-    """What one run landed."""
+    """The rows and dead letters that one run has committed."""
 
     def __init__(self, spec: StreamSpec) -> None:
         self._table, self._dead_letters = spec.table.identifier, spec.dead_letter_table
         self._merges, self._drops_repeats = spec.mode == "upsert", spec.dedupe is not None
+        self._dropped: int | None = 0 if self._drops_repeats and not spec.route else None
         self._stream = spec.name
         self._tables = f"the tables of the route of {spec.name}" if spec.route else self._table
         self.records = self.rejected = 0
 
     def add(self, batch: BatchCommitted) -> str:
-        """The line of one batch."""
+        """Add a batch, and return the line to show for it."""
         self.records += batch.records
         self.rejected += batch.rejected
+        if self._dropped is not None:  # tables of a route do not report theirs
+            self._dropped += batch.changes.get("repeated", 0)
         if not batch.records and not batch.rejected:
             return f"batch {batch.key}: no new records, only the watermark was updated"
         where = "" if self._merges else f" in {counted(batch.files, 'file')}"  # change files do not enter the table
-        took_s = batch.stage_s + batch.commit_s
-        return f"batch {batch.key}: {self._words(batch.records, batch.rejected)}{where}, {took_s:.1f} s"
+        took_s, repeats = batch.stage_s + batch.commit_s, batch.changes.get("repeated", 0)
+        dropped = f", {counted(repeats, 'repeat')} dropped" if repeats else ""
+        return f"batch {batch.key}: {self._words(batch.records, batch.rejected)}{dropped}{where}, {took_s:.1f} s"
 
     def end(self, *, stopped: bool, waiting: int = 0) -> str:
-        """The last line of a successful run; `waiting` rows wait for tables of its route."""
+        """Return the last line of a successful run; `waiting` rows wait for tables of the stream's route."""
         how = "stopped" if stopped else "caught up"
         if waiting:
             waits = counted(waiting, "row", "waits for its table|wait for their tables")
@@ -287,7 +293,10 @@ class Totals:
         if not self.records and not self.rejected:
             return f"{how}: no new records for {self._tables}"
         rows = f"{self._landed(self.records)} {into} {self._tables}"
-        if self._drops_repeats:
+        if self._dropped is not None:
+            kept = counted(self.records - self._dropped, "row")
+            rows = f"{counted(self.records, 'record')} read, {kept} {into} {self._tables} without repeats"
+        elif self._drops_repeats:
             rows = f"{counted(self.records, 'record')} for {self._tables}, less those that repeat others"
         if not self.rejected:
             return f"{how}: {rows}"
@@ -297,14 +306,17 @@ class Totals:
         )
 
     def document(self, *, stopped: bool, waiting: int = 0) -> dict[str, object]:
-        """The same for a program."""
+        """Return the end of a successful run as a JSON document."""
         waits = {"waiting": waiting} if waiting else {}
         ended = "stopped" if stopped else "caught-up"
-        return {"ended": ended, "records": self.records, "rejected": self.rejected, **waits}
+        repeated = {} if self._dropped is None else {"repeated": self._dropped}
+        return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **waits}
 
     def _words(self, records: int, rejected: int) -> str:
         return self._landed(records) + (f", {counted(rejected, 'dead letter')}" if rejected else "")
 
     def _landed(self, records: int) -> str:
-        """The landed records in words; a change may make no row, for example if a later one replaces it."""
+        """Return the landed records in words. A change may make no row, for example if a later change replaces it."""
+        if self._drops_repeats:
+            return counted(records, "record")
         return f"{counted(records, 'change')} merged" if self._merges else counted(records, "row")

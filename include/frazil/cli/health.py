@@ -1,4 +1,7 @@
-"""`frazil health`: shows the shape of tables, and values beyond alert thresholds, without waiting for their hold."""
+"""`frazil health`: shows file and metadata statistics of tables, and values beyond alert thresholds.
+
+An alert fires only after its hold time; this command shows its value at once.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,25 @@ from pathlib import Path
 import click
 
 from frazil import clock
-from frazil.cli.asking import Asking
-from frazil.cli.options import json_option, streams_option, table_argument
+from frazil.cli.options import Asking, json_option, streams_option, table_argument
 from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_narrow, said_of
 from frazil.cli.status import AT_ONCE
 from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
 from frazil.maintenance.alert_rules import Reading, readings
 from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
-from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.measure import measure
 from frazil.maintenance.routed import made_tables
 from frazil.maintenance.stream_rules import stream_readings
-from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, made_table, maintained_tables, routes
+from frazil.maintenance.tables import (
+    MadeElsewhere,
+    MaintainedTable,
+    TableKind,
+    find_maintained,
+    made_table,
+    maintained_tables,
+    routes,
+)
 from frazil.spec.last_sound import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
@@ -43,22 +52,25 @@ WIDE_ALONE = frozenset({"manifests", "metadata", "snapshots", "compacted"})
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """The result for one table; `health` is null if it does not exist yet, or if `problem` has the reason."""
+    """The result for one table.
+
+    `health` is null if the table does not exist yet, or cannot be measured (see `problem`).
+    """
 
     table: str
     kind: TableKind
     health: TableHealth | None = None
     ratios: Mapping[str, float] = field(default_factory=dict)
     beyond: tuple[Reading, ...] = ()
-    """Values beyond their alerts' thresholds, for whatever time."""
+    """Values beyond the thresholds of their alerts, for any length of time."""
     problem: str | None = None
     missing: bool = False
-    """Whether the catalog has lost it: its stream had it, or rows wait for it."""
+    """Whether the catalog has lost the table: its stream once had it, or rows wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """How one stream runs, and its values beyond alert thresholds."""
+    """The state of one stream, and its values beyond alert thresholds."""
 
     state: StreamState
     beyond: tuple[Reading, ...]
@@ -70,12 +82,13 @@ class StreamReport:
 @json_option
 @click.option("--deep", is_flag=True, help="Also read the manifests: files by partition.")
 def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool) -> None:
-    """Show the shape of tables, and what is wrong with streams.
+    """Show the size and layout of tables, and what is wrong with streams.
 
-    Without TABLE, prints a line for each table that streams write; with it, all its numbers. Reads metadata and
-    commit records; no manifest unless --deep, no data, no Kafka, no JVM. Exits with 0 even if a value is beyond its
-    threshold, with 25 if a stream's table is missing from its catalog, with 10 if a declaration cannot be read, and
-    with 1 if a table cannot be measured.
+    Without TABLE, prints a line for each table that streams write; with TABLE, all of its numbers. Reads metadata and
+    commit records. It reads manifests only with --deep, and never reads data or Kafka or starts a JVM.
+
+    Exits with 0 even if a value is beyond its threshold. Exits with 25 if a stream's table is missing from its catalog,
+    with 10 if a declaration cannot be read, and with 1 if a table cannot be measured.
 
     \b
     Example:
@@ -124,9 +137,10 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 def _with_missing(
     measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], asking: Asking
 ) -> tuple[list[TableReport], dict[str, Exception]]:
-    """Add tables that streams had and catalogs have lost, with what happened; those of templates come last.
+    """Add the tables that streams once had and catalogs have lost, with the reason. Tables of templates come last.
 
-    Also returns, by route or stream's table, why that is unknown, unless the table's own report has the reason.
+    Also returns the errors of streams whose lost tables are unknown, by route. An error that the table's own report
+    already has is left out.
     """
 
     def ask(spec: StreamSpec) -> dict[str, str] | Exception:
@@ -136,9 +150,9 @@ def _with_missing(
             return error
 
     absent = {(table.catalog, table.identifier) for table, report in measured if report.health is None}
-    asked = [spec for spec in specs if spec.route or (spec.table.catalog, spec.table.identifier) in absent]
+    checked = [spec for spec in specs if spec.route or (spec.table.catalog, spec.table.identifier) in absent]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = [*zip(asked, pool.map(ask, asked), strict=True)]
+        answers = [*zip(checked, pool.map(ask, checked), strict=True)]
     gone = {
         (spec.table.catalog, name): (spec, said)
         for spec, of in answers
@@ -163,7 +177,7 @@ def _with_missing(
 
 
 def _letters_dropped(table: MaintainedTable) -> str | None:
-    """What happened to a missing dead-letter table; None before a stream of it has begun."""
+    """Return why a dead-letter table is missing; None if no stream of this table has begun."""
     try:
         for spec in table.streams:
             main = load_stream_table(spec)
@@ -190,7 +204,7 @@ def _table_report(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> Ta
 
 
 def _made(specs: Sequence[StreamSpec], asking: Asking) -> tuple[list[MaintainedTable], list[TableReport]]:
-    """The tables that routes may have created, and the routes whose tables cannot be listed."""
+    """Return the tables that routes may have created, and a report for each route whose tables cannot be listed."""
     made: list[MaintainedTable] = []
     unlisted: list[TableReport] = []
     for name, spec in routes(specs).items():
@@ -212,7 +226,7 @@ def _problem(error: Exception) -> str:
 
 
 def _report_if_possible(asking: Asking, maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport | None:
-    """Measure a table; None if it is only named like a route's."""
+    """Measure a table; None if the table only has a name of the route's template and was not made by the route."""
     try:
         return asking.ask(maintained.catalog, lambda: _table_report(maintained, now_ms=now_ms, deep=deep))
     except MadeElsewhere:
@@ -229,7 +243,7 @@ def _stream_report(asking: Asking, spec: StreamSpec, *, now_ms: int) -> StreamRe
 
 
 def _rules_of(running: Sequence[StreamReport]) -> dict[str, list[str]]:
-    """What is wrong with the streams that write to each table."""
+    """Return, for each table, the alert rules whose thresholds the table's streams exceed."""
     rules: dict[str, list[str]] = {}
     for stream in running:
         rules.setdefault(stream.state.table, []).extend(f"{r.rule}:{stream.state.name}" for r in stream.beyond)
@@ -312,7 +326,10 @@ def _recent_words(recent: RecentFiles | None) -> str:
 
 
 def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
-    """Show the worst first: most small files, then most data files with many deleted rows, then most delete files."""
+    """Show the partitions that need compaction most.
+
+    The order is: most small files, then most data files with many deleted rows, then most delete files.
+    """
     files = sum(p.files for p in partitions)
     each = files / max(len(partitions), 1)
     echo(f"{counted(files, 'data file')} in {counted(len(partitions), 'partition')}, {each:.1f} each")

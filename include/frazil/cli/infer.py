@@ -45,11 +45,11 @@ def infer(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Read a sample of TOPIC, and print a declaration to edit.
 
-    The sample is from the beginning and the end of each partition. Columns get types; those that every record has
-    are required, if 100 records or more were read. With a schema registry, columns are those of the newest version
-    of TOPIC-value and of the schemas whose ids the sample has: Avro, or JSON Schema. Comments give the evidence: how
-    many records do not fit, other columns that may be the event time, how much data comes in a day. Security is
-    taken from source.properties and source.format.registry of _defaults.yaml.
+    The sample is from the beginning and the end of each partition. Columns get types; a column that every record has is
+    required, if 100 records or more were read. With a schema registry, the columns come from the newest version of
+    TOPIC-value and from the schemas whose ids the sample has: Avro, or JSON Schema. Comments give the evidence: how
+    many records do not fit, which other columns may be the event time, how much data comes in a day. Security settings
+    come from source.properties and source.format.registry of _defaults.yaml.
 
     \b
     Example:
@@ -73,7 +73,10 @@ def infer(  # noqa: PLR0913 - one for each option
 
 
 def _registry(folder: Path, url: str | None) -> Registry | None:
-    """The registry of the folder's streams, at another address if one is given. Raises SpecError."""
+    """Return the registry of the folder's streams, with another URL if `url` is given; None if none is configured.
+
+    Raises SpecError.
+    """
     file = folder / DEFAULTS_FILE
     declared = _source(folder).get("format")
     found = _mapping(declared, "registry", file, "source.format.registry") if isinstance(declared, Mapping) else {}
@@ -92,7 +95,10 @@ def _registry(folder: Path, url: str | None) -> Registry | None:
 
 
 def _properties(folder: Path, servers: str | None) -> dict[str, str]:
-    """How to reach Kafka: the shared properties of the folder's streams, and the option. Raises SpecError."""
+    """Return the Kafka properties: the shared properties of the folder's streams, with the brokers of the option.
+
+    Raises SpecError.
+    """
     file, source = folder / DEFAULTS_FILE, _source(folder)
     properties = _mapping(source, "properties", file, "source.properties")
     found = {str(key): str(value) for key, value in properties.items()}
@@ -111,7 +117,7 @@ def _source(folder: Path) -> Mapping[str, Any]:
 
 
 def _mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mapping[str, Any]:
-    """The mapping at a key; empty if missing. Raises SpecError if it is not a mapping."""
+    """Return the mapping at a key; empty if the key is missing. Raises SpecError if the value is not a mapping."""
     found = above.get(key) or {}
     if not isinstance(found, Mapping):
         raise SpecError(f"{file}: {path}: is not a mapping")

@@ -1,6 +1,6 @@
-"""Skips expensive parts of imports in a command's process, so that commands answer at once.
+"""Skips expensive parts of imports in a command's process, so that commands respond at once.
 
-Only for the process of one command: `main` calls it, never an import of the package.
+Only the process of a command uses this: `main` calls it, and importing the package never does.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from importlib.abc import MetaPathFinder
 
 
 class _NoPandas(MetaPathFinder):
-    """Makes imports of pandas fail as if it were not installed.
+    """Makes imports of pandas fail as if pandas were not installed.
 
-    None in `sys.modules` would not work: compiled modules such as PyArrow's would use the None as the module.
+    Setting `sys.modules["pandas"]` to None would not work: compiled modules such as PyArrow's would use the None as the
+    module.
     """
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
@@ -25,9 +26,10 @@ _NO_PANDAS = _NoPandas()
 
 
 def begin_light() -> None:
-    """Import without garbage collection and without pandas.
+    """Start importing without garbage collection and without pandas.
 
-    PyArrow imports pandas, the slowest import of all, if it is installed, to recognise its objects; commands have none.
+    If pandas is installed, PyArrow imports it, the slowest import of all, to recognise pandas objects. Commands have no
+    such objects.
     """
     gc.disable()
     if "pandas" not in sys.modules:
@@ -35,13 +37,16 @@ def begin_light() -> None:
 
 
 def imported() -> None:
-    """Restart garbage collection, except for imported objects. Does nothing unless `begin_light` was called."""
+    """Restart garbage collection, and exclude the imported objects from it.
+
+    Does nothing without `begin_light` before.
+    """
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
 
 
 def allow_pandas() -> None:
-    """Allow pandas again: PySpark needs it."""
+    """Allow imports of pandas again, because PySpark needs pandas."""
     if _NO_PANDAS in sys.meta_path:
         sys.meta_path.remove(_NO_PANDAS)

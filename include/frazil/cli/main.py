@@ -46,10 +46,10 @@ COMMANDS = {
     "dlq": "frazil.cli.dlq:dlq",
     "reveal": "frazil.cli.reveal:reveal",
     "maintain": "frazil.cli.maintain:maintain",
-    "orphans": "frazil.cli.orphans:orphans",
+    "orphans": "frazil.cli.maintain:orphans",
     "catalog": "frazil.cli.catalog:catalog",
-    "register": "frazil.cli.register:register",
-    "package": "frazil.cli.package:package",
+    "register": "frazil.cli.catalog:register",
+    "package": "frazil.cli.catalog:package",
     "completion": "frazil.cli.completion:completion",
 }
 
@@ -73,7 +73,7 @@ class LazyGroup(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete without the modules of the commands: a shell calls this at each key."""
+        """Complete without importing the commands' modules, because a shell calls this at each key."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         names = [name for name in COMMANDS if name.startswith(incomplete)]
@@ -86,7 +86,7 @@ class LazyGroup(click.Group):
 
 
 def _summary(command: str) -> click.Command:
-    """A command that only has its docstring, read from its source."""
+    """Return a command that only has its docstring, read from the source without an import."""
     module, attribute = COMMANDS[command].split(":")
     spec = find_spec(module)
     assert spec is not None
@@ -104,7 +104,7 @@ def frazil() -> None:
 
 @contextmanager
 def _full_disk_named() -> Iterator[None]:
-    """Report a full disk as a fault of this machine, whichever file met it."""
+    """Report a full disk as a fault of this machine, whichever file could not be written."""
     try:
         yield
     except OSError as error:
@@ -117,9 +117,9 @@ def _full_disk_named() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the command line: an error of ours becomes one sentence and its own exit code, never a traceback.
+    """Run the command line. A FrazilError is printed as one sentence with its own exit code, never as a traceback.
 
-    With --json, standard output also has the error, as a document.
+    With --json, the error is also printed to standard output, as a JSON document.
     """
     light.begin_light()
     try:

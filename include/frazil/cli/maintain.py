@@ -33,11 +33,13 @@ from frazil.table.lost import not_there
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+from frazil.maintenance.orphan_cleanup import clean_orphans
+from frazil.spec.load import load_streams, no_stream
 
 WHOLE_TABLE = "(all)"
-"""The partition of an unpartitioned table."""
+"""The shown partition of an unpartitioned table."""
 SHOWN = 20
-"""Partitions that a dry run prints; --json has all of them."""
+"""Maximum of partitions that a dry run prints; --json prints all of them."""
 
 
 class Actions(click.ParamType[tuple[Action, ...]]):
@@ -59,12 +61,12 @@ class Actions(click.ParamType[tuple[Action, ...]]):
 @click.option("--actions", type=Actions(), default=",".join(Action), show_default=True, help="Only these.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done and why, and change nothing; no JVM starts.")
 def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[Action, ...], dry_run: bool) -> None:
-    """Compact TABLE, rewrite manifests, and expire snapshots, as far as it is worth it.
+    """Compact TABLE, rewrite its manifests, and expire its snapshots, each where it is worth the effort.
 
-    A writer may run meanwhile: its commits win. TABLE is one that declared streams write, as in their files, one
-    that a route has created, one of their dead-letter tables, or frazil.signals.
+    A writer may run meanwhile: on a conflict, the writer's commit wins. TABLE is a table of a declared stream, as in
+    its file, a table that a route has created, one of their dead-letter tables, or frazil.signals.
 
-    Exits with 0 even if there was nothing to do or another commit won.
+    Exits with 0 even if nothing was to be done or another commit won.
 
     \b
     Example:
@@ -83,7 +85,10 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
 
 
 def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, MaintenancePlan]:
-    """The plans, in the order of a run. Raises SpecError or TableLost if the table does not exist."""
+    """Return the plans, in the order in which a run carries them out.
+
+    Raises SpecError or TableLost if the table does not exist.
+    """
     planner = MaintenancePlanner(existing_catalog(found.catalog), found, clock.now_ms())
     try:
         return {action: planner.plan(action) for action in Action if action in actions}
@@ -119,9 +124,9 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
 
 
 def local_spark(catalog: str | None) -> dict[str, str]:
-    """Spark settings: all cores of this machine, the jars of one catalog, and nothing beyond localhost.
+    """Return Spark settings: all cores of this machine, the jars of one catalog, and no connections beyond localhost.
 
-    The serial collector took less CPU than the others in `bench/compaction.py`.
+    The serial garbage collector used less CPU than the other collectors in `bench/compaction.py`.
     """
     return {
         "spark.master": "local[*,4]",
@@ -160,3 +165,37 @@ def _show_partitions(plan: CompactionPlan) -> None:
         echo_table(columns, rows[:SHOWN], numbers=frozenset({"files", "bytes"}))
     if len(rows) > SHOWN:
         echo(f"and {len(rows) - SHOWN:,} more: --json has them all")
+
+
+@click.command()
+@table_argument()
+@streams_option
+@json_option
+@click.option("--delete", is_flag=True, help="Delete what an earlier run with --delete found as well.")
+def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) -> None:
+    """Show, or delete, files of TABLE that nothing references.
+
+    These are files in the table's folders that no snapshot, journal or backfill refers to. --delete deletes a file only
+    if an earlier run with --delete found it too. That run must be at least an hour ago, and before the table's last
+    commit. Exits with 1 if the cleanup is refused or stops.
+
+    \b
+    Example:
+      frazil orphans demo.flights
+      frazil orphans demo.flights --delete --json
+    """
+    specs = load_streams(streams_folder)
+    if not specs:
+        raise no_stream(streams_folder)
+    maintained = find_maintained(specs.values(), table)
+    now_ms = clock.now_ms()
+    with working("listing the table's files"):
+        report = clean_orphans(existing_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
+    if as_json:
+        echo_json(report)
+    else:
+        echo(report.sentence)
+        for path in report.examples:
+            echo(path)
+    if report.refused:
+        raise SystemExit(1)

@@ -12,28 +12,27 @@ import click
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.options import json_option, person, stream_argument, streams_option
 from frazil.cli.output import Teller, ask
-from frazil.cli.person import person
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued, forgotten_reader, readers_of
 from frazil.commit.catalog_probe import check_can_hold
-from frazil.commit.marker import nested, of_same_topics, property_name
+from frazil.commit.marker import nested, property_name
 from frazil.commit.missing_rows import missing_rows
 from frazil.commit.opened import open_kafka, open_stream, read_stream
-from frazil.commit.reset import Available, BeforeReset, Move, before_reset, moves
+from frazil.commit.reset import Available, BeforeReset, Move, before_reset
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
 from frazil.home import run_folder
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
-from frazil.operations.resetting import carry_out_reset
+from frazil.operations.resetting import carry_out_reset, consequences_for, moves_of
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
-from frazil.status.reset_target import Merged, NotInKafka, ResetTarget, available_now, consequences, target_of
+from frazil.status.reset_target import NotInKafka, ResetTarget, available_now, target_of
 from frazil.table.branches import live_rows
 from frazil.table.lost import lost_table
 from frazil.table.tables import ensure_table, load_stream_table
@@ -64,9 +63,9 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     """Choose where STREAM continues to read.
 
     Resolves OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. Shows for each topic-partition what it skips
-    (records that never reach the table) and what it reads again (duplicates, if the table has them), and asks. Then
-    one snapshot carries the new marker, with the next epoch: a running writer is fenced, and ends within a minute,
-    or after the batch that it stages. Deletes no row.
+    (records that never reach the table) and what it reads again (duplicates, if the table has them), and asks. Then one
+    snapshot carries the new marker, with the next epoch. This fences a running writer: it ends within a minute, or
+    after the batch that it stages. No row is deleted.
 
     \b
     Example:
@@ -88,7 +87,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
             target = target_of(choice, seen=seen, now=now, kafka=kafka)
         except NotInKafka as error:
             raise click.BadParameter(str(error), param_hint="--offsets") from error
-    plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
+    plan = moves_of(spec, target, seen=seen, now=now)
     _tell_moves(plan, spec, seen, now, teller)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
     marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=person())
@@ -98,7 +97,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
 
 
 def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
-    """What to do after a reset, given this host's `writer`. Pure."""
+    """Return the next step after a reset, given the state of this host's `writer`. Pure."""
     if not writer.is_alive:
         return f"Stream {stream} has epoch {epoch}. `frazil resume {stream}`, or `frazil run {stream}`, goes on there."
     command = "run" if writer is ProcessState.FOREGROUND else "resume"
@@ -110,15 +109,10 @@ def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
 
 
 def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now: Available, teller: Teller) -> None:
-    """Show what a reset skips and reads again, and the consequences."""
+    """Show which offsets a reset skips and reads again, and the consequences."""
     _show(plan, teller)
-    merged: Merged = "dropped" if spec.dedupe else "no"
-    if spec.mode == "upsert":
-        merged = "by order" if spec.order_by else "by arrival"
-    for sentence in consequences(plan, seen=seen, now=now, merged=merged):
+    for sentence in consequences_for(spec, plan, seen=seen, now=now):
         teller.say(sentence)
-    if spec.route is not None and any(move.repeated for move in plan):
-        teller.say("What is read again comes a second time to the tables of the route too.")
     if open_launcher(spec.name).observe().process.is_alive:
         teller.say(
             f"A writer of {spec.name} runs on this host, and a reset fences it. It is gentler to answer no, and to run "
@@ -134,9 +128,9 @@ def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now
 def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Let STREAM append to a table whose rows it did not write.
 
-    Shows how many rows the table has and since when, checks the schema (and adds missing declared columns), then
-    writes the first marker. It is at the stream's declared source.start or, if another stream of the table has read
-    the same topics (after a rename), at that stream's position. Changes no row.
+    Shows how many rows the table has and since when, checks the schema (and adds missing declared columns), then writes
+    the first marker. The marker starts at the stream's declared source.start. If another stream of the table has read
+    the same topics (after a rename), it starts at that stream's position instead. No row changes.
 
     \b
     Example:
@@ -199,9 +193,9 @@ def _earlier_readers(
 def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Remove everything that frazil keeps of STREAM, except its rows.
 
-    That is markers, journals, desired state and run folder. Refuses while a writer of the stream runs on this host
-    (exit 9); a writer elsewhere is fenced. `frazil adopt` undoes it. Forget a stream before you remove its
-    declaration: the declaration has its table.
+    This removes markers, journals, desired state and run folder. Refuses while a writer of the stream runs on this host
+    (exit 9); a writer on another host is fenced. `frazil adopt` lets the stream continue on its rows. Run this before
+    you remove the stream's declaration, because the declaration names the table.
 
     \b
     Example:
@@ -229,7 +223,7 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
 
 
 def _check_none_wait(tables: StreamTables, stream: str) -> None:
-    """Check that no rows wait for tables of a route: only the journals know their files."""
+    """Check that no rows wait for tables of a route, because only the journals know the files of these rows."""
     try:
         marker = tables.marker()
     except MarkerUnreadable:

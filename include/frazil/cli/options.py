@@ -14,6 +14,11 @@ from frazil.safe_text import reason_problem
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
+import getpass
+import time
+from typing import TypeVar
+
+from frazil.errors import CommitUnavailable
 
 DEFAULT_STREAMS = Path("include/streams")
 STREAMS_VARIABLE = "FRAZIL_STREAMS"
@@ -32,7 +37,7 @@ JSON = "--json"
 
 
 def checked_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The callback of an option that explains an action: every host and page shows its text."""
+    """Check the text of an option that explains an action, because every host and page shows it. A click callback."""
     if value is not None and (problem := reason_problem(value)):
         raise click.BadParameter(problem, ctx, param)
     return value
@@ -42,7 +47,7 @@ json_option = click.option(JSON, "as_json", is_flag=True, help="One JSON documen
 
 
 def _completed(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
-    """A shell's completions of an argument: `names` of each valid stream in the folder."""
+    """Return a shell completion that offers `names(stream)` for each valid stream in the folder."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
         from frazil.errors import SpecError  # noqa: PLC0415 - only when a shell asks
@@ -68,15 +73,54 @@ def _table_names(spec: StreamSpec) -> Iterable[str]:
 
 
 def stream_argument(**options: Any) -> Callable[[Any], Any]:
-    """Add STREAM; a shell completes the names of declared streams."""
+    """Add the argument STREAM; a shell completes the names of declared streams."""
     return click.argument("stream", shell_complete=_completed(_stream_names), **options)
 
 
 def streams_argument() -> Callable[..., Any]:
-    """Add one or more STREAMs."""
+    """Add the argument STREAMS, one or more stream names; a shell completes them."""
     return click.argument("streams", nargs=-1, required=True, shell_complete=_completed(_stream_names))
 
 
 def table_argument(**options: Any) -> Callable[..., Any]:
-    """Add TABLE; a shell completes the tables of declared streams."""
+    """Add the argument TABLE; a shell completes the tables of declared streams."""
     return click.argument("table", shell_complete=_completed(_table_names), **options)
+
+
+def person() -> str:
+    """Return the user's name; `uid 50000` if the system has no name for the user, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+A = TypeVar("A")
+
+SILENT_S = 10.0
+"""Seconds after which a failed request counts its catalog as silent. Faster failures cost little the next time too."""
+
+
+class Asking:
+    """The requests of one command to catalogs, from several threads."""
+
+    def __init__(self) -> None:
+        self._silent: dict[str | None, CommitUnavailable] = {}
+
+    def is_silent(self, catalog: str | None) -> bool:
+        return catalog in self._silent
+
+    def ask(self, catalog: str | None, step: Callable[[], A]) -> A:
+        """Return the result of the step.
+
+        Raises the step's errors; raises at once if the catalog did not respond before.
+        """
+        if (silent := self._silent.get(catalog)) is not None:
+            raise silent
+        began_s = time.monotonic()
+        try:
+            return step()
+        except CommitUnavailable as error:
+            if time.monotonic() - began_s >= SILENT_S:
+                self._silent[catalog] = error
+            raise

@@ -1,4 +1,4 @@
-"""Output of the commands: JSON for programs, sentences and tables for people, and one prompt before an action."""
+"""Output of the commands: JSON for programs, sentences and tables for people, and a prompt before an action."""
 
 from __future__ import annotations
 
@@ -24,39 +24,43 @@ INDENT = "    "
 _COMMAND = re.compile(r": `(frazil [^`]+)`(?:[;.,] ?|$)")
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"]|['"])+""")
 WIDE = 100
-"""Columns of a terminal that fits a wide table."""
+"""Minimum of columns of a terminal that fits a wide table."""
 WIDTH_OF_A_PIPE = 200
-"""Width without a terminal, so that nothing is broken that a program may want to read."""
+"""Width of output without a terminal. It is large, so that long values in tables stay on one line."""
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print text to standard output or standard error, with control characters of users and producers made visible."""
+    """Print text to standard output or standard error.
+
+    Control characters, which may come from users or producers, are made visible.
+    """
     click.echo(safe(text), err=err, nl=nl)
 
 
 def echo_json(document: object) -> None:
-    """Print one JSON document; dataclass fields in kebab-case, as in the streams' YAML; types unknown to JSON as
-    text.
+    """Print one JSON document.
+
+    Names of dataclass fields are in kebab-case, as in the streams' YAML. Types that JSON does not have become text.
     """
     echo(json.dumps(_plain(document), indent=2, default=str))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Teller:
-    """Output of a command that acts: sentences while it runs; with --json, one document at its end.
+    """Output of a command that changes something: sentences while it runs, and with --json one document at its end.
 
-    With --json, sentences go to standard error, where they disturb nothing.
+    With --json, sentences go to standard error, so that standard output has only the document.
     """
 
     as_json: bool
 
     def say(self, sentence: str) -> None:
-        """See `lines_of`."""
+        """Print a sentence, split by `lines_of`."""
         for line in lines_of(sentence):
             echo(line, err=self.as_json)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str]) -> None:
-        """See `table_of`."""
+        """Print a table: see `table_of`."""
         _console(err=self.as_json).print(table_of(columns, rows, numbers=numbers))
 
     def end(self, **document: object) -> None:
@@ -68,7 +72,7 @@ class Teller:
 def lines_of(sentence: str) -> list[str]:
     """Split a sentence so that each command after a colon has its own line and can be copied whole.
 
-    Not for tables: their cells, and the ends of a terminal's lines, would break commands.
+    Do not use this for tables: table cells and line ends would break commands.
     """
     lines: list[str] = []
     for at, part in enumerate(_COMMAND.split(sentence)):
@@ -80,7 +84,7 @@ def lines_of(sentence: str) -> list[str]:
 
 
 def folded(line: str, width: int) -> str:
-    """Fold a line of `lines_of` for a terminal: a command continues after a backslash, and can be copied.
+    """Fold a line of `lines_of` for a terminal, with backslashes, so that a long command can still be copied.
 
     Breaks only between words, and not at all if that does not help.
     """
@@ -95,12 +99,12 @@ def folded(line: str, width: int) -> str:
 
 
 def said_of(name: str, sentence: str) -> str:
-    """Prefix a sentence with its subject, unless it begins with it."""
+    """Prefix a sentence with its subject, unless the sentence begins with the subject."""
     return sentence if sentence.removeprefix("table ").startswith(name) else f"{name}: {sentence}"
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> Table:
-    """A table; columns named in `numbers` are right-aligned. The first column has names, which are not broken."""
+    """Build a table; columns named in `numbers` are right-aligned. The first column has names, and is never broken."""
     from rich.table import Table  # noqa: PLC0415 - only where people look
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -113,7 +117,7 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: 
 
 
 def fields_of(fields: Mapping[str, str]) -> list[str]:
-    """Names and values, one per line."""
+    """Return names and values, one pair per line."""
     width = max(map(len, fields), default=0)
     return [f"{name:<{width}}  {value}" for name, value in fields.items()]
 
@@ -124,12 +128,12 @@ def echo_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers
 
 
 def echo_fields(fields: Mapping[str, str]) -> None:
-    """Print names and values, one per line, to standard output."""
+    """Print names and values to standard output, one pair per line."""
     echo_lines(fields_of(fields))
 
 
 def echo_lines(lines: Iterable[RenderableType]) -> None:
-    """Print sentences, unbroken, and tables: see `lines_of`."""
+    """Print sentences, split by `lines_of`, and tables."""
     for line in _rendered(lines):
         if isinstance(line, str):
             echo(line)
@@ -138,12 +142,12 @@ def echo_lines(lines: Iterable[RenderableType]) -> None:
 
 
 def is_narrow() -> bool:
-    """Whether output goes to a terminal that would break the lines of a wide table."""
+    """Whether the output is a terminal that is too narrow for a wide table."""
     return _console().width < WIDE
 
 
 def echo_line(line: str, *, style: str, head: int) -> None:
-    """Print a line whose first `head` characters have a style, if a terminal shows it."""
+    """Print a line whose first `head` characters have a style, if the terminal supports styles."""
     from rich.text import Text  # noqa: PLC0415 - only where people look
 
     text = Text(safe(line))
@@ -152,7 +156,7 @@ def echo_line(line: str, *, style: str, head: int) -> None:
 
 
 def watched(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> None:
-    """Show what `render` returns on a separate screen, repeatedly, until Ctrl-C.
+    """Show the output of `render` on a separate screen, again and again, until Ctrl-C.
 
     Raises click.UsageError without a terminal.
     """
@@ -175,9 +179,9 @@ def watched(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show at a terminal that work is in progress, and its duration; without a terminal, nothing.
+    """Show at a terminal that work is in progress, and for how long. Shows nothing without a terminal.
 
-    `step(done, of, what)` turns it into a bar.
+    Yields a function `step(done, of, words)` that turns the display into a progress bar.
     """
     console = _console(err=True)
     if not console.is_terminal:
@@ -196,9 +200,9 @@ def working(what: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Continue only after the user's yes, or with --yes.
+    """Ask for confirmation, unless --yes was given.
 
-    Raises click.UsageError (exit 2) without a terminal and --yes, click.Abort (exit 1) for a no.
+    Raises click.UsageError (exit 2) without a terminal and --yes, and click.Abort (exit 1) if the user answers no.
     """
     if yes:
         return

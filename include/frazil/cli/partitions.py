@@ -1,4 +1,4 @@
-"""`frazil partitions`: shows a table's complete windows and what the next one waits for, and releases or resends."""
+"""`frazil partitions`: shows a table's complete windows and why the next window waits; releases or resends windows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import click
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.cli.options import checked_reason, json_option, streams_option, table_argument
+from frazil.cli.options import checked_reason, json_option, person, streams_option, table_argument
 from frazil.cli.output import echo, echo_fields, echo_json, echo_table
-from frazil.cli.person import person
 from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_to, moment
 from frazil.partitions.windows import Grain, Window, windows_between
@@ -44,7 +43,7 @@ class Partitions:
     table: str
     window: str
     complete_to: str | None
-    """End of the complete windows; null while a stream's watermark is unknown."""
+    """End of the complete windows; null while the watermark of a stream is unknown."""
     signalled_from: str | None
     signalled_to: str | None
     waits_for: str
@@ -77,9 +76,10 @@ def partitions(  # noqa: PLR0913 - a command's options
     held: str | None,
     reason: str | None,
 ) -> None:
-    """Show which windows of TABLE are complete, and what the next one waits for.
+    """Show which windows of TABLE are complete, and why the next window is not.
 
-    The table's partition DAG signals complete windows; this command only signals with --send-again or --release.
+    The table's partition DAG signals complete windows; this command signals windows only with --send-again or
+    --release.
 
     \b
     Example:
@@ -107,7 +107,7 @@ def partitions(  # noqa: PLR0913 - a command's options
 
 
 def _feeding(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
-    """The streams of the table; also accepts the name of one of its streams, which has no dot."""
+    """Return the streams of a table. `name` is the table, or one of its streams, whose name has no dot."""
     specs = sound_streams(streams_folder)[0] if "." not in name else []
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
     if table is None:
@@ -134,7 +134,10 @@ def _window(key: str) -> Window:
 
 
 def _windows(key: str, grain: Grain) -> Sequence[Window]:
-    """All windows of a day. A single hour would leave the roll-ups of its day waiting for the others."""
+    """Return all windows of a day.
+
+    A single hour is refused: the roll-ups of its day would wait for the other hours.
+    """
     window = _window(key)
     if window.grain is not Grain.DAY:
         raise click.UsageError(f"--send-again needs a day, but {key} is an hour: give {key[:10]}")

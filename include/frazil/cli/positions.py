@@ -15,7 +15,7 @@ from frazil.timetext import parse_moment
 
 
 class MomentText(click.ParamType[datetime]):
-    """A time with a zone, so that it means the same on every machine."""
+    """A time with a time zone, so that it means the same on every machine."""
 
     name = "time"
 
@@ -30,7 +30,7 @@ class MomentText(click.ParamType[datetime]):
 
 
 class OffsetsText(click.ParamType[Offsets]):
-    """Offsets as JSON, or a file of it: `{"topic": {"partition": offset}}`."""
+    """Offsets as JSON, or a file with JSON: `{"topic": {"partition": offset}}`."""
 
     name = "json-or-file"
 

@@ -23,7 +23,8 @@ from frazil.spec.load import find_stream
 def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_json: bool) -> None:
     """Print the texts of TOKENS that STREAM made from its sensitive fields (`tokenize`), one per line.
 
-    Without TOKENS, reads them from standard input, one per line. The stream's `sensitive.secret` must be set here.
+    Without TOKENS, reads them from standard input, one per line. The environment must have the secret that the stream's
+    `sensitive.secret` refers to.
 
     \b
     Example:

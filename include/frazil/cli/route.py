@@ -1,4 +1,4 @@
-"""`frazil route`: shows a route's tables that differ from the main table, and lets them continue."""
+"""`frazil route`: shows tables of a route that differ from the stream's default table, and lets them continue."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from frazil.timetext import utc
     "given_up",
     metavar="TABLE",
     multiple=True,
-    help="Let this table go on as it stands; may be repeated.",
+    help="Let this table continue as it is; may be repeated.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 @json_option
 def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Say which tables of STREAM's route do not stand where home does, and why.
+    """Show which tables of STREAM's route differ from its default table, and why.
 
-    With --give-up, one of them goes on as it stands: rows that wait for it never reach it, and batches that home does
-    not have are taken as they are. A table that was dropped is made again, empty; where files of the old one are left,
-    in a folder of its own. Where another one has its name by now, that one goes on. One that the route no longer has is
-    not made again: all rows that wait for it are let go, also those of a replay.
+    With --give-up, a table continues as it is. Rows that wait for the table never reach it, and batches that the
+    default table does not have stay in it. A dropped table is created again, empty; if files of the old table still
+    exist, in another folder. If another table now has the name, that table is used. A table that the route no longer
+    has is not created again: all rows that wait for it are discarded, including rows of a replay.
 
-    Exits with 1 where a table does not stand where home does, and with 0 where all do, or go on by --give-up, also
-    if it finds nothing to give up. Rows of home's last batch may be on their way for a minute: they are told, and do
-    not count.
+    Exits with 1 if a table differs from the default table. Exits with 0 if no table differs, and always with --give-up.
+    Rows of the default table's last batch may take a minute to arrive: they are reported, and do not count as a
+    difference.
 
     \b
     Example:
@@ -66,7 +66,7 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
         what = "has no route" if opened.spec.route is None else "was never started: its first start makes its tables"
         raise SpecError(f"stream {stream!r} {what}")
     with catalog_errors(opened.tables.main.catalog_name):
-        found = _Found.of(opened, marker)
+        found = _Differences.of(opened, marker)
         done = [table for table in given_up if _give_up(opened, marker, found, table, _Asking(teller, yes))]
         if not given_up:
             _show(found, stream, teller)
@@ -89,18 +89,18 @@ class _Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """The tables of a route that do not stand where home does."""
+class _Differences:
+    """The tables of a route that differ from the default table."""
 
     behind: list[Behind]
     coming: list[Behind]
-    """Those that lack home's last batch alone, which their writer may be about to bring."""
+    """Tables that miss only the default table's last batch, which the writer may be about to bring."""
     dropped: list[DroppedTable]
-    """Without rows that wait for them."""
+    """Dropped tables for which no rows wait."""
     ahead: list[str]
 
     @classmethod
-    def of(cls, opened: OpenStream, default_marker: Marker) -> _Found:
+    def of(cls, opened: OpenStream, default_marker: Marker) -> _Differences:
         route, catalog = opened.spec.route, opened.tables.main.current().catalog
         there = {} if route is None else tables_of(catalog, route, stream=opened.spec.name)
         behind, dropped = behind_default_table(opened.spec, opened.tables, default_marker, there)
@@ -115,16 +115,16 @@ class _Found:
 
     @property
     def amiss(self) -> set[str]:
-        """Those that go on only when a person lets them, whether rows wait for them or not."""
+        """Tables that continue only after an operator's --give-up, whether rows wait for them or not."""
         return {*(found.target for found in self.dropped), *self.ahead}
 
-    def rows_for(self, table: str, *, replayed: bool) -> int:
-        """How many rows of batches wait for a table, or also those of a replay."""
-        return sum(b.rows for b in self._missing() if b.target == table and (replayed or b.replay is None))
+    def rows_for(self, table: str, *, backfilled: bool) -> int:
+        """Return the number of rows that wait for a table, with `replayed` including rows of a replay."""
+        return sum(b.rows for b in self._missing() if b.target == table and (backfilled or b.backfill is None))
 
-    def replay_for(self, table: str) -> str | None:
-        """The replay of dead letters whose rows wait for a table."""
-        return next((b.replay for b in self.behind if b.target == table and b.replay), None)
+    def backfill_for(self, table: str) -> Behind | None:
+        """The backfill or replay whose rows wait for a table."""
+        return next((b for b in self.behind if b.target == table and b.backfill), None)
 
     def named(self) -> set[str]:
         return {*(found.target for found in self._missing()), *(found.target for found in self.dropped)}
@@ -134,12 +134,15 @@ class _Found:
 
 
 def _ahead(opened: OpenStream, default_marker: Marker, there: Mapping[str, Table]) -> list[str]:
-    """Tables with batches that home does not have, as after `frazil forget`: they must be given up before a start."""
+    """Return tables with batches that the default table does not have, for example after `frazil forget`.
+
+    These tables must be given up before the writer can start.
+    """
     markers = {name: read_marker(table.properties, opened.spec.name) for name, table in there.items()}
     return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
 
 
-def _show(found: _Found, stream: str, teller: Teller) -> None:
+def _show(found: _Differences, stream: str, teller: Teller) -> None:
     if found.behind:
         rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms)) for b in found.behind]
         teller.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
@@ -149,28 +152,30 @@ def _show(found: _Found, stream: str, teller: Teller) -> None:
         teller.say(dropped.reason)
     for table in found.ahead:
         teller.say(
-            f"{table} has batches that home does not have: home is another table than before, or the stream was "
+            f"{table} has batches that the default table does not have: the default table is another one than "
+            "before, or the stream was "
             f"forgotten. `frazil route {stream} --give-up {table}` lets it go on"
         )
     for coming in found.coming:
-        last = f"{counted(coming.rows, 'row')} of home's last batch, of {utc(coming.since_ms)}"
-        teller.say(f"{coming.target} lacks {last}: its writer brings them right after home, if it runs.")
+        last = f"{counted(coming.rows, 'row')} of the default table's last batch, of {utc(coming.since_ms)}"
+        teller.say(
+            f"{coming.target} is missing {last}: its writer brings them right after the default table's, if it runs."
+        )
     if not (found.coming or found.is_amiss):
-        teller.say(f"All tables of the route of {stream} have all rows that its home has.")
+        teller.say(f"All tables of the route of {stream} have all rows that its default table has.")
 
 
-def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: str, asking: _Asking) -> bool:
-    """Let one table go on, if a person says so; whether there was anything to give up."""
+def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, asking: _Asking) -> bool:
+    """Let one table continue if the user confirms. Return False if there was nothing to give up."""
     _check_routed(opened, default_marker, found, table)
     has, there = route_has(opened.spec, opened.tables, table), _is_there(opened, table)
     if has and not there:
         value_of_dropped(opened.spec, opened.tables, table)  # raises before anything is said
-    rows = found.rows_for(table, replayed=not has)  # the route's own tables get those of a replay all the same
+    rows = found.rows_for(table, backfilled=not has)  # the route's own tables get those of a backfill all the same
     if not rows and _is_well(opened, default_marker, found, table, there=there):
-        asking.teller.say(
-            f"No row of a batch waits for {table}: nothing is given "
-            f"up.{_to_be_replayed(found, table, default_marker.stream)}"
-        )
+        waiting = found.backfill_for(table)
+        more = f" {waiting}." if waiting else ""
+        asking.teller.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
         return False
     asking.teller.say(
         f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits of the time of these rows, and "
@@ -194,7 +199,7 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: s
             )
             return True
         following.give_up(opened.tables, table, default_marker)
-        _take(opened, table)
+        _record_current_table(opened, table)
     except Exception as error:  # catalogs' clients raise anything
         if note_of(opened.tables, table) is None:
             raise
@@ -204,8 +209,8 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: s
     return True
 
 
-def _is_well(opened: OpenStream, default_marker: Marker, found: _Found, table: str, *, there: bool) -> bool:
-    """Whether a table for which no row waits stands where home does, or a person let it go on before."""
+def _is_well(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, there: bool) -> bool:
+    """Whether a table for which no row waits agrees with the default table, or was given up before."""
     if table in found.amiss:
         return False
     if not there or is_in_the_place(opened.spec, opened.tables, table):
@@ -220,33 +225,27 @@ def _is_well(opened: OpenStream, default_marker: Marker, found: _Found, table: s
     return marker is not None
 
 
-def _to_be_replayed(found: _Found, table: str, stream: str) -> str:
-    rows = found.rows_for(table, replayed=True)
-    waits = counted(rows, "row", "of a replay waits|of a replay wait")
-    return f" {waits}, and `frazil dlq replay {stream}` brings {'it' if rows == 1 else 'them'}." if rows else ""
+def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, there: bool) -> bool:
+    """Discard rows that wait for a table that the route no longer has; the table is not created again.
 
-
-def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Found, table: str, *, there: bool) -> bool:
-    """Let rows go that wait for a table that the route no longer has, which is not made again.
-
-    Returns whether that is all, and the table itself, if it is `there`, stays as it is.
+    Returns whether that was all, so that the table itself, if it is `there`, stays as it is.
     """
-    replay, of_batches = found.replay_for(table), found.rows_for(table, replayed=False)
-    if replay:
-        give_up_rows(opened.tables.journals, replay, table)
+    waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
+    if waiting and waiting.backfill:
+        give_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not there:
         following.give_up_beside(opened.tables, table, default_marker)
-    return not there or (replay is not None and not of_batches)
+    return not there or (waiting is not None and not of_batches)
 
 
-def _take(opened: OpenStream, table: str) -> None:
-    """Let the route have the table that has the name now, if it had one."""
+def _record_current_table(opened: OpenStream, table: str) -> None:
+    """Record the current table of this name as a table of the route, if the route had a table of this name before."""
     member = member_of(opened.tables, table)
     if member is not None:
         write_member(opened.tables, table, member.value, opened.tables.handle(table).current())
 
 
-def _check_routed(opened: OpenStream, default_marker: Marker, found: _Found, table: str) -> None:
+def _check_routed(opened: OpenStream, default_marker: Marker, found: _Differences, table: str) -> None:
     spec = opened.spec
     own = table in {spec.table.identifier, spec.dead_letter_table}
     named = spec.route is not None and table in spec.route.tables.values()
@@ -260,12 +259,16 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _Found, tab
     )
     if own or not (known or named):
         others = ", ".join(sorted(found.named()))
-        amiss = f"those that lack rows, or were dropped: {others}" if others else "none of its tables lacks rows"
-        raise SpecError(f"table {table} is none of the route of {default_marker.stream!r}; {amiss}")
+        amiss = (
+            f"those that are missing rows, or were dropped: {others}"
+            if others
+            else "none of its tables is missing rows"
+        )
+        raise SpecError(f"table {table} is not in the route of {default_marker.stream!r}; {amiss}")
 
 
 def _was_given_up(opened: OpenStream, table: str) -> bool:
-    """Whether a person let rows of a table go that was not there, or was somebody else's."""
+    """Whether an operator gave up rows of a table that was missing, or that the route had not created."""
     note = note_of(opened.tables, table)
     return note is not None and note.given_up is not None
 

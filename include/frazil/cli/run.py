@@ -1,8 +1,9 @@
-"""`frazil run`: one stream's writer in the foreground, with the code that Airflow launches.
+"""`frazil run`: runs one stream's writer in the foreground, with the code that Airflow launches.
 
-The writer is a child in a separate session. A terminal sends Ctrl-C to every process of its foreground group, and
-Spark's Python workers would die of it in the middle of a batch. So this process receives the signal, asks the writer to
-end after the current batch, shows its messages (`frazil.cli.foreground`), and returns its exit code.
+The writer is a child process in a separate session. A terminal sends Ctrl-C to every process of its foreground group,
+which would kill Spark's Python workers in the middle of a batch. Instead, this process receives the signal, asks the
+writer to end after the current batch, shows the writer's messages (`frazil.cli.foreground`), and returns the writer's
+exit code.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ log = logging.getLogger(__name__)
 ENDED_SEEN_S = 0.05
 CRASHED = 1
 GROUP_ENDS_WITHIN_S = 10.0
-"""Seconds that the writer's JVM may take to follow it."""
+"""Maximum of seconds in which the writer's JVM must end after the writer."""
 MAX_ERROR_CHARACTERS = 300
-"""Characters of a crash's message at the terminal: some are pages long."""
+"""Maximum of characters of a crash's message at the terminal; some messages are pages long."""
 
 
 @click.command()
@@ -74,10 +75,10 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
 
     The name of a shared application writes all of its streams.
 
-    Ctrl-C lets the current batch commit and exits with 0. A second Ctrl-C ends the writer at once, and the next
-    start continues from the table. Prints a line per batch; the log, with Spark's, is writer.log in the stream's run
-    folder. Exits as the writer does (see docs/reference/cli.md), and with 9 if another writer of the stream runs on
-    this host; `frazil status` shows it later.
+    Ctrl-C lets the current batch commit and exits with 0. A second Ctrl-C ends the writer at once, and the next start
+    continues from the table. Prints a line per batch. The log, with Spark's log, is writer.log in the stream's run
+    folder. Returns the writer's exit code (see docs/reference/cli.md), and 9 if another writer of the stream runs on
+    this host. `frazil status` shows the exit code later.
 
     With --json, prints one JSON document per line: one for each batch, and one for a stream's end.
 
@@ -109,12 +110,10 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
 def in_foreground(
     stream: str, write: Callable[[Voice], None], *, streams: tuple[str, ...] = (), as_json: bool = False
 ) -> int:
-    """Run `write` in a child process, as the only writer of a stream on this host, and record its end.
+    """Run `write` in a child process, as the only writer of a stream on this host, and record how it ends.
 
-    `stream` may also be an application shared by `streams`.
-
-    Returns its exit code as a shell reports it. SIGTERM, and the end of this process, ask the child to end. Raises
-    WriterBusy.
+    `stream` may also be an application shared by `streams`. Returns the child's exit code as a shell reports it.
+    SIGTERM, and the end of this process, ask the child to end. Raises WriterBusy.
     """
     folder = run_folder(stream)
     lock = WriterLock(folder, streams=streams or (stream,))
@@ -156,16 +155,19 @@ class Follower:
         """Why it ended, if the writer cannot report it."""
         self._folder, self._log = folder, folder / LOG_FILE
         self._writer: int | None = None
-        self._asked = False
+        self._prompted = False
 
     def listen(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._pass_on)
 
     def follow(self, writer: int, hear: int) -> int:
-        """Wait for the writer and its group, and show its messages; returns its exit code as a shell reports it."""
+        """Show the writer's messages until the writer and its process group end.
+
+        Return its exit code as a shell reports it.
+        """
         self._writer = writer
-        if self._asked:
+        if self._prompted:
             self._ask()
         self.terminal.listen(hear, writer=writer)
         # Until it is reaped, no other process gets its id; from then on, no signal may be sent to it.
@@ -184,7 +186,7 @@ class Follower:
         return code
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        again, self._asked = self._asked, True
+        again, self._prompted = self._prompted, True
         if self._writer is None:
             return
         if again and number == signal.SIGINT:
@@ -205,7 +207,7 @@ class Follower:
 
     def _ask(self) -> None:
         """Ask the writer to end after the current batch."""
-        self._asked = True
+        self._prompted = True
         if (writer := self._writer) is not None:
             with suppress(ProcessLookupError):
                 os.kill(writer, signal.SIGTERM)
@@ -214,7 +216,7 @@ class Follower:
 def _be_the_writer(
     lock: WriterLock, folder: Path, voice: Voice, write: Callable[[Voice], None], *, lifeline: int
 ) -> NoReturn:
-    """Write, in the child, and end with the writer's exit code whatever happens."""
+    """Run the writer, in the child process, and end with its exit code whatever happens."""
     code = CRASHED
     try:
         os.setsid()
@@ -246,10 +248,10 @@ def _be_the_writer(
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """Ask this process to end once its parent has: without it, nothing shows the writer or can stop it.
+    """Ask this process to end once its parent has ended: without the parent, nothing shows the writer or can stop it.
 
-    Only the parent holds the other end of the pipe, which therefore closes exactly when the parent ends, however it is
-    killed. (The kernel's PR_SET_PDEATHSIG would need Linux, and miss a parent that is already gone.)
+    Only the parent holds the other end of the pipe. Therefore the pipe closes exactly when the parent ends, however the
+    parent is killed. (The kernel's PR_SET_PDEATHSIG would need Linux, and would miss a parent that has already ended.)
     """
     os.read(lifeline, 1)
     log.warning("the process of `frazil run` was killed: the current batch commits, then the writer ends")
@@ -291,7 +293,7 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
 
 
 def _rows_that_wait(spec: StreamSpec) -> int:
-    """Number of the main table's rows that wait for tables of the route; 0 also if that is unknown."""
+    """Return the number of the default table's rows that wait for tables of the route; 0 also if that is unknown."""
     if spec.route is None:
         return 0
     from frazil.commit.missing_rows import missing_rows  # noqa: PLC0415 - once the writer has loaded PyIceberg
@@ -307,7 +309,7 @@ def _rows_that_wait(spec: StreamSpec) -> int:
 
 
 def _say_if_paused(spec: StreamSpec, voice: Voice) -> None:
-    """Tell a user who runs a paused stream that nothing else starts it."""
+    """Tell a user who runs a paused stream that no supervisor starts it."""
     from frazil.supervise.desired import open_desired  # noqa: PLC0415 - once the writer has loaded PyIceberg
     from frazil.supervise.observed import DesiredMode  # noqa: PLC0415 - as above
 
@@ -325,7 +327,7 @@ def _say_if_paused(spec: StreamSpec, voice: Voice) -> None:
 
 
 def _follow(spec: StreamSpec, folder: Path, voice: Voice, *, until_caught_up: bool) -> None:
-    """Act as the agent of a driver in the cluster. A second Ctrl-C ends only the agent."""
+    """Run as the local agent of a driver in the cluster. A second Ctrl-C ends only the agent."""
     from frazil.remote.agent import run_agent  # noqa: PLC0415 - only such a stream needs it
 
     log_file = run_folder(spec.name) / LOG_FILE

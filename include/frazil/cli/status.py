@@ -1,4 +1,4 @@
-"""`frazil status`: where each stream stands, for people as words, once or again and again, and for programs as JSON."""
+"""`frazil status`: shows the state of streams, in words or as JSON, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_lines, fields_of, is_narrow, table_of, watched
 from frazil.errors import SpecError
+from frazil.host.heartbeat import Phase
 from frazil.host.launchers import open_launcher
 from frazil.operations.letters import rejected_of, treated
 from frazil.spec.application import find_application
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 AT_ONCE = 8
-"""Streams that are looked at together: a catalog that does not answer costs its timeout once, not once a stream."""
+"""Number of streams that are read in parallel, so that a catalog that does not respond costs its timeout once."""
 
 COLUMNS = ("stream", "desired", "writer", "lag", "rejected", "last commit", "watermark", "table", "rows")
 WIDE_ALONE = frozenset({"watermark", "table"})
-"""Columns that a narrow terminal has no room for."""
+"""Columns that are left out on a narrow terminal."""
 
 NAMED = 3
-"""Streams that are named where many have the same problem."""
+"""Maximum of streams that are named if many have the same problem."""
 
 
 @click.command()
@@ -53,15 +54,15 @@ NAMED = 3
     is_flag=False,
     flag_value=5,
     metavar="[SECONDS]",
-    help="Look again every so many seconds, by default 5, until Ctrl-C.",
+    help="Look again every N seconds, by default 5, until Ctrl-C.",
 )
 def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: float | None) -> None:
-    """Show where every stream stands, or STREAM alone and in full.
+    """Show the state of every stream, or all details of STREAM.
 
-    The name of an application that streams share stands for all of its streams.
+    The name of an application that streams share selects all of its streams.
 
-    Reads the run folders of this host and the tables; starts nothing. A writer on another host shows by its commits
-    only. Exits with 0 also where a stream has problems, and with 10 where a declaration cannot be read.
+    Reads the run folders of this host and the tables; starts nothing. Of a writer on another host, only the commits are
+    visible. Exits with 0 even if a stream has problems, and with 10 if a declaration cannot be read.
 
     \b
     Example:
@@ -85,17 +86,19 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one look at the streams found."""
+    """The states of the streams at one time."""
 
     now_ms: int
     found: list[StreamState]
     errors: list[str]
-    """Why a declaration cannot be read."""
+    """Sentences on declarations that cannot be read."""
     in_full: bool
     application: str | None = None
-    """The state of the application whose streams were asked for, in words."""
+    """The state, in words, of the application whose streams were requested."""
     left: int | None = None
-    """Of a stream that is shown in full: how many of the last day's rejected records are dead letters, if not all."""
+    """The number of the last day's rejected records that are still dead letters, for a stream shown in full; None for
+    all.
+    """
 
     def lines(self) -> list[RenderableType]:
         lines: list[RenderableType] = [self.application] if self.application else []
@@ -129,7 +132,7 @@ def _read(stream: str | None, streams_folder: Path) -> Report:
 
 
 def _sentences(streams: list[StreamState]) -> list[str]:
-    """Problems and notices, each once: an outage of the catalog is every stream's, and one line."""
+    """Return problems and notices, each once: an outage of a catalog concerns many streams, but is one line."""
     said: dict[str, list[str]] = {}
     for one in streams:
         for sentence in (*one.problems, *(f"note: {notice}" for notice in one.notices)):
@@ -142,17 +145,17 @@ def _sentences(streams: list[StreamState]) -> list[str]:
 
 
 def _letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
-    """How many of the records that were rejected in the last day are dead letters still; None where all are, or where
-    error classes do not tell of all: those that a person accepted have none.
+    """Return how many of the last day's rejected records are still dead letters, from the metadata of both tables.
 
-    By the metadata of both tables, which it loads where any record was rejected.
+    Returns None if all of them are, or if the count by error class is incomplete: rejected records that an operator
+    accepted have no error class. Loads the tables only if any record was rejected.
     """
     if one.flow is None or not one.flow.rejected_last_day:
         return None
     try:
         main = load_stream_table(spec)
         letters = main and main.catalog.load_table(spec.dead_letter_table)
-    except Exception:  # catalogs' clients raise anything, and why is said of the stream
+    except Exception:  # catalogs' clients raise anything, and the reason is shown with the stream
         return None
     if main is None or letters is None:
         return None
@@ -238,6 +241,8 @@ def _writer_words(writer: WriterProcess, *, now_ms: int) -> str:
     if writer.pid is not None:
         heartbeat = f", no heartbeat for {ago(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
         doing = "fenced" if writer.fenced else writer.phase or "no heartbeat yet"
+        if writer.phase == Phase.STAGING and not writer.fenced:
+            doing += f", {counted(writer.batch_records, 'record')} read"
         return f"{writer.state}, pid {writer.pid}, {doing}{heartbeat if writer.stale else ''}"
     if writer.ended_at_ms is None:
         return writer.state

@@ -33,15 +33,15 @@ MAX_PROBLEMS = 200
 )
 @click.option("--json-schema", is_flag=True, help="Print the JSON Schema of a stream's file, for editors, and exit.")
 def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, connect: bool, json_schema: bool) -> None:
-    """Check declared streams: FILES, or all of the folder.
+    """Check declared streams: FILES, or all files of the folder.
 
-    A file is also checked against the other streams of its folder. Prints a line for each valid stream, and every
-    error with its file, key, value and what is allowed; a warning marks what only an existing table may have. Reads
-    files only: no broker, no catalog. Exits with 10 if there is an error.
+    A file is also checked against the other streams of its folder. Prints a line for each valid stream, and every error
+    with its file, key, value and the allowed values. A warning marks a setting that only an existing table may have.
+    Reads files only: no broker, no catalog. Exits with 10 if there is an error.
 
-    With --connect it also lists the topics, tries to read each, calls the schema registry, and opens the catalog. It
-    tests with a table and an object of its own, which it removes, whether catalog and storage can hold the stream
-    and allow a writer's operations.
+    With --connect, the command also lists the topics, tries to read each topic, calls the schema registry, and opens
+    the catalog. To check whether catalog and storage can hold the stream and allow a writer's operations, it creates a
+    table and an object and removes them again.
 
     \b
     Example:
@@ -88,7 +88,7 @@ def _all_of(folder: Path) -> tuple[Path, ...]:
 
 
 def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
-    """Every valid stream, and every error of the others, one per line."""
+    """Return every valid stream, and every error of the other files, one per line."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in files:
@@ -105,7 +105,7 @@ def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
 
 
 def _beside(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
-    """The valid streams of the files' folders that were not given."""
+    """Return the other valid streams in the folders of the given files."""
     named = {path.resolve() for path in files}
     found = {}
     for path in {sibling for file in files for sibling in stream_files(file.parent)}:
@@ -124,7 +124,7 @@ def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
 
 
 def _format_problems(spec: StreamSpec) -> list[str]:
-    """Errors that the writer's start would report about columns that no record can fill."""
+    """Return the errors that the writer's start would report for columns that no record can fill."""
     if spec.source.format.type == "json" and not any("<" in column.type for column in spec.columns):
         return []  # every type without nested types can be filled
     from frazil.ingest.formats import check_supported  # noqa: PLC0415 - Arrow and PyIceberg, only where they are asked
@@ -138,7 +138,7 @@ def _format_problems(spec: StreamSpec) -> list[str]:
 
 
 def _atomic_problems(spec: StreamSpec) -> list[str]:
-    """Why the catalog cannot commit atomically, if it is configured here; it may be configured only for writers."""
+    """Return why the catalog cannot commit atomically; none if it can, or if it is not configured on this machine."""
     if not spec.commit.atomic:
         return []
     from frazil.table.atomic_catalogs import why_not_atomic  # noqa: PLC0415 - PyIceberg, only where it is asked

@@ -1,1 +1,3 @@
-"""Drivers that run in a cluster: their submission, and their status in YARN and Kubernetes."""
+"""Drivers that run in a cluster: how they are submitted, and how YARN, Kubernetes or Spark's master reports their
+status.
+"""

@@ -1,4 +1,4 @@
-"""Calls of a cluster's HTTP API, with timeouts and one sentence for each kind of failure."""
+"""HTTP calls to a cluster's API, with timeouts and a one-sentence error for each kind of failure."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import requests
 from urllib3.exceptions import NewConnectionError
 
 TIMEOUT_S = (2.0, 5.0)
-"""Timeouts to connect, and between two parts of an answer."""
+"""Timeouts in seconds: to connect, and between two parts of an answer."""
 
 
 class Silent(Exception):
-    """No usable answer, so the driver's state is unknown; the message has the reason."""
+    """The API gave no usable answer, so the driver's state is unknown. The message names the reason."""
 
 
 class Unreached(Silent):
-    """No connection was made, so nothing was requested."""
+    """The connection was never established, so the API did not receive the request."""
 
 
 def call(session: requests.Session, method: str, url: str, *, who: str, **how: Any) -> requests.Response:
-    """Any answer of the API itself, whatever its status; `who` is the API's name in messages.
+    """Send a request and return the API's answer, also if its status is a client error (4xx).
 
-    Raises Unreached: no connection; and Silent: no answer in time, a redirect loop, an error of the server (5xx, 429).
+    `who` is the API's name in messages.
+
+    Raises Unreached without a connection. Raises Silent after a timeout, a redirect loop or a server error (5xx, 429).
     """
     try:
         answer = session.request(method, url, timeout=TIMEOUT_S, **how)
@@ -41,7 +43,7 @@ def call(session: requests.Session, method: str, url: str, *, who: str, **how: A
 
 
 def body(answer: requests.Response, *, who: str) -> dict[str, Any]:
-    """The object in an answer. Raises Silent for anything else, such as a proxy's login page."""
+    """Return the JSON object of an answer. Raises Silent if the body is anything else, such as a proxy's login page."""
     try:
         found = answer.json()
     except ValueError:
@@ -53,7 +55,7 @@ def body(answer: requests.Response, *, who: str) -> dict[str, Any]:
 
 
 def _never_connected(error: BaseException) -> bool:
-    """Whether the connection was refused, or the host's name is unknown: a connection may also break later."""
+    """Return whether the connection was never established: it was refused, or the host name is unknown."""
     wrapped = error.args[0] if error.args else None
     return isinstance(getattr(wrapped, "reason", wrapped), NewConnectionError)
 

@@ -1,4 +1,4 @@
-"""The state of a driver in a cluster, and the interface that YARN and Kubernetes implement."""
+"""The state of a driver in a cluster, and the interface of a driver that each kind of cluster implements."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol
 
 class DriverState(StrEnum):
     UNKNOWN = "unknown"
-    """The cluster gave no usable answer: the driver may well run."""
+    """The cluster gave no usable answer. The driver may still be running."""
     WAITING = "waiting for the cluster"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     KILLED = "killed"
     GONE = "gone"
-    """The cluster answers, but no longer knows the driver: it runs nowhere, and how it ended is lost."""
+    """The cluster answers, but has no record of the driver: the driver does not run, and its exit status is lost."""
 
     @property
     def has_ended(self) -> bool:
@@ -27,22 +27,24 @@ class DriverState(StrEnum):
 class DriverStatus:
     state: DriverState
     reason: str
-    """A sentence for operators."""
+    """One sentence for operators that explains the state."""
     exit_code: int | None = None
-    """Exit code of the driver's Python, once it has ended and if the cluster reports it."""
+    """Exit code of the driver's Python process; None while the driver runs, or if the cluster does not report it."""
 
 
 class Driver(Protocol):
-    """One driver in a cluster. It holds no resource between calls; each takes up to 10 s."""
+    """One driver in a cluster. Keeps no connection open between calls; each call takes up to 10 s."""
 
     def status(self) -> DriverStatus:
-        """The cluster's current status. Never raises: a cluster that does not answer gives the state UNKNOWN."""
+        """Return the driver's current status. Never raises: if the cluster does not answer, the state is UNKNOWN."""
 
     def kill(self) -> None:
-        """End the driver at once, without its current batch; safe to repeat, and after its end.
+        """Kill the driver at once; its current batch is lost. Killing it twice, or after its end, does no harm.
 
-        Raises AccessDenied, and EnvironmentUnusable if the cluster does not answer.
+        Raises AccessDenied, or EnvironmentUnusable if the cluster does not answer.
         """
 
     def log(self, *, limit_bytes: int) -> str | None:
-        """The last bytes of its standard error and output; None if the cluster has none (yet)."""
+        """Return the last bytes of the driver's standard error and output; None if the cluster has no log, or
+        none yet.
+        """

@@ -1,4 +1,4 @@
-"""A driver in a pod, by the API of Kubernetes."""
+"""A driver in a Kubernetes pod, controlled through the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 
 WHO = "the Kubernetes API"
 CONTAINER = "spark-kubernetes-driver"
-"""Spark's name for the driver's container; an admission controller may have added others."""
-_WAITS: dict[str, str] = {
+"""The name that Spark gives the driver's container. An admission controller may have added other containers to
+the pod.
+"""
+_WAITING_REASONS: dict[str, str] = {
     "ImagePullBackOff": "its image cannot be pulled",
     "ErrImagePull": "its image cannot be pulled",
-    "InvalidImageName": "its image has no valid name",
+    "InvalidImageName": "its image name is invalid",
     "CreateContainerConfigError": "a secret or config map that it names is missing",
     "CreateContainerError": "its container cannot be created",
     "CrashLoopBackOff": "its container ends again and again",
@@ -27,7 +29,9 @@ _OUT_OF_MEMORY = "its container exceeded its memory: raise resources.driver-memo
 
 
 class DriverPod:
-    """The pod of a driver in cluster mode. Spark makes it with `restartPolicy: Never`, so that it runs once."""
+    """The pod of a driver in cluster mode. Spark creates the pod with `restartPolicy: Never`, so the driver runs
+    once.
+    """
 
     def __init__(self, name: str, *, namespace: str, access: KubernetesAccess) -> None:
         self._name, self._namespace, self._access = name, namespace, access
@@ -77,7 +81,7 @@ class DriverPod:
             return f"{WHO} does not accept our token: it is expired, or of another cluster"
         if answer.status_code == 403:
             rights = f"the Role of its service account needs the verb {verb} for pods, and get for pods/log"
-            return f"{WHO} forbids it in the namespace {self._namespace}: {rights}"
+            return f"{WHO} denies access in the namespace {self._namespace}: {rights}"
         try:
             said = body(answer, who=WHO).get("message")
         except Silent as silent:
@@ -86,7 +90,10 @@ class DriverPod:
 
 
 def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
-    """What a pod's `status` says, with the state of the driver's own container. Raises Silent if it is no pod's."""
+    """Return the driver's status from a pod object, mostly from the state of the driver's own container.
+
+    Raises Silent if `pod` is not a pod object.
+    """
     status = pod.get("status")
     if pod.get("kind", "Pod") != "Pod" or not isinstance(status, dict):
         raise Silent(f"{WHO} did not answer with a pod")
@@ -94,7 +101,7 @@ def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
     container = _driver_container(status)
     ended = container.get("state", {}).get("terminated")
     if ended:  # containers of others, a mesh's proxy for one, may keep the pod in the phase Running
-        return _end(ended)
+        return _terminated_status(ended)
     if phase == "Succeeded":
         return DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
     if phase == "Failed":
@@ -113,7 +120,7 @@ def _driver_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((each for each in found if each.get("name") == CONTAINER), found[0])
 
 
-def _end(ended: Mapping[str, Any]) -> DriverStatus:
+def _terminated_status(ended: Mapping[str, Any]) -> DriverStatus:
     code, reason = ended.get("exitCode"), ended.get("reason")
     if code == 0:
         return DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
@@ -125,7 +132,7 @@ def _end(ended: Mapping[str, Any]) -> DriverStatus:
 
 def _why_pending(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
     waiting = container.get("state", {}).get("waiting") or {}
-    if said := _WAITS.get(waiting.get("reason", "")):
+    if said := _WAITING_REASONS.get(waiting.get("reason", "")):
         return f"{said}: {waiting.get('message') or waiting['reason']}"
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":

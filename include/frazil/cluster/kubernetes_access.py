@@ -1,4 +1,4 @@
-"""Access to the API of Kubernetes, by a pod's own service account or by a kubeconfig."""
+"""Address and credentials of the Kubernetes API, from the pod's own service account or from a kubeconfig."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from requests.adapters import HTTPAdapter
 from frazil.errors import EnvironmentUnusable
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""The folder in every pod with its service account's token, the API's certificate authority and the namespace."""
+"""The folder, in every pod, with its service account's token, the API's certificate authority and the namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesAccess:
     address: str
-    """Address such as `https://10.0.0.1:443`, without a trailing slash."""
+    """The API's address, such as `https://10.0.0.1:443`, without a trailing slash."""
     namespace: str = "default"
     token: str | None = None
     token_file: Path | None = None
-    """Read at each call: Kubernetes replaces it about every hour."""
+    """File with the token. Read again for each session, because Kubernetes replaces the token about every hour."""
     authority: Path | str | None = None
-    """The certificate authority: a file, or PEM text; None for those that this host trusts."""
+    """The certificate authority, as a file or as PEM text; None to trust the host's own authorities."""
     certificate: tuple[Path, Path] | None = None
-    """The client's certificate and key."""
+    """Files with the client's certificate and its key."""
 
     def session(self) -> requests.Session:
-        """An authenticated session. Raises EnvironmentUnusable if the token cannot be read."""
+        """Create an authenticated session. Raises EnvironmentUnusable if the token cannot be read."""
         session = requests.Session()
         session.trust_env = self.authority is None  # otherwise a bundle of the environment would replace the authority
         session.mount("https://", _Adapter(self.authority))
@@ -51,7 +51,7 @@ class KubernetesAccess:
 
 
 class _Adapter(HTTPAdapter):
-    """TLS with an authority from a file or PEM text."""
+    """Checks TLS certificates against an authority from a file or from PEM text."""
 
     def __init__(self, authority: Path | str | None) -> None:
         self._authority = authority
@@ -71,7 +71,7 @@ class _Adapter(HTTPAdapter):
 
 
 def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> KubernetesAccess:
-    """The access of the pod that this process runs in. Raises EnvironmentUnusable outside of one."""
+    """Return the access of the pod that this process runs in. Raises EnvironmentUnusable outside a pod."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (folder / "token").is_file():
         raise EnvironmentUnusable(
@@ -87,10 +87,10 @@ def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -
 
 
 def by_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess:
-    """The access of a kubeconfig's context, by default its current one.
+    """Return the access that a kubeconfig's context describes, by default the current context.
 
-    Raises EnvironmentUnusable for an unreadable file, and for what frazil does not support: plugins that make tokens, a
-    client's key in the file itself, an unchecked certificate.
+    Raises EnvironmentUnusable if the file cannot be read, or uses a feature that frazil does not support. These are
+    authentication plugins, client keys inside the file, and unchecked certificates.
     """
     try:
         found = yaml.safe_load(file.read_text())

@@ -1,8 +1,8 @@
-"""A driver on a standalone Spark cluster, controlled through the REST servers of its masters.
+"""A driver on a standalone Spark cluster, controlled through the REST servers of the cluster's masters.
 
-Spark does not submit Python drivers to a standalone cluster, so the submitted application is SparkSubmit itself: it
-runs on a worker in client mode, and starts Python there. A kill ends its JVM at once; the Python must notice that
-itself.
+Spark does not submit Python drivers to a standalone cluster. The application that frazil submits is therefore
+SparkSubmit itself: SparkSubmit runs on a worker in client mode, and starts Python there. A kill ends SparkSubmit's JVM
+at once; the Python process must notice by itself that its JVM is gone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STATES = {
 
 
 def rest_addresses(master: str, port: int) -> tuple[str, ...]:
-    """The REST servers of all masters of `spark://host:port,host:port`, such as `http://host:6066`."""
+    """Return the REST address of each master in `spark://host:port,host:port`, such as `http://host:6066`."""
     hosts = [each.rpartition(":")[0] for each in master.removeprefix("spark://").split(",")]
     return tuple(f"http://{host}:{port}" for host in hosts)
 
@@ -43,7 +43,9 @@ def create_request(
     environment: Mapping[str, str],
     spark_version: str,
 ) -> dict[str, Any]:
-    """The request to a master to run `program`, a Python file of the worker's host, on one of its workers."""
+    """Build the request that makes a master run `program` on a worker. `program` is a Python file on the worker's
+    host.
+    """
     return {
         "action": "CreateSubmissionRequest",
         "clientSparkVersion": spark_version,
@@ -58,18 +60,19 @@ def create_request(
 
 
 def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
-    """Have one of the masters run a driver; returns its id, such as `driver-20251122013000-0000`.
+    """Ask the masters, one after another, to run a driver. Returns the driver's id, such as
+    `driver-20251122013000-0000`.
 
-    Tries the next master after one that refused or could not be reached. One that does not answer may have accepted the
-    driver, and another would start it twice.
+    The next master is tried only if the previous one refused or could not be reached. A master that does not answer may
+    have accepted the driver, so asking another master could start the driver twice.
 
-    Raises EnvironmentUnusable if all refuse, Unreached if none accepted it and one could not be reached, and Silent if
-    the driver may run without an answer.
+    Raises EnvironmentUnusable if all masters refuse, and Unreached if none accepted and at least one could not be
+    reached. Raises Silent if a master got the request but did not answer: the driver may run.
     """
     refused, unreached = [], None
     for address in addresses:
         try:
-            found = _ask("POST", f"{address}/v1/submissions/create", json=dict(request))
+            found = _request("POST", f"{address}/v1/submissions/create", json=dict(request))
         except Unreached as problem:
             unreached = problem
             continue
@@ -82,7 +85,7 @@ def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
 
 
 class StandaloneDriver:
-    """A driver on one of the cluster's workers. Of several masters, the leader answers."""
+    """A driver on one of the cluster's workers. If the cluster has several masters, the leader answers."""
 
     def __init__(self, submission: str, *, addresses: Sequence[str]) -> None:
         self._submission, self._addresses = submission, tuple(addresses)
@@ -92,7 +95,7 @@ class StandaloneDriver:
         reason = f"no address of {WHO} is known"
         for address in self._addresses:
             try:
-                found = _ask("GET", f"{address}/v1/submissions/status/{self._submission}")
+                found = _request("GET", f"{address}/v1/submissions/status/{self._submission}")
             except Silent as silent:
                 reason = str(silent)
                 continue
@@ -103,11 +106,11 @@ class StandaloneDriver:
         return DriverStatus(DriverState.UNKNOWN, reason)
 
     def kill(self) -> None:
-        """See `Driver.kill`. A master that does not know the driver, or no longer does, has nothing to kill."""
+        """See `Driver.kill`. Succeeds also if the master does not know the driver."""
         reason = ""
         for address in self._addresses:
             try:
-                found = _ask("POST", f"{address}/v1/submissions/kill/{self._submission}")
+                found = _request("POST", f"{address}/v1/submissions/kill/{self._submission}")
             except Silent as silent:
                 reason = str(silent)
                 continue
@@ -118,12 +121,12 @@ class StandaloneDriver:
         raise EnvironmentUnusable(f"{self._submission} was not killed: {reason}")
 
     def log(self, *, limit_bytes: int) -> str | None:  # noqa: ARG002 - see the interface
-        """Return None: the REST server has no logs. They are in the driver's folder on its worker."""
+        """Return None: the REST server offers no logs. The log is in the driver's folder on its worker."""
         return None
 
 
 def submission_status(found: Mapping[str, Any]) -> DriverStatus:
-    """The REST server's status of a driver."""
+    """Convert a status answer of the REST server to a driver's status."""
     said = str(found.get("message") or "").partition("\n")[0]
     if found.get("success") is not True:
         if said:  # a standby, or a master that recovers, does not know its drivers
@@ -147,7 +150,7 @@ def submission_status(found: Mapping[str, Any]) -> DriverStatus:
     return DriverStatus(state, reason)
 
 
-def _ask(method: str, url: str, **how: Any) -> dict[str, Any]:
+def _request(method: str, url: str, **how: Any) -> dict[str, Any]:
     with requests.Session() as session:
         answer = call(session, method, url, who=WHO, **how)
     return body(answer, who=WHO)

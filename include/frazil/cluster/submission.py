@@ -1,4 +1,4 @@
-"""The arguments of spark-submit that run a driver in a cluster, on YARN and on Kubernetes."""
+"""The command, environment and properties with which spark-submit starts a driver on YARN or Kubernetes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from frazil.errors import SpecError
 from frazil.spec.resources import ClusterManager, Resources
 
 PACKAGE_FOLDER = "frazil-package"
-"""Folder where Spark unpacks the archive of `frazil package`, below the working folder of executors and drivers."""
+"""Folder, below the working folder of executors and drivers, where Spark unpacks the archive of `frazil package`."""
 PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"
 PYTHON_OVERHEAD_MIB = 1024
-"""Memory of the driver's container for its Python, in addition to the JVM's heap."""
+"""Memory (MiB) of the driver's container for Python, in addition to the JVM's heap."""
 _MAX_POD_NAME_CHARACTERS = 63
 
 
@@ -24,32 +24,37 @@ class ClusterDriver:
 
     application: str
     launch_id: str
-    """32 hexadecimal digits. A second submission of one launch is refused or found, so it never runs twice."""
+    """32 hexadecimal digits. A launch never runs twice: Kubernetes refuses a second submission, and YARN finds the
+    first one by its tag.
+    """
     program: str
-    """A Python file: of this host, which spark-submit uploads, or `local:///path` of the image."""
+    """A Python file: a path on this host, which spark-submit uploads, or `local:///path` inside the image."""
     arguments: tuple[str, ...]
     resources: Resources
     environment: Mapping[str, str]
-    """The driver's environment. On YARN it may contain secrets: they are in the properties file, not on command
-    lines.
+    """The driver's environment. It may contain secrets on YARN, where it is passed in the properties file and not on a
+    command line.
     """
 
 
 def submit_command(spark_home: Path, properties_file: Path, driver: ClusterDriver) -> tuple[str, ...]:
-    """The command line, which ends as soon as the cluster has accepted the driver."""
+    """Return the spark-submit command. The command ends as soon as the cluster has accepted the driver."""
     submit = str(spark_home / "bin" / "spark-submit")
     return (submit, "--properties-file", str(properties_file), driver.program, *driver.arguments)
 
 
 def submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of spark-submit: without SPARK_HOME its script asks the first Python on the path."""
+    """Return the environment of spark-submit. Without SPARK_HOME, its script would look for Spark with the first Python
+    on the PATH.
+    """
     return {**base, "SPARK_HOME": str(spark_home)}
 
 
 def submit_properties(driver: ClusterDriver) -> dict[str, str]:
-    """The properties for spark-submit. `resources.spark` overrides all, except for how the driver is found again.
+    """Return the properties for spark-submit. `resources.spark` overrides all of them, except those that let frazil
+    find the driver again.
 
-    Raises SpecError for a variable of the driver's environment that Kubernetes would show to everyone.
+    Raises SpecError if the driver's environment has a variable that Kubernetes would show in the pod's description.
     """
     resources = driver.resources
     common = {
@@ -68,19 +73,23 @@ def submit_properties(driver: ClusterDriver) -> dict[str, str]:
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """The properties in the format of `java.util.Properties`."""
+    """Format the properties as a `java.util.Properties` file."""
     return "".join(f"{_escaped(key, in_key=True)}={_escaped(value)}\n" for key, value in properties.items())
 
 
 def pod_name(driver: ClusterDriver) -> str:
-    """Name of the driver's pod, the same for each submission of a launch, so that a second one is refused."""
+    """Return the name of the driver's pod. The name depends only on the application and the launch, so Kubernetes
+    refuses a second submission of the same launch.
+    """
     slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
     end = f"-{driver.launch_id[:12]}-driver"
     return f"frazil-{slug}"[: _MAX_POD_NAME_CHARACTERS - len(end)].rstrip("-") + end
 
 
 def yarn_tag(driver: ClusterDriver) -> str:
-    """Tag that finds a launch whose submission died before it printed the id: `…/apps?applicationTags=`."""
+    """Return the YARN tag of a launch. The tag finds the application (`…/apps?applicationTags=`) if spark-submit died
+    before it printed the id.
+    """
     return f"frazil-{driver.launch_id}"
 
 

@@ -1,4 +1,4 @@
-"""A driver in a YARN cluster, through the REST APIs of its ResourceManager and NodeManagers."""
+"""A driver in a YARN cluster, controlled through the REST APIs of the ResourceManager and NodeManagers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 WHO = "YARN's ResourceManager"
 _WAITING = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"})
 _SUBMITTED = re.compile(r"\bSubmitted application (application_\d+_\d+)")
-_PYTHONS_EXIT = re.compile(r"User application exited with status (\d+)")
+_PYTHON_EXIT_CODE = re.compile(r"User application exited with status (\d+)")
 _ENDED_EARLY = "User did not initialize spark context!"
-"""Text of a failure that Spark's ApplicationMaster reports if Python ended in order before it started Spark."""
-_CONTAINERS_EXIT = re.compile(r"exited with\s+exitCode: (-?\d+)")
-_ENDS = {
+"""Error that Spark's ApplicationMaster reports if Python exited with code 0 before it started Spark."""
+_CONTAINER_EXIT_CODE = re.compile(r"exited with\s+exitCode: (-?\d+)")
+_EXIT_CODE_REASONS = {
     -103: "its container exceeded its virtual memory",
     -104: "its container exceeded its memory: raise resources.driver-memory, or spark.driver.memoryOverhead",
     -100: "its node was lost",
@@ -33,18 +33,20 @@ _KERBEROS = "asks for Kerberos or another login, which frazil does not support"
 
 
 def submitted_application(output: str) -> str | None:
-    """The application's id in the output of spark-submit, as soon as YARN has accepted it."""
+    """Return the application's id from the output of spark-submit; None if YARN has not accepted the application
+    yet.
+    """
     found = _SUBMITTED.search(output)
     return found[1] if found else None
 
 
 def is_submitted(output: str) -> bool:
-    """Whether spark-submit got as far as asking YARN to accept the application."""
+    """Return whether spark-submit has already sent the application to YARN."""
     return "Submitting application application_" in output
 
 
 def resource_managers(configuration: Path) -> tuple[str, ...]:
-    """The web addresses of all ResourceManagers in a folder's yarn-site.xml, such as `http://rm1:8088`.
+    """Return the web addresses of all ResourceManagers, such as `http://rm1:8088`, from yarn-site.xml in the folder.
 
     Raises EnvironmentUnusable if the file cannot be read.
     """
@@ -70,9 +72,9 @@ def resource_managers(configuration: Path) -> tuple[str, ...]:
 
 
 def application_of_tag(tag: str, *, addresses: Sequence[str], user: str | None = None) -> str | None:
-    """The id of the newest application with a tag; None if YARN has none.
+    """Return the id of the newest application with this tag; None if YARN has no such application.
 
-    Raises Silent if it gives no usable answer.
+    Raises Silent if YARN gives no usable answer.
     """
     parameters = {"applicationTags": tag, **({"user.name": user} if user else {})}
     problem = Silent(f"no web address of {WHO} is known")
@@ -95,10 +97,10 @@ def application_of_tag(tag: str, *, addresses: Sequence[str], user: str | None =
 
 
 class YarnDriver:
-    """A Spark application in cluster mode: its ApplicationMaster is the driver.
+    """A Spark application in cluster mode, whose ApplicationMaster is the driver.
 
-    Of several ResourceManagers, the active one answers; a standby redirects to it. `user` is the name that a cluster
-    without Kerberos checks its access lists for.
+    If there are several ResourceManagers, the active one answers; a standby redirects to it. `user` is the user name
+    that a cluster without Kerberos checks against its access lists.
     """
 
     def __init__(self, application: str, *, addresses: Sequence[str], user: str | None = None) -> None:
@@ -111,7 +113,7 @@ class YarnDriver:
         except Silent as silent:
             return DriverStatus(DriverState.UNKNOWN, str(silent))
         if found is None:
-            reason = f"{WHO} does not know {self._application}: it forgot it, or was started without its state"
+            reason = f"{WHO} has no record of {self._application}: the record expired, or YARN lost its state"
             return DriverStatus(DriverState.GONE, reason)
         return application_status(found)
 
@@ -126,7 +128,7 @@ class YarnDriver:
         # 404: nothing is left to kill. 400: it ended meanwhile.
 
     def log(self, *, limit_bytes: int) -> str | None:
-        """See `Driver.log`. The NodeManager has it until the end; later, `yarn logs -applicationId` may."""
+        """See `Driver.log`. The NodeManager keeps the log until the application ends; afterwards, try `yarn logs`."""
         try:
             found = self._application_now() or {}
             container = re.search(r"container_[\w]+", found.get("amContainerLogs") or "")
@@ -143,7 +145,9 @@ class YarnDriver:
 
     def _file(self, url: str, limit_bytes: int) -> str | None:
         with requests.Session() as session:
-            answer = call(session, "GET", url, who="YARN's NodeManager", params={**self._as(), "size": -limit_bytes})
+            answer = call(
+                session, "GET", url, who="YARN's NodeManager", params={**self._user_parameters(), "size": -limit_bytes}
+            )
         return contents(answer.text) if answer.status_code == 200 else None
 
     def _application_now(self) -> dict[str, Any] | None:
@@ -158,13 +162,13 @@ class YarnDriver:
         return found
 
     def _ask(self, method: str, part: str = "", **how: Any) -> requests.Response:
-        """The answer of the first ResourceManager that gives one."""
+        """Send a request to each ResourceManager in turn; return the first usable answer."""
         problem = Silent(f"no web address of {WHO} is known")
         for address in self._addresses:
             url = f"{address}/ws/v1/cluster/apps/{self._application}{part}"
             try:
                 with requests.Session() as session:
-                    answer = call(session, method, url, who=WHO, params=self._as(), **how)
+                    answer = call(session, method, url, who=WHO, params=self._user_parameters(), **how)
                 if answer.status_code not in {401, 403, 404}:
                     body(answer, who=WHO)
             except Silent as silent:
@@ -173,12 +177,12 @@ class YarnDriver:
                 return answer
         raise problem
 
-    def _as(self) -> dict[str, str]:
+    def _user_parameters(self) -> dict[str, str]:
         return {"user.name": self._user} if self._user else {}
 
 
 def application_status(found: Mapping[str, Any]) -> DriverStatus:
-    """The status in an application's report."""
+    """Convert YARN's report of an application to a driver's status."""
     state, final = str(found.get("state")), str(found.get("finalStatus"))
     said = str(found.get("diagnostics") or "").strip()
     first = said.partition("\n")[0][:300]
@@ -196,18 +200,20 @@ def application_status(found: Mapping[str, Any]) -> DriverStatus:
 
 
 def _failure(said: str, first: str) -> DriverStatus:
-    """The failure of an application; the last exit in the text is that of the last attempt."""
-    if codes := _PYTHONS_EXIT.findall(said):
+    """Return the status of a failed application. The last exit code in the text belongs to the last attempt."""
+    if codes := _PYTHON_EXIT_CODE.findall(said):
         return DriverStatus(DriverState.FAILED, f"its Python ended with exit code {codes[-1]}", int(codes[-1]))
     if _ENDED_EARLY in said:
         return DriverStatus(DriverState.SUCCEEDED, "it ended in order, before it started Spark", 0)
-    if codes := _CONTAINERS_EXIT.findall(said):
-        return DriverStatus(DriverState.FAILED, _ENDS.get(int(codes[-1]), f"its container ended with {codes[-1]}"))
+    if codes := _CONTAINER_EXIT_CODE.findall(said):
+        return DriverStatus(
+            DriverState.FAILED, _EXIT_CODE_REASONS.get(int(codes[-1]), f"its container ended with {codes[-1]}")
+        )
     return DriverStatus(DriverState.FAILED, first or "YARN gives no reason")
 
 
 def contents(answer: str) -> str:
-    """A log's own text, without the NodeManager's HTML around it."""
+    """Return the text of a log, without the NodeManager's header and footer."""
     _, begins, rest = answer.partition("LogContents:\n")
     return re.sub(r"\nEnd of LogType:[^\n]*\n\**\s*\Z", "\n", rest) if begins else answer
 

@@ -1,3 +1,3 @@
-"""The only way into a table: journals, markers, take-overs and commits."""
+"""The only code that writes to tables: journals, markers, take-overs and commits."""
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Rejected records that an operator accepts as dead letters, however many: one object in the stream's state.
+"""Operators' acceptances of rejected records, kept as one object in the stream's state folder.
 
-An acceptance covers records up to the ends of the topics at that moment. Later records count again.
+An acceptance covers the rejected records before the topics' ends at the time of acceptance. Records rejected later
+count towards the circuit breaker again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NAME = "accepted-rejects.json"
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRejects:
-    """An acceptance: rejected records before `offsets` do not open the circuit breaker."""
+    """An operator's acceptance: rejected records before `offsets` do not open the circuit breaker."""
 
     offsets: Mapping[TopicPartition, int]
     source: SourceIdentity
@@ -32,7 +33,7 @@ class AcceptedRejects:
 
 
 def accept(tables: StreamTables, accepted: AcceptedRejects) -> None:
-    """Write the acceptance, replacing an earlier one."""
+    """Write the acceptance; it replaces an earlier acceptance."""
     text = json.dumps(
         {
             "offsets": nested(accepted.offsets),
@@ -47,7 +48,10 @@ def accept(tables: StreamTables, accepted: AcceptedRejects) -> None:
 
 
 def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the offsets before which rejected records are accepted, for topics that are still the same."""
+    """Return the offsets before which rejected records are accepted.
+
+    Leaves out topics that were recreated since the acceptance.
+    """
     found = _read(tables)
     return of_same_topics(found.offsets, found.source, source) if found else {}
 

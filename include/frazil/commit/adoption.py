@@ -1,8 +1,8 @@
-"""Decides what a stream may do with a table that others wrote to: rows of no stream, and other readers of its topics.
+"""Checks whether a stream may write to a table that holds rows of other writers or of other streams.
 
-A forgotten stream leaves a note in the table, the property `frazil.forgotten.<name>`. It holds the last epoch, which is
-never used again, and the topics that were read. Their rows are still in the table, so a stream that reads those topics
-from the beginning would write them a second time.
+When a stream is forgotten, frazil leaves a note in the table: the property `frazil.forgotten.<name>`. The note holds
+the stream's last epoch, which is never used again, and the topics that the stream read. The table still holds the rows
+of these topics, so a stream that reads the topics from the beginning would write the rows a second time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ FORMAT_VERSION = 1
 
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
-    """Refuse a table that others have written, unless an operator allowed it with `frazil adopt`.
+    """Refuse a table that others have written to, unless an operator allowed it with `frazil adopt`.
 
-    Raises AdoptionRequired for rows that no stream wrote. Also raises it for topics that another or a forgotten stream
-    has read into the table: a renamed or restarted stream would read all of them again.
+    Raises AdoptionRequired if the table holds rows that no stream wrote. Also raises AdoptionRequired if another
+    stream, or a forgotten stream, has read topics of `source` into the table: a renamed or restarted stream would read
+    these topics again.
     """
     if others := readers_of(metadata.properties, source, stream=stream):
         other, topics = next(iter(others.items()))
@@ -55,7 +56,9 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
 
 
 def rows_of(metadata: TableMetadata) -> int | None:
-    """Return main's number of rows, from its newest snapshot's summary; None if the summary does not have it."""
+    """Return the number of rows in main, from the summary of its newest snapshot; None if the summary has no row
+    count.
+    """
     head = head_of(metadata)
     text = "0" if head is None else head.summary.get("total-records") if head.summary else None
     return int(text) if text else None
@@ -64,7 +67,9 @@ def rows_of(metadata: TableMetadata) -> int | None:
 def readers_of(
     properties: Mapping[str, str], source: SourceIdentity, *, stream: str
 ) -> dict[str, dict[str, dict[TopicPartition, int]]]:
-    """Return the offsets of other streams of the table that have read topics of this source, by stream and topic."""
+    """Return the offsets up to which other streams of this table have read topics of this source, by stream and
+    topic.
+    """
     found = {}
     for name in sorted(properties):
         other = name.removeprefix(PROPERTY_PREFIX)
@@ -81,7 +86,9 @@ def readers_of(
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
-    """Return a forgotten stream of this name, or one that has read topics of this source; None without either."""
+    """Return the name of a forgotten stream that had this name, or that has read topics of this source; None if there
+    is neither.
+    """
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
     notes = (name for name in sorted(properties) if name.startswith(FORGOTTEN_PREFIX))
@@ -89,7 +96,7 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
 
 
 def forgotten(properties: Mapping[str, str], stream: str) -> dict[str, str]:
-    """Return the note of a forgotten stream as a table property, with the topics of an earlier note."""
+    """Return the note of a forgotten stream as a table property; topics of the stream's earlier note are kept."""
     marker = _readable(properties, stream)
     before = _note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
@@ -106,7 +113,7 @@ def forgotten(properties: Mapping[str, str], stream: str) -> dict[str, str]:
 
 
 def forgotten_epoch(properties: Mapping[str, str], stream: str) -> int:
-    """Return the stream's last epoch when it was forgotten; 0 if it never was."""
+    """Return the last epoch of the stream when it was forgotten; 0 if the stream was never forgotten."""
     return int(_note(properties.get(FORGOTTEN_PREFIX + stream, "{}")).get("epoch", 0))
 
 
@@ -116,13 +123,13 @@ def _has_read(note: str, source: SourceIdentity) -> bool:
 
 
 def _topic_ids(note: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, str]]:
-    """Return the topics of a note, by cluster."""
+    """Return the topic ids in a note, by cluster."""
     newest = {note["cluster-id"]: note.get("topic-ids", {})} if note.get("cluster-id") else {}
     return {**note.get("other-clusters", {}), **newest}
 
 
 def _note(text: str) -> Mapping[str, Any]:
-    """Parse a note; empty if it has another format or was edited by hand."""
+    """Parse a note. Returns an empty mapping if the note has another format or was edited by hand."""
     try:
         raw = json.loads(text)
         return raw if raw["format"] == FORMAT_VERSION else {}
@@ -133,7 +140,7 @@ def _note(text: str) -> Mapping[str, Any]:
 def continued(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
-    """Return where a stream begins: after what other streams have read of its topics, else at its own start."""
+    """Return the offsets at which a stream begins: after the records that other streams have read, else `starts`."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}
 

@@ -1,7 +1,7 @@
-"""Avro files whose schema this process has resolved before.
+"""Avro files that reuse the schemas which this process has already resolved.
 
-PyIceberg rebuilds a manifest's schema, the schema's JSON and its encoder for each file: a quarter of a small commit.
-All three follow from the table's schema and its partition spec.
+For each manifest, PyIceberg builds the schema, the schema's JSON and the encoder again, which takes a quarter of the
+time of a small commit. All three depend only on the table's schema and its partition spec.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _HEADER_WRITER = construct_writer(META_SCHEMA)
 
 @dataclass(frozen=True, slots=True)
 class AvroForm:
-    """What files of one kind share. Threads may share it too: encoders keep no state between records."""
+    """Schema, schema JSON and encoder of Avro files of one kind.
+
+    Threads may share a form, because encoders keep no state between records.
+    """
 
     file_schema: Schema
     schema_name: str
@@ -36,16 +39,19 @@ class AvroForm:
 
     @classmethod
     def resolved(cls, file_schema: Schema, record_schema: Schema, *, name: str) -> Self:
-        """Resolve the form of files with `file_schema`, for records that are in memory with `record_schema`."""
+        """Resolve the form of files with `file_schema`, whose records have `record_schema` in memory."""
         text = json.dumps(AvroSchemaConversion().iceberg_to_avro(file_schema, schema_name=name))
         return cls(file_schema, name, text, resolve_writer(record_schema=record_schema, file_schema=file_schema))
 
 
 class FormedAvroFile(AvroOutputFile[D]):
-    """An Avro file of a known form. Its bytes are PyIceberg's, except for the random sync marker between blocks."""
+    """An Avro file written with a resolved form.
+
+    Its bytes equal those that PyIceberg writes, except for the random sync marker between blocks.
+    """
 
     def __init__(self, output_file: OutputFile, form: AvroForm, *, metadata: Mapping[str, str]) -> None:
-        """Take the form and the header's metadata, which names the codec."""
+        """Take the resolved form, and the header's metadata, which names the codec."""
         self.output_file, self.file_schema, self.schema_name = output_file, form.file_schema, form.schema_name
         self.sync_bytes, self.writer = os.urandom(SYNC_SIZE), form.writer
         self.metadata, self._schema_json = dict(metadata), form.schema_json

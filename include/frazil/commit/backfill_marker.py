@@ -1,7 +1,8 @@
 """The marker of a stream's backfill: the table property `frazil.backfill.<stream>`.
 
-Like a stream's marker it changes only together with a snapshot of its branch, or with the branch's end: that is its
-fence. A stream has one backfill marker, and so one backfill branch.
+Like a stream's marker, the backfill marker changes only in one update with a snapshot of the backfill branch, or with
+the removal of that branch. This fences out an older backfill process. A stream has one backfill marker, and therefore
+one backfill branch.
 """
 
 from __future__ import annotations
@@ -20,46 +21,50 @@ from frazil.errors import MarkerUnreadable
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 RUNS_KEPT = 20
-"""The last runs that a backfill records. An earlier run that is cleared starts its request again."""
+"""Number of runs (the most recent) that a backfill's marker records. An earlier run that is cleared starts its request
+again.
+"""
 
 
 class BackfillState(StrEnum):
     STAGING = "staging"
     STAGED = "staged"
-    """Everything that was missing is on the branch."""
+    """All chunks of the backfill are committed to the branch."""
     PUBLISHED = "published"
     ABANDONED = "abandoned"
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillMarker:
-    """One backfill. Its chunks are keyed by the backfill's own epochs, one for each run."""
+    """A backfill's progress. Its chunks are keyed by the backfill's own epochs, one epoch for each run."""
 
     stream: str
     id: str
     request: Mapping[str, Any]
-    """The `BackfillRequest` as JSON, in kebab-case."""
+    """The `BackfillRequest` as JSON, with keys in kebab-case."""
     digest: str
     epoch: int
     state: BackfillState = BackfillState.STAGING
     batches: Mapping[int, int] = field(default_factory=dict)
-    """The last chunk that each epoch committed; 0 if none."""
+    """The last chunk that each epoch committed; 0 if the epoch committed no chunk."""
     planned: int = 0
-    """The total number of chunks, as the last run estimates it."""
+    """The total number of chunks, as estimated by the last run."""
     records: int = 0
     rejected: int = 0
     bytes: int = 0
     files: int = 0
     runs: tuple[str, ...] = ()
-    """The last named runs that took part, such as Airflow's, the most recent at the end.
+    """The last named runs that took part, such as Airflow's runs, the most recent at the end.
 
-    Earlier versions recorded none. If an operator abandons such a backfill, a run that took part looks like a new one
-    and starts once more; its name is recorded from then on.
+    Earlier versions of frazil recorded no runs. If an operator abandons a backfill without recorded runs, a run that
+    took part looks like a new run and starts the backfill once more. From then on the run's name is recorded.
     """
     abandoned_by: str = ""
-    """The operator who abandoned it. Empty if it was not abandoned, or its own run dropped it."""
+    """The operator who abandoned the backfill. Empty if the backfill was not abandoned, or was dropped by its own
+    run.
+    """
     abandoned_runs: tuple[str, ...] = ()
-    """The last runs of the stream whose backfill an operator abandoned. They start nothing more."""
+    """The last runs of the stream whose backfill an operator abandoned. These runs do not start a backfill again."""
 
     @property
     def is_open(self) -> bool:
@@ -71,20 +76,22 @@ class BackfillMarker:
 
     @property
     def replays(self) -> bool:
-        """Whether it is a replay of dead letters."""
+        """Whether this backfill is a replay of dead letters."""
         return "dead-letters" in self.request
 
     def has(self, key: BatchKey) -> bool:
-        """Whether a chunk is committed: an epoch commits its chunks in order."""
+        """Whether a chunk is committed. An epoch commits its chunks in order."""
         return key.batch <= self.batches.get(key.epoch, 0)
 
     def owned_by(self, epoch: int, run: str | None = None) -> BackfillMarker:
-        """Return the backfill at the beginning of a new epoch of `run`."""
+        """Return the backfill as it is when `run` begins a new epoch."""
         runs = _latest(self.runs, (run,) if run else ())
         return dataclasses.replace(self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs)
 
     def abandoned(self, by: str | None) -> BackfillMarker:
-        """Return the backfill ended without publication, by an operator, or by its own run for None."""
+        """Return the backfill as ended without publication: by the operator `by`, or, if `by` is None, by its own
+        run.
+        """
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
             return ended
@@ -120,7 +127,7 @@ class BackfillMarker:
 
 
 def _latest(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the last runs, with those of `now` after all others."""
+    """Return the names of the last `RUNS_KEPT` runs, with the runs of `now` at the end."""
     return (*(run for run in before if run not in now), *now)[-RUNS_KEPT:]
 
 
@@ -129,17 +136,22 @@ def property_name(stream: str) -> str:
 
 
 def branch_name(stream: str) -> str:
-    """Return the branch in both tables; one per stream, so that two backfills never begin at once."""
+    """Return the name of the backfill branch, which is the same in both tables.
+
+    A stream has only one such name, so two of its backfills never begin at once.
+    """
     return f"frazil-backfill-{stream}"
 
 
 def staging_stream(stream: str, backfill_id: str) -> str:
-    """Return the name under which a backfill stages its files, apart from the live stream's."""
+    """Return the name under which a backfill stages its files, which differs from the live stream's name."""
     return f"{stream}/backfill-{backfill_id}"
 
 
 def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker | None:
-    """Return the stream's last backfill; None if it never had one. Raises `MarkerUnreadable`."""
+    """Return the marker of the stream's last backfill; None if the stream never had a backfill. Raises
+    `MarkerUnreadable`.
+    """
     text = properties.get(property_name(stream))
     if text is None:
         return None
@@ -152,27 +164,30 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
         ) from error
 
 
-def unsettled_replay(
-    default: Mapping[str, str], letters: Mapping[str, str], stream: str, *, abandoned: bool = False
+def unsettled(
+    default_marker: Mapping[str, str], letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
-    """Return the replay that the default table has but whose dead letters remain: routed tables may not have its rows.
+    """Return the backfill that only the default table has ended: routed tables may not have its rows.
 
-    With `abandoned`, also one that was abandoned in the default table: no table gets its rows, and its dead letters
-    stay. Takes the properties of both tables.
+    With `abandoned`, also one that was abandoned in the default table: no table gets its rows, and the dead letters of
+    a replay stay. Takes the properties of both tables.
     """
-    backfill, own = read_backfill(default, stream), read_backfill(letters, stream)
-    if backfill is None or own is None or own.id != backfill.id or not (own.is_open and own.replays):
+    backfill, own = read_backfill(default_marker, stream), read_backfill(letters, stream)
+    if backfill is None or own is None or own.id != backfill.id or not own.is_open:
         return None
     return backfill if backfill.state is BackfillState.PUBLISHED or (abandoned and not backfill.is_open) else None
 
 
 def has_rows_of(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
-    """Whether a routed table has the rows of a replay: its properties name the last one that had any for it."""
+    """Whether a routed table has the rows of a replay.
+
+    The table's properties name the last replay that had rows for the table.
+    """
     found = read_backfill(properties, backfill.stream)
     return found is not None and found.id == backfill.id
 
 
 def open_backfills(properties: Mapping[str, str]) -> list[BackfillMarker]:
-    """Return the backfills that are under way. Raises `MarkerUnreadable`."""
+    """Return the backfills that have neither been published nor abandoned. Raises `MarkerUnreadable`."""
     streams = [name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX)]
     return [backfill for stream in streams if (backfill := read_backfill(properties, stream)) and backfill.is_open]

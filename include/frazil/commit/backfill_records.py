@@ -1,6 +1,7 @@
-"""The records of backfills next to a stream's journals: their chunks' journals, and one record per published backfill.
+"""The records of backfills next to a stream's journals: the journals of their chunks, and one record per published
+backfill.
 
-They serve as commit records for a backfill's rows: the audit reads them as claims.
+For a backfill's rows they serve as commit records: the audit reads them to learn which rows a table must have.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_ba
 from frazil.commit.history import ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.period import Period
-from frazil.commit.target_objects import object_of, targets_in
+from frazil.commit.target import object_of, targets_in
 from frazil.errors import FrazilError
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import TopicPartition
@@ -27,19 +28,24 @@ from frazil.offsets.spans import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`_frazil/<stream>/backfills/<id>.json`, written before the publishing commit: what that commit brings."""
+    """The content of `_frazil/<stream>/backfills/<id>.json`: what the publishing commit adds.
+
+    The record is written before that commit.
+    """
 
     backfill: BackfillMarker
     late: Mapping[int, int]
-    """Rows by window start, in microseconds since 1970."""
+    """Number of late rows by window start, in microseconds since 1970."""
     replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
-    """The offsets that became rows, for a replay of dead letters."""
+    """The offsets whose records became rows; empty unless the backfill is a replay of dead letters."""
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
-    """The part of `replayed` whose rows are in routed tables."""
+    """The part of `replayed` whose rows are in routed tables, by table."""
 
     @property
     def selects(self) -> bool:
-        """Whether it took only some records of its ranges: those with given event times, or those in files."""
+        """Whether the backfill took only some records of its ranges: those with the requested event times, or those in
+        the requested files.
+        """
         return any(self.backfill.request.get(name) for name in ("from-event-time", "to-event-time", "files"))
 
     def to_bytes(self) -> bytes:
@@ -78,7 +84,7 @@ def record_path(journals: JournalStore, backfill_id: str) -> str:
 
 
 def record_of(journals: JournalStore, backfill: BackfillMarker) -> Record:
-    """Return the record of a published replay. Raises FrazilError if it is missing."""
+    """Return the record of a published replay. Raises FrazilError if the record is missing."""
     path = record_path(journals, backfill.id)
     data = journals.store.get(path)
     if data is None:
@@ -95,17 +101,17 @@ def backfill_folder(journals: JournalStore, backfill_id: str) -> str:
 
 
 def backfill_journals(journals: JournalStore, backfill_id: str) -> JournalStore:
-    """Return the journals of one backfill's chunks."""
+    """Return the store of the journals of one backfill's chunks."""
     return JournalStore(journals.store, backfill_folder(journals, backfill_id))
 
 
 def give_up_rows(journals: JournalStore, backfill_id: str, target: Target) -> None:
-    """Discard the rows of a published replay that wait for a table which the route no longer has."""
+    """Discard the rows of a published replay that wait for a table which is no longer in the route."""
     journals.store.put(object_of(_given_up_folder(journals, backfill_id), target), b"{}")
 
 
 def given_up(journals: JournalStore, backfill_id: str) -> set[Target]:
-    """Return the tables whose rows of a replay an operator gave up."""
+    """Return the tables for which an operator discarded the rows of a replay."""
     return targets_in(journals.store, _given_up_folder(journals, backfill_id))
 
 
@@ -120,16 +126,17 @@ def chunks(journals: JournalStore, backfill: BackfillMarker) -> list[Journal]:
 
 
 def topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
-    """Return the ids of the topics whose records a backfill's chunks have."""
+    """Return the topic ids of the records in a backfill's chunks."""
     return {topic: i for journal in own_chunks for topic, i in journal.source.topic_ids.items()}
 
 
 def published(
     journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
 ) -> Iterator[Record]:
-    """Yield the records of published backfills; with a period, those whose snapshots in the branch's history lie in it.
+    """Yield the records of published backfills.
 
-    A record of the current backfill is only an intention until the backfill is marked as published.
+    With `window`, yields only backfills whose snapshot, in the history of main, was committed in that period. The
+    record of a backfill that is not marked as published is left out: it is only an intention.
     """
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None

@@ -1,7 +1,8 @@
-"""Removes one of frazil's branches with its snapshots in one update, then the manifests that only they had.
+"""Removes a frazil branch and its snapshots in one update, then deletes the manifests that only those snapshots used.
 
-A remaining snapshot would be in no branch's history, but record that it added files that main now has. Iceberg's
-incremental clean-up (until 1.9, for tables with one branch) deletes such files with it.
+If a snapshot of the branch stayed in the metadata, it would belong to no branch, but would record that it added files
+that main now has. Iceberg's incremental clean-up (up to version 1.9, for tables with one branch) would delete these
+files together with the snapshot.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from frazil.table.tables import may_delete_files
 
 @dataclass(slots=True)
 class BranchEnd:
-    """Ends a branch within the rounds of one swap, then deletes the manifests that only the branch had."""
+    """Removes a branch in the rounds of one swap, then deletes the manifests that only the branch used."""
 
     branch: str
     also: Callable[[Snapshot], bool] = lambda _: False
-    """Snapshots that the branch had before a reset moved it back."""
+    """Selects snapshots that the branch had before a reset moved the branch back; they are removed too."""
     gone: frozenset[int] = field(default=frozenset())
     """Ids of the snapshots that the last round removed."""
     waste: frozenset[str] = field(default=frozenset())
-    """Paths of manifests and manifest lists that nothing needs once those snapshots are gone."""
+    """Paths of the manifests and manifest lists that are unused once the snapshots in `gone` are removed."""
 
     @property
     def undecided(self) -> bool:
@@ -55,8 +56,10 @@ class BranchEnd:
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the unused manifests, unless a snapshot of the branch remains: the end did not land, or it
-        was tagged.
+        """Delete the unused manifests.
+
+        Deletes nothing if a snapshot of the branch still exists: either the removal did not land, or the snapshot was
+        tagged.
         """
         if not may_delete_files(table.properties) or any(s.snapshot_id in self.gone for s in table.metadata.snapshots):
             return
@@ -66,12 +69,15 @@ class BranchEnd:
 
 
 def stands(table: Table, branch: str) -> AssertRefSnapshotId:
-    """Return the requirement that the branch is unchanged, or still does not exist."""
+    """Return the requirement that the branch is unchanged, or that it still does not exist."""
     head = head_of(table.metadata, branch)
     return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)
 
 
 def _written_for(snapshots: list[Snapshot], io: FileIO) -> set[str]:
-    """Return manifest lists and manifests, read in parallel: a day of commits has more than a thousand lists."""
+    """Return the paths of the snapshots' manifest lists and manifests.
+
+    Reads the lists in parallel, because one day of commits has more than a thousand.
+    """
     listed = ExecutorFactory.get_or_create().map(lambda snapshot: snapshot.manifests(io), snapshots)
     return {s.manifest_list for s in snapshots} | {m.manifest_path for of in listed for m in of}

@@ -1,11 +1,12 @@
 """Checks with a test table whether a catalog and its storage can hold a stream.
 
-A stream relies on four abilities of a catalog, which may be missing without an error. It keeps the snapshot history and
-the table's properties, and it refuses a commit whose base has changed. A commit to a branch leaves main unchanged. From
-the storage it needs a conditional put. The probe commits empty snapshots to a table and checks the results.
+A stream relies on four abilities of a catalog that may be missing without an error. The catalog must keep the snapshot
+history and table properties, and it must refuse a commit whose base has changed. A commit to a branch must leave main
+unchanged. A stream also relies on the storage for conditional puts. The probe commits empty snapshots to a table and
+checks the results.
 
-It runs before a stream's first take-over; later the stream's marker shows that the catalog held one. A host remembers a
-catalog that passed, so that the first starts of many streams do not repeat it.
+The probe runs before a stream's first take-over. Later, the stream's marker proves that the catalog can hold the
+stream. Each host records the catalogs that passed, so that the first starts of many streams do not repeat the probe.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ from frazil.table.storage import open_store
 log = logging.getLogger(__name__)
 
 VERSION = 1
-"""Raised when the probe checks more: every host then probes its catalogs again."""
+"""Increased when the probe checks more, so that every host probes its catalogs again."""
 PREFIX = "frazil_probe_"
 BRANCH = "frazil-probe"
 PROPERTY = "frazil.probe"
 ABANDONED_AFTER_MS = 15 * 60_000
-"""A probe takes seconds; a table of this age was left by a killed one."""
+"""Age at which a probe's table counts as left by a killed probe; a probe takes only seconds."""
 
 _SCHEMA = Schema(NestedField(1, "x", LongType()))
 _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 
 def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
-    """Refuse a catalog that cannot hold the stream; one that passed on this host is not probed again.
+    """Refuse a catalog that cannot hold the stream. A catalog that passed on this host is not probed again.
 
-    If frazil may not create a table, the probe is skipped with a warning. The embedded catalog needs none. Raises
+    If frazil may not create a table, the probe is skipped with a warning. The embedded catalog needs no probe. Raises
     CommitRefused, CommitUnavailable.
     """
     config = catalog_config(spec.table.catalog)
@@ -83,8 +84,8 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
 def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
     """Return what the catalog and its storage cannot do, one sentence each; empty if they can hold the stream.
 
-    It creates a table in the namespace of the stream's table (and the namespace, if it is missing) and removes it
-    again. It also removes the tables of earlier probes that were killed. Raises AccessDenied, CommitUnavailable,
+    Creates a table in the namespace of the stream's table (and the namespace, if it is missing), and removes both
+    again. Also removes the tables of earlier probes that were killed. Raises AccessDenied, CommitUnavailable,
     CommitRefused, SpecError.
     """
     with catalog_errors(catalog.name), _namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace:
@@ -96,7 +97,7 @@ def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]
 
 @dataclass(slots=True)
 class _Probe:
-    """The commits to one table, and the findings about them."""
+    """The probe's commits to its table, and the missing abilities that they show."""
 
     catalog: Catalog
     table: Table
@@ -121,7 +122,7 @@ class _Probe:
         self.catalog.commit_table(table, prepared.requirements, (*prepared.updates, *more))
 
     def _load(self) -> Table:
-        """Load the table as a reader does, whatever the commit returned."""
+        """Load the table from the catalog, as a reader does, rather than trust the commit's answer."""
         return self.catalog.load_table(self.table.name())
 
     def _check_history(self, first: Prepared, second: Prepared) -> None:
@@ -136,7 +137,7 @@ class _Probe:
             self.found.append("it drops table properties that are set with a commit")
 
     def _check_conditional(self, base: Table, second: Prepared) -> None:
-        """Commit once more from the base of the second commit, which has been replaced."""
+        """Commit again from the base of the second commit, although the table has moved on from that base."""
         stale = SnapshotWriter(()).prepare(base, summary={}, now_ms=self.now_ms)
         refused = False
         try:
@@ -173,7 +174,9 @@ class _Probe:
 
 
 def _missing_in_storage(table: Table) -> Iterator[str]:
-    """Put, put again, read, list and delete an object next to the table's data, as with journals."""
+    """Check that an object next to the table's data can be put, put again, read, listed and deleted, as journals
+    are.
+    """
     store, path = open_store(table.location(), table.io.properties), f"{table.location().rstrip('/')}/data/probe"
     store.put_if_absent(path, b"first")
     if store.put_if_absent(path, b"second") or store.get(path) != b"first":
@@ -187,7 +190,7 @@ def _missing_in_storage(table: Table) -> Iterator[str]:
 
 @contextmanager
 def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
-    """Return the namespace; if it is missing, create it for the time of the probe."""
+    """Return the namespace. A missing namespace is created, and dropped after the probe."""
     made = []
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -205,7 +208,7 @@ def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
 @contextmanager
 def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: int) -> Iterator[Table]:
     name = f"{PREFIX}{now_ms}_{uuid.uuid4().hex[:8]}"
-    place = f"{_place(location)}/{name}" if location else None
+    place = f"{_probe_folder(location)}/{name}" if location else None
     try:
         table = catalog.create_table(f"{namespace}.{name}", _SCHEMA, location=place, properties=DEFAULT_PROPERTIES)
     except ValueError as error:
@@ -216,8 +219,11 @@ def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: in
         _best_effort("drop its table", lambda: _remove(catalog, table))
 
 
-def _place(location: str) -> str:
-    """Return a folder within a stream's own location, where our permissions may end; listings skip it."""
+def _probe_folder(location: str) -> str:
+    """Return a folder for the probe's table in the stream's own location.
+
+    Permissions may end at that location, and listings skip the folder.
+    """
     return f"{location.rstrip('/')}/{STATE}/_probe"
 
 
@@ -225,10 +231,12 @@ def _place(location: str) -> str:
 def leaving_no_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
     """Remove the empty folders that a probe leaves in a local warehouse.
 
-    Only for use while no writer is starting: one that creates its table at that moment may find them gone.
+    Only for use while no writer is starting: a writer that creates its table at that moment could lose its folders.
     """
     namespace, location = spec.table.identifier.rpartition(".")[0], spec.table.location
-    place = _place(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
+    place = (
+        _probe_folder(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
+    )
     folder, is_local = Path(urlsplit(place).path), urlsplit(place).scheme in {"", "file"}
     missing = [one for one in (folder, *folder.parents) if not one.exists()] if is_local else []
     try:
@@ -240,7 +248,7 @@ def leaving_no_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
 
 
 def _sweep(catalog: Catalog, namespace: str, *, now_ms: int) -> None:
-    """Remove what killed probes left."""
+    """Remove the tables that killed probes left."""
 
     def sweep() -> None:
         for identifier in catalog.list_tables(namespace):
@@ -274,7 +282,9 @@ def _best_effort(doing: str, act: Callable[[], object]) -> None:
 
 
 def _record(config: CatalogConfig) -> Path:
-    """Return the file in which this host records that the catalog passed, by its address without credentials."""
+    """Return the file that records on this host that the catalog passed; named by the catalog's address without
+    credentials.
+    """
     key = hashlib.sha256(json.dumps([VERSION, *_address(config.properties)]).encode()).hexdigest()[:16]
     return home() / "catalogs" / f"{key}.json"
 

@@ -1,7 +1,9 @@
-"""The only committer of a stream: take-over, dead letters and batches, each a compare-and-swap with the marker.
+"""The only committer of a stream: take-overs, dead letters and batches, each a compare-and-swap that includes the
+marker.
 
-It relies on: (1) no marker changes without a snapshot on main in the same update; (2) one process per epoch; (3) a
-journal is complete before its commit; (4) staged files never change. It relies neither on clocks nor on a lock.
+The committer relies on four facts. (1) A marker changes only in one update with a snapshot on main. (2) Each epoch
+belongs to one process. (3) A journal is complete before its commit. (4) Staged files never change. The committer relies
+neither on clocks nor on locks.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from frazil.commit.marker import (
 from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
 from frazil.commit.reasons import reasons_summary
 from frazil.commit.rules import (
-    Verdict,
+    Continuity,
     check_ancestry,
     check_fence,
     check_open_branch,
@@ -50,7 +52,7 @@ from frazil.partitions.watermark import watermark_us
 
 
 class Committer:
-    """Commits one epoch of one stream."""
+    """Commits the batches of one epoch of one stream."""
 
     def __init__(self, tables: StreamTables, epoch: int, followers: Followers | None = None) -> None:
         self._tables = tables
@@ -70,14 +72,14 @@ class Committer:
         after: int | None = None,
         following: Callable[[Marker], Followers] | None = None,
     ) -> Committer:
-        """Begin the next epoch. Once that has landed, no commit of an earlier epoch can land in either table.
+        """Begin the next epoch. Once its marker has landed, no commit of an earlier epoch can land in either table.
 
-        A process takes over from another only once. After that it continues only its own last epoch, `after`, and
-        raises `Fenced` if there is a later one: a writer that was replaced must not replace its successor.
+        A process takes over from another process only once. After that, the process continues only its own last epoch,
+        `after`, and raises `Fenced` if a later epoch exists: a writer that was replaced must not replace its successor.
 
-        `initial` gives the first offsets of a stream without a marker. Its first epoch is then above every epoch that
-        ever staged a file here, because the stream may have been forgotten. Raises `RolledBack`, `TopicRecreated`,
-        `AdoptionRequired` and `SchemaIncompatible`.
+        `initial` gives the first offsets of a stream without a marker. The first epoch of such a stream is above every
+        epoch that ever staged a file here, because the stream may have been forgotten. Raises `RolledBack`,
+        `TopicRecreated`, `AdoptionRequired` and `SchemaIncompatible`.
         """
 
         def decide(table: Table, marker: Marker | None) -> Marker:
@@ -99,8 +101,8 @@ class Committer:
         return committer
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
-        """Write the epoch to the dead-letter table too; otherwise a paused writer could commit files that
-        we discard.
+        """Write the epoch to the dead-letter table too; otherwise a paused writer could commit files that frazil
+        discards.
         """
 
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
@@ -122,11 +124,11 @@ class Committer:
         return self
 
     def commit(self, journal: Journal) -> Marker:
-        """Commit the dead letters, then the batch, or both at once. Returns its marker, even if it had landed before.
+        """Commit the batch's dead letters and then its rows, or both in one step.
 
-        Checks the main table before the dead letters land, so that those of a stale or committed batch never do. Raises
-        `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`,
-        `CommitUnavailable`.
+        Returns the marker after the batch, even if the batch had landed before. Checks the main table before the dead
+        letters land, so that dead letters of a stale or committed batch never land. Raises `Fenced`, `RolledBack`,
+        `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`.
         """
         main, align, files = self._tables.main, self._tables.align, journal.staged_for("main")
         merge = merge_of(self._tables, journal, files)
@@ -135,10 +137,10 @@ class Committer:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
             _check_in_table(table, marker, main)
             check_same_source(marker.source, journal.source, stream=journal.stream)
-            verdict = continuity(marker, journal)
-            if verdict is Verdict.COMMITTED:
+            decision = continuity(marker, journal)
+            if decision is Continuity.COMMITTED:
                 return Done(marker)
-            _check_stageable(table, journal, verdict, files, at=marker)
+            _check_stageable(table, journal, decision, files, at=marker)
             check_aligned(table.metadata, align, table=main.identifier, files=files)
             return self._routed(advanced(marker, journal), before=marker, journal=journal)
 
@@ -166,14 +168,14 @@ class Committer:
         return committed
 
     def _routed(self, marker: Marker, *, before: Marker, journal: Journal) -> Marker:
-        """Set the last batch that all routed tables have, from a stream's first routed batch on."""
+        """Record in the marker the last batch that all routed tables have, from the stream's first routed batch on."""
         if before.routed is None and not journal.routed:
             return marker
         complete = self.followers.complete_through if self.followers else before.routed or before.settled
         return dataclasses.replace(marker, routed=complete or BatchKey(0, 0))
 
     def _release_open_windows(self) -> None:
-        """Move to main the rows that an earlier declaration kept on the stream's open branch."""
+        """Move the rows that an earlier declaration kept on the stream's open branch to main."""
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -190,22 +192,23 @@ class Committer:
     def _dead_letters_of(self, journal: Journal) -> TableCommit[Marker]:
         """Return the commit of the dead letters.
 
-        Without any, it still checks the table, because staging left out known ones.
+        A batch without dead letters still checks the dead-letter table, because staging left out records that were dead
+        letters already.
         """
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
-            verdict = dead_letter_continuity(marker, journal)
-            if verdict is Verdict.STALE:
+            decision = dead_letter_continuity(marker, journal)
+            if decision is Continuity.STALE:
                 raise StaleBatch(
                     f"dead letters landed since batch {journal.key} of stream {journal.stream!r} was staged: its own "
                     "may be among them; it is staged again"
                 )
-            if verdict is Verdict.COMMITTED or not files:
+            if decision is Continuity.COMMITTED or not files:
                 return Done(marker)
-            _check_stageable(table, journal, verdict, files, at=marker)
+            _check_stageable(table, journal, decision, files, at=marker)
             # Its dead letters lie below these, even after a reset, which reads records below them again.
             offsets = of_same_topics(marker.offsets, marker.source, journal.source)
             ends = {p.topic_partition: max(p.end, offsets.get(p.topic_partition, p.end)) for p in journal.progress}
@@ -219,9 +222,9 @@ class Committer:
         return commit_of(self._tables, letters, decide, files=files, summary=self._history(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Move the marker to Kafka's first available offsets where it is behind them.
+        """Move the marker to Kafka's first available offsets where the marker is behind them.
 
-        Commits an empty snapshot whose summary has what was `lost`. Raises what `commit` raises.
+        Commits an empty snapshot whose summary describes the records `lost`. Raises the same errors as `commit`.
         """
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -239,9 +242,11 @@ class Committer:
         return append(self._tables, self._tables.main, decide, summary=summary)
 
     def held_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:
-        """Return the offsets from the position on whose records are dead letters already, as serialised `BitMap64`s.
+        """Return the offsets, from the marker's position on, whose records are already dead letters, as serialised
+        `BitMap64`s.
 
-        Reads the table once: after the take-over only this epoch's commits change it, behind the position.
+        Reads the dead-letter table once: after the take-over only this epoch's commits change the table, and only
+        behind the marker's position.
         """
         if self._held is None:
             table = self._tables.dead_letters.current()
@@ -253,7 +258,7 @@ class Committer:
         }
 
     def letters_seen(self) -> BatchKey:
-        """Return the batch with the newest dead letters in their table."""
+        """Return the key of the batch with the newest dead letters in the dead-letter table."""
         marker = self._letters_marker()
         return (marker and marker.settled) or NO_LETTERS
 
@@ -280,7 +285,7 @@ def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:
 
 
 def advanced(marker: Marker, journal: Journal) -> Marker:
-    """Return the marker after a batch."""
+    """Return the marker after the batch of this journal."""
     ends = {p.topic_partition: p.end for p in journal.progress}
     newest = dict(marker.max_event_times_us)
     for p in journal.progress:
@@ -308,14 +313,14 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
 
 
 def _check_stageable(
-    table: Table, journal: Journal, verdict: Verdict, files: tuple[StagedFile, ...], *, at: Marker
+    table: Table, journal: Journal, decision: Continuity, files: tuple[StagedFile, ...], *, at: Marker
 ) -> None:
-    """Raise `StaleBatch` for a batch that can no longer land: the next epoch discards it and stages it again."""
+    """Raise `StaleBatch` for a batch that can no longer land: the next epoch discards the batch and stages it again."""
     where = f"batch {journal.key} of stream {journal.stream!r}"
-    if verdict is Verdict.STALE:
+    if decision is Continuity.STALE:
         starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
         off = {name: pair for name, pair in starts.items() if pair[0] != pair[1]}
-        raise StaleBatch(f"{where} starts elsewhere than the marker stands (batch, marker): {off}; it is staged again")
+        raise StaleBatch(f"{where} does not start at the marker's offsets (batch, marker): {off}; it is staged again")
     if not files_fit(table.metadata, files):
         raise StaleBatch(
             f"{where} was staged for a schema or partition spec that the table gave up; it is staged again"

@@ -1,12 +1,12 @@
-"""Finds a consistent snapshot set: one snapshot for each table of one or more streams, from their commits.
+"""Finds a consistent snapshot set: one snapshot for each table of one or more streams, chosen by their commits.
 
-Within a stream the set is cut by batch. Its dead letters, and the rows in its routed tables, are those of the batches
-whose rows the stream's table has. A batch is not in the set if a routed table does not have it, or got it in one
-snapshot with later batches that are not in the set. What a backfill or replay brought is in no table of a set whose
-default table is from before its publication.
+Within one stream, the set ends at a batch. The dead-letter table and the routed tables have only batches that the
+default table's snapshot has. A batch is left out of the set if a routed table does not have it, or got it in one
+snapshot together with later batches that are left out. Rows of a backfill or replay are in no table of the set if the
+default table's snapshot is older than its publication.
 
-Several streams are cut by watermark: by the newest that all of them had, each table at its newest snapshot at or below
-it.
+For several streams, the set ends at a watermark: the newest watermark that all the streams had. Each table is taken at
+its newest snapshot at or below that watermark.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TAG = "frazil-cut-"
 
 @dataclass(frozen=True, slots=True)
 class StreamHistory:
-    """A stream and its tables, whose names are `namespace.table`."""
+    """A stream and its tables, named as `namespace.table`."""
 
     stream: str
     main: str
@@ -50,7 +50,9 @@ class StreamHistory:
     routed: tuple[str, ...] = ()
     """The stream's routed tables."""
     missing_since: BatchKey | None = None
-    """The first batch that a routed table did not have before they were loaded; None if all had all."""
+    """The first batch that a routed table did not have when the tables were loaded; None if every table had all
+    batches.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,10 @@ class CutTable:
     holds: Literal["rows", "dead letters"]
     streams: tuple[str, ...]
     snapshot_id: int | None
-    """The table's snapshot; None if it had none then."""
+    """The table's snapshot; None if the table had no snapshot at that time."""
     committed_at_ms: int | None
     batches: Mapping[str, str]
-    """The last batch (epoch-batch) of each stream in the snapshot, if the history has it."""
+    """The last batch (epoch-batch) of each stream in the snapshot, if the table's history shows that batch."""
     watermarks_ms: Mapping[str, int]
     metadata_location: str = ""
 
@@ -72,13 +74,13 @@ class CutTable:
 @dataclass(frozen=True, slots=True)
 class Cut:
     watermark_ms: int | None
-    """The watermark of a set of several streams; None for one stream."""
+    """The watermark at which the set of several streams ends; None for one stream."""
     tables: tuple[CutTable, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A table's main branch, newest snapshot first, as far as it has not expired."""
+    """The unexpired snapshots of a table's main branch, newest first."""
 
     table: str
     metadata: TableMetadata
@@ -89,29 +91,34 @@ class _Line:
         return cls(table, metadata, tuple(ancestors(metadata)))
 
     def commits(self, stream: str, begin: int = 0, end: int | None = None) -> Iterable[tuple[int, Snapshot]]:
-        """Yield the stream's commits with their places in the line."""
+        """Yield the stream's commits, each with its index in `snapshots`."""
         for place, snapshot in list(enumerate(self.snapshots))[begin:end]:
             if snapshot.summary and snapshot.summary.get("frazil.stream") == stream:
                 yield place, snapshot
 
     def place_at(self, at_ms: int | None) -> int:
-        """Return the place of the newest snapshot of that time or before."""
+        """Return the index of the newest snapshot that was committed at `at_ms` or before."""
         if at_ms is None:
             return 0
-        return self._checked(
+        return self._require_unexpired(
             next((p for p, s in enumerate(self.snapshots) if s.timestamp_ms <= at_ms), len(self.snapshots))
         )
 
     def place_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
-        """Return the place of the newest snapshot, from `begin` on, that has none of the stream's excluded commits."""
-        return self._checked(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
+        """Return the index of the newest snapshot, from index `begin` on, whose history has none of the stream's
+        excluded commits.
+        """
+        return self._require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def place_without(self, is_left_out: Callable[[Snapshot], bool]) -> int:
-        """Return the place of the newest snapshot that has nothing that is left out."""
-        return self._checked(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
+        """Return the index of the newest snapshot whose history has none of the snapshots that are left out."""
+        return self._require_unexpired(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
 
-    def _checked(self, place: int) -> int:
-        """Raise if the place is beyond the line's end, unless the line begins with the table's first snapshot."""
+    def _require_unexpired(self, place: int) -> int:
+        """Return the index. Raises FrazilError if the snapshot at that index has expired.
+
+        An index after the table's first snapshot is valid: the table had no snapshot then.
+        """
         if place < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
             return place
         oldest = self.snapshots[-1]
@@ -123,11 +130,10 @@ class _Line:
 
 
 def cut_of(streams: Sequence[StreamHistory], tables: Mapping[str, Table], *, at_ms: int | None = None) -> Cut:
-    """Return the newest snapshot set, or that of a time.
+    """Return the newest snapshot set, or the snapshot set at the time `at_ms`.
 
-    `tables` are the loaded tables by name. Raises FrazilError if their history no longer shows the set, or if one of
-    several streams has no watermark. Raises RolledBack if a table has lost commits of a stream that belong to what the
-    other tables have.
+    `tables` maps names to loaded tables. Raises FrazilError if the tables' history no longer shows the set, or if one
+    of several streams has no watermark. Raises RolledBack if a table has lost commits of a stream.
     """
     for history in streams:
         _check_not_rolled_back(history, tables)
@@ -138,7 +144,7 @@ def cut_of(streams: Sequence[StreamHistory], tables: Mapping[str, Table], *, at_
         watermark = min(_watermark(lines[h.main], h.stream, mains[h.main]) for h in streams)
         for history in streams:
             line, begin = lines[history.main], mains[history.main]
-            mains[history.main] = line.place_before(history.stream, begin, lambda s: _later(s, watermark))
+            mains[history.main] = line.place_before(history.stream, begin, lambda s: _is_past_watermark(s, watermark))
     left_out = dict[str, Callable[[Snapshot], bool]]()
     for history in streams:
         mains[history.main], left_out[history.stream] = _settled(history, lines, mains[history.main])
@@ -164,8 +170,8 @@ def _check_not_rolled_back(history: StreamHistory, tables: Mapping[str, Table]) 
             check(metadata, marker, table=name)
 
 
-def _end(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> BatchKey | None:
-    """Return the first batch that is not in the set; None if no batch is settled."""
+def _first_excluded_batch(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> BatchKey | None:
+    """Return the first batch that is not in the set; None if the stream has no settled batch."""
     line = lines[history.main]
     later = [key for _, s in line.commits(history.stream, 0, main) if (key := _batch(s))]
     marker = read_marker(line.metadata.properties, history.stream)
@@ -186,11 +192,12 @@ def _end(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> Batch
 
 
 def _settled(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> tuple[int, Callable[[Snapshot], bool]]:
-    """Return the default table's place, and the filter for other tables: later batches and later publications.
+    """Return the index of the default table's snapshot, and a filter for the other tables' snapshots.
 
-    If one of these tables got a batch only after something that it leaves out, the set is cut before that batch.
+    The filter selects snapshots to leave out: batches and publications later than the default table's snapshot. If
+    another table got a batch only after a snapshot that it leaves out, the set ends before that batch.
     """
-    line, end = lines[history.main], _end(history, lines, main)
+    line, end = lines[history.main], _first_excluded_batch(history, lines, main)
     while True:
         if end is not None:
             main = line.place_before(history.stream, main, partial(_is_from, end))
@@ -198,7 +205,7 @@ def _settled(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> t
         out_of_order = [
             key
             for name in (history.dead_letters, *history.routed)
-            for key in _after(lines[name], history.stream, later)
+            for key in _batches_after(lines[name], history.stream, later)
             if end is not None and key < end
         ]
         if not out_of_order:
@@ -206,8 +213,8 @@ def _settled(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> t
         end = min(out_of_order)
 
 
-def _after(line: _Line, stream: str, later: Collection[str]) -> list[BatchKey]:
-    """Return the batches that a table got after the first of these backfills."""
+def _batches_after(line: _Line, stream: str, later: Collection[str]) -> list[BatchKey]:
+    """Return the batches that a table got after the first of the backfills in `later`."""
     first = max((place for place, s in enumerate(line.snapshots) if _published(s) in later), default=0)
     return [key for _, s in line.commits(stream, 0, first) if (key := _batch(s))]
 
@@ -223,7 +230,9 @@ def _is_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
 
 
 def _follower_place(line: _Line, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
-    """Return the place of the newest snapshot without what is left out, whenever it was committed."""
+    """Return the index of the newest snapshot whose history has nothing that is left out, regardless of its commit
+    time.
+    """
     place = line.place_without(is_left_out)
     # What others did to the table later (a compaction) is left out, as it is of the rows.
     while (
@@ -232,7 +241,7 @@ def _follower_place(line: _Line, is_left_out: Callable[[Snapshot], bool], at_ms:
         and line.snapshots[place].timestamp_ms > at_ms
         and not (_batch(line.snapshots[place]) or _published(line.snapshots[place]))
     ):
-        place = line._checked(place + 1)
+        place = line._require_unexpired(place + 1)
     return place
 
 
@@ -262,20 +271,21 @@ def _table(
 
 
 def _batch(snapshot: Snapshot) -> BatchKey | None:
-    """Return the batch that a commit brought, by its commit record; None for a take-over, an empty commit, or
-    another's.
+    """Return the batch that a commit brought, from the commit record in its summary.
+
+    Returns None for a take-over, an empty commit, or a commit of another writer.
     """
     record = snapshot.summary.get("frazil.commit-record") if snapshot.summary else None
     return key_of(record) if record else None
 
 
 def _published(snapshot: Snapshot) -> str | None:
-    """Return the backfill or replay whose rows a snapshot brought to the table."""
+    """Return the id of the backfill or replay whose rows a snapshot brought to the table."""
     return snapshot.summary.get("frazil.backfill") if snapshot.summary else None
 
 
 def _first_batch(snapshot: Snapshot) -> BatchKey | None:
-    """Return the first of several batches whose rows came with one snapshot of a routed table."""
+    """Return the first batch of a routed table's snapshot that has the rows of several batches."""
     record = snapshot.summary.get(FIRST_RECORD) if snapshot.summary else None
     return key_of(record) if record else None
 
@@ -285,7 +295,7 @@ def _watermark_ms(snapshot: Snapshot) -> int | None:
     return int(watermark_ms) if watermark_ms else None
 
 
-def _later(snapshot: Snapshot, watermark: int | None) -> bool:
+def _is_past_watermark(snapshot: Snapshot, watermark: int | None) -> bool:
     watermark_ms = _watermark_ms(snapshot)
     return watermark_ms is not None and watermark is not None and watermark_ms > watermark
 
@@ -301,7 +311,10 @@ def _watermark(line: _Line, stream: str, begin: int) -> int:
 
 
 def set_tag(table: Table, name: str, snapshot_id: int, *, retry_policy: RetryPolicy) -> None:
-    """Tag a snapshot, so that expiry keeps it. Raises FrazilError if the tag is on another one, or it has expired."""
+    """Tag a snapshot so that expiry keeps it.
+
+    Raises FrazilError if another snapshot already has the tag, or if the snapshot has expired.
+    """
     tag = TAG + name
 
     def propose(table: Table) -> Done[None] | Change[None]:
@@ -330,7 +343,7 @@ def set_tag(table: Table, name: str, snapshot_id: int, *, retry_policy: RetryPol
 
 
 def remove_tag(table: Table, name: str, *, retry_policy: RetryPolicy) -> bool:
-    """Remove a tag of `set_tag`; returns whether it existed. Its snapshot then expires like others."""
+    """Remove a tag of `set_tag`, and return whether the tag existed. The snapshot then expires like any other."""
     tag = TAG + name
     found = False
 

@@ -1,12 +1,14 @@
-"""Folded commit records: one immutable object for a thousand of them, so that a stream leaves few objects behind.
+"""Folded commit records: one immutable object holds about a thousand commit records, so that a stream keeps few
+objects.
 
-A journal is a separate object while its batch is undecided, because its key is the fence. Once later batches are
-committed, only audits and resets read it. It then goes with its neighbours into
-`<state>/records/<first>_<last>.jsonl.gz`: a line with the format, then the journals unchanged and in order.
+A journal is a separate object while its batch is undecided, because the journal's key fences the batch. Once later
+batches are committed, only audits and resets read the journal. The journal is then folded with its neighbours into
+`<state>/records/<first>_<last>.jsonl.gz`. The first line of this object has the format and the keys; the unchanged
+journals follow, in order.
 
-Folding needs no fence: an object is written if absent, and read back, before its journals are deleted. So every record
-is in at least one place, whatever is killed or runs twice. Readers try the journal first, then the folded records; a
-record in both places counts once.
+Folding needs no fence. The object is written only if it does not exist, and is read back before its journals are
+deleted. So every record exists in at least one place, even if processes are killed or fold at the same time. Readers
+try the journal first, then the folded records. A record in both places counts once.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 MAX_RECORDS = 1_024
 MAX_BYTES = 16 * 1024**2
-"""Maximum bytes of records in an object, before compression: reading one record loads them all."""
+"""Maximum bytes of records in one object, before compression. Reading one record loads the whole object."""
 READS_AT_ONCE = 8
 
 _NAME = re.compile(r"(\d{8,})-(\d{8,})_(\d{8,})-(\d{8,})\.jsonl\.gz")
@@ -38,7 +40,7 @@ Records = dict[BatchKey, bytes]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Segment:
-    """An object, as its name describes it."""
+    """An object of folded records, as described by the object's name."""
 
     first: BatchKey
     last: BatchKey
@@ -46,7 +48,7 @@ class Segment:
 
     @classmethod
     def at(cls, path: str) -> Segment | None:
-        """Parse a path; None if it is not a segment's."""
+        """Parse a path; returns None if the path does not name a segment."""
         found = _NAME.fullmatch(path.rsplit("/", 1)[-1])
         if found is None:
             return None
@@ -57,7 +59,7 @@ class Segment:
 class FoldedRecords:
     """The folded records of one stream.
 
-    Caches the last object read, because neighbours are read one after the other.
+    Caches the last object that was read, because neighbouring records are often read one after the other.
     """
 
     def __init__(self, store: ObjectStore, state: str) -> None:
@@ -73,7 +75,7 @@ class FoldedRecords:
         return self._known
 
     def get(self, key: BatchKey) -> bytes | None:
-        """Return a record; None if it is not folded."""
+        """Return a record; None if the record is not folded."""
         found = self._find(key, self._known)
         return self._find(key, self.segments()) if found is None else found
 
@@ -84,7 +86,7 @@ class FoldedRecords:
         return None
 
     def items(self, *, newest_first: bool) -> Iterator[tuple[BatchKey, bytes]]:
-        """Yield all records by key, once each: objects of concurrent folds may overlap."""
+        """Yield each record once, in key order. Objects of concurrent folds may overlap."""
         segments = self.segments()
         last: BatchKey | None = None
         for segment in sorted(segments, key=lambda s: s.last, reverse=True) if newest_first else segments:
@@ -95,21 +97,23 @@ class FoldedRecords:
                     last = key
 
     def read(self, segment: Segment) -> Records:
-        """Return the records of one object in order; empty if it is missing or damaged."""
+        """Return the records of one object in key order; empty if the object is missing or damaged."""
         if self._last[0] != segment.path:
             data = self._store.get(segment.path)
             self._last = (segment.path, {} if data is None else _unpacked(data, segment.path))
         return self._last[1]
 
     def write(self, records: Records) -> bool:
-        """Write an object with records in key order; False if an object of that name has other records."""
+        """Write the records, given in key order, as one object. Returns False if an object of that name has other
+        records.
+        """
         path = self._path(records)
         self._store.put_if_absent(path, _packed(records))
         stored = self._store.get(path)
         return stored is not None and _unpacked(stored, path) == records
 
     def delete(self, records: Records) -> None:
-        """Undo `write`."""
+        """Delete the object that `write` wrote for these records."""
         self._store.delete([self._path(records)])
 
     def _path(self, records: Records) -> str:
@@ -143,12 +147,12 @@ def _unpacked(data: bytes, path: str) -> Records:
 
 
 def groups(
-    keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, most: int = MAX_RECORDS
+    keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_RECORDS
 ) -> Iterator[Records]:
-    """Group journals, in order, into groups that fill an object. Leaves out an incomplete last group and empty
-    journals.
+    """Split journals, in order, into groups that each fill one object.
 
-    If `read` returns None, another process has folded the journal, and the groups end.
+    Leaves out empty journals, and a last group that is not full. Stops when `read` returns None: another process has
+    folded that journal.
     """
     group: Records = {}
     size = 0
@@ -162,6 +166,6 @@ def groups(
                 if data:
                     group[key] = data
                     size += len(data)
-                if len(group) >= most or size >= MAX_BYTES:
+                if len(group) >= limit or size >= MAX_BYTES:
                     yield group
                     group, size = {}, 0

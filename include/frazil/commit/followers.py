@@ -1,8 +1,8 @@
-"""Commits the files of routed tables: they follow the default table, whose commit has decided their batches.
+"""Commits the files of routed tables. Routed tables follow the default table, whose commit decides each batch.
 
-So committing to a routed table needs no epoch. Its own marker records how far it is: it has the journals up to its
-`settled`, and later ones that name its files wait. Every writer, even a paused one, commits the same files in the same
-order, each once.
+Committing to a routed table therefore needs no epoch. The routed table's own marker records its progress: the table has
+the journals up to `settled`, and later journals that name files of this table wait. Every writer, even a paused one,
+commits the same files in the same order, each file once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
+from uuid import UUID
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
@@ -24,6 +25,7 @@ from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marked_update import commit_of, merge_of
 from frazil.commit.marker import BatchKey, Fate, Marker, merged_identity, read_marker
 from frazil.commit.members import never_had
+from frazil.commit.merging import MergeWriter
 from frazil.commit.mode import MERGED
 from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.stream_tables import StreamTables
@@ -46,29 +48,35 @@ from frazil.table.catalogs import words_of_table
 log = logging.getLogger(__name__)
 
 FIRST_RECORD = "frazil.first-commit-record"
-"""The summary key for the first commit record of a snapshot with rows of several batches."""
+"""The summary key for the first commit record, in a snapshot with rows of several batches."""
 NOTHING = BatchKey(0, 0)
-"""A key before the first batch."""
+"""A batch key that is before the first batch."""
 AT_ONCE = 16
-"""Tables committed to in parallel."""
+"""Maximum number of tables committed to in parallel."""
 MERGES_AT_ONCE = 64
-"""Tables committed to in parallel if their merges share the engine's jobs, because they mostly wait."""
+"""Maximum number of tables committed to in parallel if their merges share the engine's jobs, because the threads mostly
+wait.
+"""
 RETRY_TIMEOUT_S = 30.0
-"""Timeout for retrying a commit to one table while the others wait for it."""
+"""Timeout for retrying the commit to one table while the other tables wait."""
 RETRY_TIMEOUT_BEHIND_S = 3.0
-"""Timeout for a table whose last commit failed."""
+"""Timeout for retrying the commit to a table whose last commit failed."""
 COMING_MS = round(2 * RETRY_TIMEOUT_S * 1000)
-"""Time after its journal within which a batch may still be coming: the default table commits first."""
+"""Time after a journal was made within which the routed table's commit may still be under way. The default table
+commits first.
+"""
 Make = Callable[[Target, Sequence[Journal]], None]
-"""Creates or loads a table whose rows of these batches wait next to the default table, and writes its first marker."""
+"""Creates or loads a table, and writes its first marker. Its rows of these batches wait in files next to the default
+table.
+"""
 
 
-class _MadeAgain(CommitUnavailable):
-    """Another table now has the name of the one that files were prepared for."""
+class _TableRecreated(CommitUnavailable):
+    """A table was recreated under its name after files had been prepared for it."""
 
 
 class Gone(StrEnum):
-    """What happened to a table that the route had: it was dropped or renamed."""
+    """What happened to a table that the route had: the table was dropped or renamed."""
 
     MISSING = "missing"
     REPLACED = "another table"
@@ -77,33 +85,35 @@ class Gone(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A table without rows of batches that the default table has."""
+    """A routed table that misses rows of batches that the default table has."""
 
     target: Target
     since_ms: int
-    """When its oldest waiting journal was made, in milliseconds since the epoch."""
+    """When the oldest journal that waits for the table was made, in milliseconds since 1970."""
     batches: int
     rows: int
     reason: str
-    replay: str | None = None
-    """The replay of dead letters whose rows these are, in `batches` chunks; None for rows of batches."""
+    backfill: str | None = None
+    """The backfill or replay whose rows these are, in `batches` chunks; None for rows of batches."""
     only_last: bool = False
-    """Whether only the default table's last batch is missing and no error is known: its writer commits it next."""
+    """Whether only the default table's last batch is missing and no error is known. The writer commits that batch
+    next.
+    """
     gone: Gone | None = None
-    """What happened to a table that no longer exists; else None."""
+    """What happened to a table that no longer exists; None for a table that exists."""
 
     @property
     def amiss(self) -> str:
-        """Return a short description of what is wrong."""
-        return str(self.gone) if self.gone else f"lacks {counted(self.rows, 'row')}"
+        """Return a short description of the problem."""
+        return str(self.gone) if self.gone else f"{counted(self.rows, 'row')} behind"
 
     def is_coming(self, now_ms: int) -> bool:
-        """Whether a healthy writer is about to commit what is missing."""
+        """Whether a healthy writer is about to commit the missing batch."""
         return self.only_last and now_ms - self.since_ms < COMING_MS
 
     def __str__(self) -> str:
-        of = counted(self.batches, "batch") if self.replay is None else f"replay {self.replay}"
-        return f"{self.target} lacks {counted(self.rows, 'row')} of {of}: {self.reason}"
+        of = counted(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
+        return f"{self.target} is missing {counted(self.rows, 'row')} of {of}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,31 +125,36 @@ class _Failed:
 
 @dataclass(slots=True)
 class Followers:
-    """The routed tables of one stream, as one writer knows them."""
+    """The routed tables of one stream, as known to one writer."""
 
     tables: StreamTables
     through: BatchKey
-    """All routed tables have all batches up to this one, except those in `waiting`."""
+    """All routed tables have all batches up to this batch, except the batches in `waiting`."""
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
-    """Journals that the default table has and a table may not have yet, in order."""
+    """Journals, in order, that the default table has committed and that the routed table may not have committed yet."""
     behind: dict[Target, Behind] = field(default_factory=dict)
-    """The tables that are behind since their last commit failed."""
+    """The tables that miss rows since their last commit failed."""
     refused: dict[Target, str] = field(default_factory=dict)
-    """Why the last commit to each table failed, including tables that were dropped when they had all rows."""
+    """Why the last commit to each table failed. Includes tables that were dropped when they had all rows."""
+    merges: dict[Target, dict[UUID, MergeWriter]] = field(default_factory=dict)
+    """Merges that a table refused, by its UUID: the next attempt commits the files that they have written."""
     make: Make | None = None
-    """Creates missing tables; None for readers, which create none."""
+    """Creates missing tables; None for readers, which do not create tables."""
     epoch: int = 0
-    """The writer's epoch; other writers staged the files of earlier epochs."""
+    """The writer's epoch. Files of earlier epochs were staged by other writers."""
     atomic: bool | frozenset[Target] = False
-    """Whether batches are committed to routed tables atomically with the default table, or which tables are."""
+    """Whether batches are committed to the routed tables atomically with the default table, or the set of tables for
+    which this holds.
+    """
 
     @classmethod
     def of(
         cls, tables: StreamTables, marker: Marker, make: Make | None = None, *, atomic: bool | Collection[str] = True
     ) -> Followers:
-        """Find what earlier writers left, from the default table's marker and the journals after its `routed`.
+        """Find the batches that earlier writers left uncommitted.
 
-        `atomic` is as declared; it applies only if the catalog can commit to several tables in one step.
+        Uses the default table's marker and the journals after the marker's `routed`. `atomic` is the declared setting;
+        it applies only if the catalog can commit to several tables in one step.
         """
         in_one_step = tables.at_once is not None and (atomic if isinstance(atomic, bool) else frozenset(atomic))
         found = cls(tables, marker.settled or NOTHING, make=make, epoch=marker.at.epoch, atomic=in_one_step)
@@ -155,7 +170,7 @@ class Followers:
 
     @property
     def complete_through(self) -> BatchKey:
-        """Return the last batch that all tables have, with all before it."""
+        """Return the last batch up to which all tables have all batches."""
         oldest = min((journals[0].key for journals in self.waiting.values()), default=None)
         return self.through if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
 
@@ -168,7 +183,10 @@ class Followers:
         self.through = journal.key
 
     def commit(self) -> None:
-        """Commit what waits, in parallel. A table that fails is behind: its files wait for the next call."""
+        """Commit the waiting batches to their tables, in parallel.
+
+        If the commit to a table fails, the table falls behind, and its files wait for the next call.
+        """
         targets = sorted(self.waiting)
         if not targets:
             return
@@ -192,9 +210,9 @@ class Followers:
                 self.behind.pop(target, None)
 
     def together(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
-        """Return the commits of a batch to its `atomic` tables, for one step with the default table's.
+        """Return the commits of a batch to its `atomic` tables, for one step with the default table's commit.
 
-        Rows of earlier batches come first. Raises `CommitUnavailable` while one of these tables is behind.
+        Commits rows of earlier batches first. Raises `CommitUnavailable` while one of these tables is behind.
         """
         if self.atomic is False:
             return ()
@@ -207,12 +225,12 @@ class Followers:
             )
         tables = self.tables
         return tuple(
-            _commit(tables, tables.handle(t), [journal], self._files(t, [journal], made=True), target=t)
+            _commit(tables, tables.handle(t), [journal], self._files(t, [journal], made=True), target=t, merges={})
             for t in targets
         )
 
     def _tried(self, target: Target) -> _Failed | None:
-        """Commit to one table; returns the failure, if any."""
+        """Commit the waiting batches to one table; returns the failure, or None."""
         again = target in self.refused
         retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_BEHIND_S if again else RETRY_TIMEOUT_S)
         handle = self.tables.handle(target)
@@ -223,25 +241,29 @@ class Followers:
                 self.waiting[target] = not_given_up(self.waiting[target], note_of(self.tables, target))
             if not (journals := self.waiting[target]):
                 return None  # a person gave them up
-            self._made(target, journals)
+            self._create_if_waiting(target, journals)
             waited, late = 0, again or self._is_inherited(target)
             if late:
-                _check_there(self.tables, handle, journals, target=target)
+                _check_files_exist(self.tables, handle, journals, target=target)
                 waited = _rows(missing_journals(self.tables, handle.current(), journals), target)
-            follow(self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy)
+            merges = self.merges.setdefault(target, {})
+            follow(self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy, merges=merges)
+            del self.merges[target]
             delete_moved(self.tables, journals, target)
             if late:
                 sweep_merged(self.tables, journals, target)
             if waited:
                 log.warning("table %s got %s that waited for it", target, counted(waited, "row"))
-        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
             log.debug("table %s is left behind", target, exc_info=True)
             return self._failed(target, error)
         return None
 
     def _failed(self, target: Target, error: Exception) -> _Failed:
-        """Return the failure. A table that was dropped had some of an earlier writer's batches; any other may be
-        missing all.
+        """Return the failure with the batches that the table misses.
+
+        A table that was dropped had committed some of an earlier writer's batches. Any other table may miss all waiting
+        batches.
         """
         missing: Sequence[Journal] = self.waiting[target]
         if self._is_inherited(target) and isinstance(error, NoSuchTableError | TableLost):
@@ -255,15 +277,18 @@ class Followers:
         """Whether an earlier writer staged files that the table may not have."""
         return any(journal.key.epoch < self.epoch for journal in self.waiting[target])
 
-    def _made(self, target: Target, journals: Sequence[Journal]) -> None:
-        """Create the table whose rows wait next to the default table."""
+    def _create_if_waiting(self, target: Target, journals: Sequence[Journal]) -> None:
+        """Create the table if its rows wait in files next to the default table."""
         if self.make is not None and some_beside(self.tables, journals, target):
             self.make(target, journals)
 
     def _files(self, target: Target, journals: Sequence[Journal], *, made: bool = False) -> tuple[StagedFile, ...]:
-        """Return the files of these journals for a table; rows that wait elsewhere are rewritten as its own."""
+        """Return the files of these journals for a table.
+
+        Rows that wait in files next to the default table are rewritten as files of this table.
+        """
         if made:
-            self._made(target, journals)
+            self._create_if_waiting(target, journals)
         table = self.tables.handle(target).current()
         return tuple(file for journal in journals for file in moved(self.tables, table, journal, target))
 
@@ -278,7 +303,9 @@ def _rows(journals: Iterable[Journal], target: Target) -> int:
 
 
 def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
-    """Yield the journals of batches that the default table has but not all tables have, newest first."""
+    """Yield the journals of batches that the default table has but that some routed table may not have, newest
+    first.
+    """
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.records(newest_first=True):
         if marker.routed is not None and journal.key <= marker.routed:
@@ -297,12 +324,13 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
     *,
     target: Target,
     retry_policy: RetryPolicy,
+    merges: dict[UUID, MergeWriter],
 ) -> Marker:
-    """Commit the files of these journals that a table does not have yet, in order.
+    """Commit those files of these journals that a table does not have yet, in order.
 
-    Rows of several batches form one snapshot. Merged batches get one snapshot each, because a batch is merged into the
-    result of the one before. Raises `RolledBack`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`, and what
-    the storage raises.
+    Rows of several batches form one snapshot. Merged batches get one snapshot each, because each batch is merged into
+    the result of the batch before. Raises `RolledBack`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`, and
+    the storage's errors.
     """
     while True:
         table = handle.current()
@@ -312,35 +340,36 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
             return marker
         if any(file.content in MERGED for journal in later for file in journal.staged_for(target)):
             later = later[:1]
-        commit = _commit(tables, handle, later, files_of(target, later), target=target)
-        with suppress(_MadeAgain):
+        commit = _commit(tables, handle, later, files_of(target, later), target=target, merges=merges)
+        with suppress(_TableRecreated):
             commit_snapshots((commit,), retry_policy=retry_policy)
 
 
-def _commit(
+def _commit(  # noqa: PLR0913 - the place and the contents of a commit
     tables: StreamTables,
     handle: TableHandle,
     journals: Sequence[Journal],
     files: tuple[StagedFile, ...],
     *,
     target: Target,
+    merges: dict[UUID, MergeWriter],
 ) -> TableCommit[Marker]:
-    """Return the commit of these journals' `files` to a table."""
+    """Return the commit of these journals' `files` to a table. `merges` has the last one, if the table refused it."""
     prepared_for = handle.current().metadata.table_uuid
 
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
         marker = present_marker(found, table, tables.stream)
         if table.metadata.table_uuid != prepared_for:
-            raise _MadeAgain(f"table {target} was made again meanwhile: its rows are to be written anew for it")
+            raise _TableRecreated(f"table {target} was made again meanwhile: its rows are to be written again for it")
         check_routed_not_rolled_back(table.metadata, marker, table=target)
         if len(later_journals(marker, journals)) < len(journals):
-            return Done(marker)  # others committed some of them meanwhile: what is left is prepared anew
+            return Done(marker)  # others committed some of them meanwhile: what is left is prepared again
         if not files_fit(table.metadata, files):
             raise SchemaIncompatible(
                 f"rows that wait for table {target} were written for a schema or partition spec that it gave up: make "
                 "the columns optional that were made required since"
             )
-        return reduce(_with, journals, marker)
+        return reduce(_advanced_by, journals, marker)
 
     summary = {
         "frazil.operation": "follow",
@@ -349,11 +378,13 @@ def _commit(
     }
     if len(journals) > 1:
         summary[FIRST_RECORD] = tables.journals.path(journals[0].key)
-    merge = merge_of(tables, journals[0], files)
+    merge, refused = merge_of(tables, journals[0], files), merges.get(prepared_for)
+    if merge is not None:
+        merge = merges[prepared_for] = refused if refused and refused.changes == merge.changes else merge
     return commit_of(tables, handle, decide, files=files, merge=merge, summary=summary)
 
 
-def _with(marker: Marker, journal: Journal) -> Marker:
+def _advanced_by(marker: Marker, journal: Journal) -> Marker:
     ends = {p.topic_partition: p.end for p in journal.progress}
     owned = marker if journal.key.epoch in marker.batches else marker.owned_by(journal.key.epoch)
     return dataclasses.replace(
@@ -376,7 +407,7 @@ def present_marker(found: Marker | None, table: Table, stream: str) -> Marker:
 def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:
     """Check a routed table's ancestry.
 
-    Raises RolledBack with advice for that table, because a reset concerns the default table.
+    Raises RolledBack with advice for this table, because `frazil reset` concerns the default table.
     """
     try:
         check_ancestry(metadata, marker, table=table)
@@ -388,10 +419,14 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
         ) from error
 
 
-def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target) -> None:
-    """Check that all files exist that the table does not have yet: it must never reference a missing file.
+def _check_files_exist(
+    tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
+) -> None:
+    """Check that the files of batches that the table does not have yet exist: a table must never reference a missing
+    file.
 
-    Files of batches that it has may be missing: a compaction replaced them, or the table was dropped and recreated.
+    Files of batches that the table has may be missing: a compaction replaced them, or the table was dropped and
+    recreated.
     """
     marker = read_marker(handle.current().metadata.properties, tables.stream)
     later = journals if marker is None else later_journals(marker, journals)
@@ -404,7 +439,7 @@ def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[J
 
 
 def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
-    """Return the journals whose files a table does not have, by its marker."""
+    """Return the journals whose files a table does not have, according to the table's marker."""
     try:
         marker = read_marker(table.metadata.properties, tables.stream)
     except MarkerUnreadable:
@@ -413,7 +448,7 @@ def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Jour
 
 
 def error_sentence(error: Exception, stream: str, target: Target) -> str:
-    """Return why a table could not be committed to, or loaded."""
+    """Return a sentence that says why a table could not be loaded or committed to."""
     if isinstance(error, NoSuchTableError):
         return (
             "it is not in the catalog: it was dropped or renamed. Put it back, or let it go on, empty: "

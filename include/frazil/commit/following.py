@@ -1,4 +1,4 @@
-"""Begins to let a routed table follow the default table, or lets it continue without rows that wait for it."""
+"""Lets a routed table start to follow the default table, or continue without the rows that wait for it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from frazil.ingest.contract import Target
 def begin_following(
     tables: StreamTables, handle: TableHandle, default_marker: Marker, *, before: Journal | None = None
 ) -> None:
-    """Write a table's first marker, before any file is staged for it: no batch so far has a row for it.
+    """Write a table's first marker, before any file is staged for the table: no earlier batch has rows for it.
 
-    With `before`, no batch before that one, whose rows are the first to wait for it.
+    With `before`, the marker ends before that batch, whose rows are the first that wait for the table.
     """
     first = _with_all_of(default_marker)
     if before is not None:
@@ -43,10 +43,11 @@ def begin_following(
 
 
 def give_up(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Let a table continue as it is, without waiting rows of batches up to `home`'s last.
+    """Let a table continue as it is, without its waiting rows of the default table's batches.
 
-    Accepts a rollback of the table, and batches in it that the default table does not have. Safe next to a running
-    writer: what follows meanwhile stays. Raises what `swap` raises.
+    `default_marker` names the last of these batches. Accepts a rollback of the table, and batches in the table that the
+    default table does not have. Safe while a writer runs: the batches that it commits to the table meanwhile stay.
+    Raises the same errors as `swap`.
     """
 
     def decide(table: Table) -> Marker:
@@ -63,18 +64,20 @@ def give_up(tables: StreamTables, target: Target, default_marker: Marker) -> Non
 
 
 def give_up_beside(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Discard the rows that wait for a missing table; if it ever exists, it begins with later batches."""
+    """Discard the rows that wait for a missing table. If the table is created later, it begins with later batches."""
     note = note_of(tables, target) or Note(target, None, "its rows were given up")
     write_note(tables, dataclasses.replace(note, given_up=default_marker.settled))
 
 
 def is_ahead(table: Marker, default_marker: Marker) -> bool:
-    """Whether a table has batches that the default table, recreated or forgotten since, does not have."""
+    """Whether a table has batches that the default table does not have, because the default table was recreated or
+    forgotten.
+    """
     return (table.settled or NOTHING) > (default_marker.settled or NOTHING)
 
 
 def _with_all_of(default_marker: Marker) -> Marker:
-    """Return the marker of a table that has everything the default table has."""
+    """Return the marker of a table that has all batches of the default table."""
     return Marker(
         default_marker.stream,
         default_marker.at,

@@ -1,7 +1,7 @@
-"""Finds records that are dead letters already and will be read again, by reading the table.
+"""Finds, by reading the dead-letter table, records that will be read again and are dead letters already.
 
-Whether a record is rejected depends on the current schema. A dead letter stays one: staging writes its record to
-neither table, even if the schema now accepts it.
+Whether a record is rejected depends on the current schema. A record that is a dead letter stays a dead letter: staging
+writes the record to neither table again, even if the schema now accepts it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from frazil.table.landed_offsets import Wanted, tally
 
 
 def held_letters(table: Table, letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets from a stream's position on whose records are dead letters already.
+    """Return the offsets, from a stream's position on, whose records are dead letters already.
 
-    Reads the table only if its own marker, `letters`, is ahead: after a reset, or when only the main table is missing a
-    batch. In a truncated log, an offset belongs to two records, and no dead letter is held.
+    Reads the dead-letter table only if its own marker, `letters`, is ahead of the stream's marker: after a reset, or
+    when only the main table misses a batch. In a truncated log, one offset belongs to two records, so dead letters at
+    these offsets do not count.
     """
     ends = of_same_topics(letters.offsets, letters.source, marker.source) if letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
@@ -31,9 +32,9 @@ def held_letters(table: Table, letters: Marker | None, marker: Marker) -> dict[T
 
 
 def reach(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return offsets below which all dead letters of these topics lie, for a stream without a marker.
+    """Return the offsets below which all dead letters of these topics lie, for a dead-letter table without a marker.
 
-    Reads the coordinates of the whole table.
+    Reads the coordinates of all dead letters in the table.
     """
     head = head_of(table.metadata)
     if head is None or (head.summary and head.summary.get("total-records") == "0"):

@@ -1,4 +1,4 @@
-"""Reads a stream's commits from a branch's history, newest first, and the table's position."""
+"""Reads a stream's commits from a branch's history, newest first, and the position that the table has reached."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 
 ONLY_IN_SUMMARY = ("frazil.lost", "frazil.backfill-stream")
-"""Summary keys for skipped ranges and published backfills, whose time no record has."""
+"""Summary keys of skipped ranges and published backfills. No commit record has the time of these events."""
 
 CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events")
-"""Outcomes of a record that is merged, dropped as a repeat, or an event without a row."""
+"""Outcomes of a record: the result of a merge, a repeat that is dropped, or an event that changes no row."""
 
 
 def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]:
-    """Yield the branch's snapshots, newest first, as far as its history has not expired."""
+    """Yield the branch's snapshots that have not expired, newest first."""
     snapshots = {s.snapshot_id: s for s in metadata.snapshots}
     current = head_of(metadata, branch)
     while current is not None:
@@ -30,7 +30,7 @@ def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]
 
 
 def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
-    """Yield main's snapshots, newest first, then the single older ones that expiry kept."""
+    """Yield main's snapshots, newest first, and then the older snapshots that expiry kept."""
     oldest = 0
     for snapshot in ancestors(metadata):
         oldest = snapshot.sequence_number or 0
@@ -40,9 +40,9 @@ def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
 
 
 def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """Yield a stream's batches in the branch, newest first, each with the path of its commit record.
+    """Yield the snapshots of a stream's batches in the branch, newest first, each with the path of its commit record.
 
-    Take-overs and resets have none, because they bring no rows.
+    Leaves out take-overs and resets, which have no commit record because they bring no rows.
     """
     for snapshot in ancestors(metadata):
         summary = snapshot.summary
@@ -52,19 +52,19 @@ def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def last_commit_ms(metadata: TableMetadata, stream: str) -> int | None:
-    """Return when the stream's newest batch was committed; None if the branch's history does not have it."""
+    """Return when the stream's newest batch was committed; None if the branch's history does not show the batch."""
     return next((snapshot.timestamp_ms for snapshot, _ in commit_records(metadata, stream)), None)
 
 
 def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
-    """Return the epoch of the stream's newest batch; None if the branch's history does not have it."""
+    """Return the epoch of the stream's newest batch; None if the branch's history does not show the batch."""
     newest = next((snapshot.summary for snapshot, _ in commit_records(metadata, stream)), None)
     epoch = newest.get("frazil.epoch") if newest else None
     return int(epoch) if epoch and epoch.isdecimal() else None
 
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """Yield the ranges that a stream with `on-gap: skip` lost to retention, newest first, with their snapshots."""
+    """Yield the ranges that a stream with `on-gap: skip` lost to retention, newest first, each with its snapshot."""
     for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary
         lost = summary.get("frazil.lost") if summary else None
@@ -75,8 +75,8 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
     """Return the commit record of the branch's newest batch, whose `offsets_after` is the table's position.
 
-    None if the branch provably has no batch of the stream. Raises `RolledBack` if that is unknown, because the older
-    history has expired or the record is missing.
+    Returns None if the branch provably has no batch of the stream. Raises `RolledBack` if the position is unknown,
+    because the older history has expired or the commit record is missing.
     """
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
@@ -99,9 +99,9 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
 
 
 def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
-    """Return the first offset of each topic-partition, from its oldest commit record, and the source it belongs to.
+    """Return the first offset of each topic-partition, from its oldest commit record, and the source of these offsets.
 
-    Reads every record.
+    Reads every commit record.
     """
     first: dict[TopicPartition, int] = {}
     source: SourceIdentity | None = None
@@ -113,7 +113,9 @@ def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], So
 
 
 def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
-    """Return the newest merge of an upsert stream's dead letters; None if the branch's history has none."""
+    """Return the snapshot of the newest merge of an upsert stream's dead letters; None if the branch's history shows no
+    such merge.
+    """
     return next(
         (
             snapshot
@@ -125,6 +127,6 @@ def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
 
 
 def changes_of(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
-    """Return a merge's counts from a snapshot's summary, which other programs may have written."""
+    """Return the counts of a merge from a snapshot's summary, which may be another program's."""
     counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in CHANGES)
     return {name: int(text) for name, text in counts if text.isdecimal()}

@@ -1,8 +1,9 @@
-"""The journal: one durable object per batch, written before the commit, as a whole or not at all.
+"""The journal: one durable object per batch, written before the commit, and never written in part.
 
-After a crash the next epoch commits it without reading Kafka or writing Parquet again, if it still starts at the
-marker's offsets; otherwise it is discarded with its files. Once committed it stays as the commit record that the
-snapshot's summary names, for audits and for resets after a rollback; `fold` joins old ones.
+After a crash, the next epoch commits the journal's batch without reading Kafka or writing Parquet again, if the batch
+still starts at the marker's offsets. Otherwise the next epoch discards the journal and its files. The journal of a
+committed batch stays as the commit record that the snapshot's summary names. Audits use it, and so do resets after a
+rollback. `fold` joins old commit records.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 RECORDS_ALONE = 1_024
-"""The newest commit records that stay separate, for audits of the last hours and for health."""
+"""Number of newest commit records that are not folded, because recent audits and health checks read them."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
-"""The content at the key of a batch that must never be committed: its files are, or will be, deleted."""
+"""The content under the key of a batch that must never be committed: the batch's files are, or will be, deleted."""
 
 
 NO_LETTERS = BatchKey(0, 0)
@@ -40,7 +41,7 @@ NO_LETTERS = BatchKey(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Everything the commit of one batch needs."""
+    """All data that the commit of one batch needs."""
 
     stream: str
     key: BatchKey
@@ -49,29 +50,30 @@ class Journal:
     source: SourceIdentity
     progress: tuple[RangeProgress, ...]
     files: tuple[StagedFile, ...]
-    """The files of all tables; `StagedFile.target` names theirs."""
+    """The files for all tables; `StagedFile.target` names the table of a file."""
     letters_seen: BatchKey | None
-    """The batch with the newest dead letters in their table when this one was staged, `NO_LETTERS` without any.
+    """The batch with the newest dead letters in the dead-letter table when this batch was staged.
 
-    None in a journal of an earlier version, which did not check.
+    `NO_LETTERS` if the table had no dead letters. None in a journal of an earlier version, which did not check for new
+    dead letters.
     """
     idle: frozenset[TopicPartition]
     offsets_after: Mapping[TopicPartition, int]
-    """The position of the whole stream after this batch."""
+    """The next offset of every topic-partition of the stream after this batch."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the leaders that had `offsets_after`, if known."""
+    """The epochs of the leaders that had the records before `offsets_after`, if known."""
     transaction: LastTransaction = NO_TRANSACTION
     """The last transaction before `offsets_after`, if the stream reads whole transactions."""
     windows: Mapping[int, int] | None = None
-    """Rows by window start, in microseconds since the epoch; None if they were not counted."""
+    """Number of rows by window start, in microseconds since 1970; None if the rows were not counted."""
     partitions: int | None = None
-    """The sum of the table partitions of each task's rows, if rows were shuffled; None if they were not."""
+    """The number of table partitions that each task wrote, summed over all tasks; None if rows were not shuffled."""
     with_ignored: int = 0
-    """Records with fields that did not become columns. Counted only if the table may evolve."""
+    """Number of records with fields that did not become columns. Counted only if the table may evolve."""
     other_events: int = 0
-    """Events of a captured database that change no row."""
+    """Number of events of a captured database that change no row."""
     reasons: Reasons = field(default_factory=dict)
-    """The new dead letters by error class; empty in a journal of an earlier version."""
+    """Number of new dead letters by error class; empty in a journal of an earlier version."""
 
     @property
     def records(self) -> int:
@@ -83,7 +85,7 @@ class Journal:
 
     @property
     def future(self) -> int:
-        """Rows whose event time is too far in the future to move the watermark."""
+        """Number of rows whose event time is too far in the future to move the watermark."""
         return sum(p.future for p in self.progress)
 
     def staged_for(self, target: Target) -> tuple[StagedFile, ...]:
@@ -91,7 +93,7 @@ class Journal:
 
     @property
     def routed(self) -> frozenset[Target]:
-        """The routed tables that have files."""
+        """The routed tables for which the batch has files."""
         return frozenset(f.target for f in self.files if is_routed(f.target))
 
     def to_bytes(self) -> bytes:
@@ -108,7 +110,7 @@ class Journal:
                 "progress": [dataclasses.asdict(p) for p in self.progress],
                 "files": [f.to_json() for f in self.files],
                 "letters-seen": self.letters_seen,
-                # Not read any more: a frazil that knows no `letters-seen` needs it, should somebody go back to it, and
+                # No longer read: a frazil that knows no `letters-seen` needs it, should a user go back to it, and
                 # takes a batch then that begins where all dead letters end.
                 "dead-letter-floor": {},
                 "idle": nested(dict.fromkeys(self.idle, 1)),
@@ -126,7 +128,7 @@ class Journal:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Journal | None:
-        """Parse a journal; None for an incomplete, foreign or newer object."""
+        """Parse a journal; returns None for an object that is incomplete, not a journal, or of a newer format."""
         try:
             raw = json.loads(data)
             if raw["format"] != FORMAT_VERSION:
@@ -164,7 +166,7 @@ def _counts(raw: Mapping[str, int] | None) -> dict[int, int] | None:
 
 
 class Unusable(Enum):
-    """The content of a batch's key if it is not a usable journal."""
+    """What is stored under a batch's journal key when it cannot be used as a journal."""
 
     ABSENT = "nothing"
     VOID = "the note that the batch must never be committed"
@@ -175,8 +177,8 @@ class Unusable(Enum):
 class JournalStore:
     """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`.
 
-    The writer that staged a batch writes its key once; a later epoch closes the key with `void`. A folded record is
-    found by its former path and key.
+    The writer that staged a batch writes the batch's key once; a later epoch closes the key with `void`. A folded
+    record is still found by its former path and key.
     """
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
@@ -190,25 +192,26 @@ class JournalStore:
         return f"{self._folder}/{key.epoch:08d}-{key.batch:08d}.json"
 
     def put(self, journal: Journal) -> bool:
-        """Write the journal durably; False if its key is taken, because another writer closed this batch."""
+        """Write the journal durably. Returns False if another writer has closed this batch's key."""
         self.store.sync_files([f.path for f in journal.files])
         path, data = self.path(journal.key), journal.to_bytes()
         # A put that the client repeated after losing the answer finds its own object.
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def void_if_absent(self, key: BatchKey) -> bool:
-        """Close an empty key, so that a paused writer can no longer journal its batch; False if it has a journal.
+        """Close an unused key, so that a paused writer can no longer journal its batch; returns False if the key has a
+        journal.
 
         Files may be deleted only if no journal names them, now or later.
         """
         return self.store.put_if_absent(self.path(key), VOID) or self.store.get(self.path(key)) == VOID
 
     def void(self, key: BatchKey) -> None:
-        """Close a key that holds a journal."""
+        """Close a key that has a journal."""
         self.store.put(self.path(key), VOID)
 
     def entry(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | Unusable:
-        """Return the batch's journal, or why it cannot be used for this stream, table and key."""
+        """Return the batch's journal, or the reason why it cannot be used for this stream, table and key."""
         data = self._get(key)
         if data is None:
             return Unusable.ABSENT
@@ -223,7 +226,7 @@ class JournalStore:
         return self.read(self.path(key))
 
     def read(self, path: str) -> Journal | None:
-        """Return the record that a snapshot's summary names."""
+        """Return the commit record at the path that a snapshot's summary names."""
         data = self.store.get(path)
         if data is None and (key := key_of(path)) is not None:
             data = self._folded.get(key)
@@ -234,15 +237,15 @@ class JournalStore:
         return self._folded.get(key) if data is None else data
 
     def keys(self) -> list[BatchKey]:
-        """Return the keys of journals that are not folded, in order. Objects with other names are ignored."""
+        """Return the keys of the journals that are not folded, in order. Ignores objects with other names."""
         return sorted(filter(None, (key_of(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
-        """Return the oldest key of the folded records and of `keys`, the journals that are not folded."""
+        """Return the oldest key of all folded records and of `keys`, the keys of the journals that are not folded."""
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
     def of_other_tables(self, table_uuid: str) -> set[str]:
-        """Return paths of objects with records of a table that has, or had, the same folder."""
+        """Return the paths of objects with commit records of another table that has, or had, the same folder."""
         alone = {self.path(key): (self.store.get(self.path(key)),) for key in self.keys()}
         folded = {segment.path: tuple(self._folded.read(segment).values()) for segment in self._folded.segments()}
         return {
@@ -252,12 +255,12 @@ class JournalStore:
         }
 
     def highest_epoch(self) -> int:
-        """Return the highest epoch of all journals and records; 0 if there are none."""
+        """Return the highest epoch of all journals and folded records; 0 if there are none."""
         epochs = [*(key.epoch for key in self.keys()), *(s.last.epoch for s in self._folded.segments())]
         return max(epochs, default=0)
 
     def records(self, *, newest_first: bool = False, below: BatchKey | None = None) -> Iterator[Journal]:
-        """Yield every readable journal by key, including those that wait to be committed."""
+        """Yield every readable journal and folded record in key order, including journals that wait to be committed."""
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded ones are listed last: a journal that is folded meanwhile is in both, and counts once.
         folded = self._folded.items(newest_first=newest_first)
@@ -274,15 +277,17 @@ class JournalStore:
         marker: Marker,
         *,
         keep: int = RECORDS_ALONE,
-        most: int = MAX_RECORDS,
+        limit: int = MAX_RECORDS,
         forgotten: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
-        """Fold the oldest records of committed batches; yields the number of records in each new object.
+        """Fold the oldest commit records, and yield the number of records in each new object.
 
-        Safe at any time, from any process, next to a running writer, and when interrupted: batches up to the marker's
-        last settled one are final. The newest `keep` stay separate because they are read often. So do damaged or
-        foreign objects, and those that the next start removes. `forgotten` returns whether the marker was removed: then
-        `forget` may have listed the objects to delete before the last one was written.
+        Safe at any time, from any process, while a writer runs, and when interrupted: batches up to the marker's
+        `settled` are final. The newest `keep` records stay separate because they are read often. Damaged and foreign
+        objects stay separate too, and so do journals of discarded batches, which the next start removes.
+
+        `forgotten` returns whether the marker was removed. In that case `forget` may have listed the objects to delete
+        before the last folded object was written, so `fold` deletes that object.
         """
         settled = [
             key
@@ -290,7 +295,7 @@ class JournalStore:
             if marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NEVER
         ]
         old = self._not_folded(settled[: max(len(settled) - keep, 0)])
-        for group in groups(old, lambda key: self._foldable(key, marker.stream), most=most):
+        for group in groups(old, lambda key: self._foldable(key, marker.stream), limit=limit):
             if not self._folded.write(group):
                 log.warning(
                     "%d commit records of stream %r are not folded: their object has other records",
@@ -305,7 +310,7 @@ class JournalStore:
             yield len(group)
 
     def _not_folded(self, keys: Sequence[BatchKey]) -> list[BatchKey]:
-        """Return the journals not yet folded; deletes those that an interrupted fold has already folded."""
+        """Return the journals that are not yet folded. Deletes journals that an interrupted fold has already folded."""
         through = max((s.last for s in self._folded.segments()), default=None)
         if through is None:
             return list(keys)
@@ -321,9 +326,7 @@ class JournalStore:
     def after(
         self, settled: BatchKey | None, keys: Iterable[BatchKey], *, table_uuid: str, stream: str
     ) -> Iterator[Journal]:
-        """Yield the complete journals among `keys`, in order, of this stream and table, after the last
-        committed one.
-        """
+        """Yield this stream's and table's complete journals after the last committed batch, in the order of `keys`."""
         for key in keys:
             if settled is not None and key <= settled:
                 continue
@@ -340,11 +343,11 @@ def _journal(data: bytes | None) -> Journal | None:
 
 
 def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]:
-    """Return the journals that a routed table's marker does not have."""
+    """Return the journals of batches that a routed table does not have, by the table's marker."""
     return [journal for journal in journals if marker.settled is None or journal.key > marker.settled]
 
 
 def key_of(path: str) -> BatchKey | None:
-    """Return the batch whose journal has this path; None if it is not a journal's path."""
+    """Return the key of the batch whose journal has this path; None if the path is not that of a journal."""
     epoch, dash, batch = path.rsplit("/", 1)[-1].removesuffix(".json").partition("-")
     return BatchKey(int(epoch), int(batch)) if dash and epoch.isdigit() and batch.isdigit() else None

@@ -1,9 +1,9 @@
-"""Counts rows that arrived in windows after their signal, from any writer.
+"""Counts the rows that any writer added to a window after the window was signalled.
 
-A signal counts its window's rows at one snapshot, and the table's cursor names the last commit that signals have
-counted. Rows that a later commit adds to a signalled window are late: stragglers, backfills, records that are read
-again, rows of other streams or engines, and rows from a branch. The summary of a frazil commit has its rows by
-window, so most commits need only the summary. For any other commit, its files are read.
+A signal counts its window's rows at one snapshot. The table's cursor names the last commit that signals have counted.
+Rows that a later commit adds to a signalled window are late. Late rows can come from stragglers, backfills, records
+that are read again, other streams, other engines, or a branch. The summary of a frazil commit has the number of its
+rows by window, so most commits need only the summary. The files of any other commit are read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ WINDOWS = "frazil.windows"
 
 
 def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
-    """Return the summary entry with a commit's rows by window; empty if they are unknown, or too many windows."""
+    """Return the summary entry with the number of a commit's rows by window.
+
+    Empty if the numbers are unknown, or if there are too many windows for a summary.
+    """
     if windows is None:
         return {}
     text = json.dumps(dict(sorted(windows.items())), separators=(",", ":"))
@@ -33,9 +36,9 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Return late rows by window start: rows that commits after the cursor's added to signalled windows.
+    """Return the number of late rows by window start: rows that commits after the cursor's added to signalled windows.
 
-    Empty without a cursor, because nothing is signalled yet. `column` has the event time.
+    Empty without a cursor, because no window is signalled yet. `column` has the event time.
     """
     late: Counter[int] = Counter()
     if cursor is None or cursor.grain is not grain:
@@ -50,19 +53,21 @@ def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain)
 
 
 def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
-    """Whether a commit may have rows of signalled windows, by its summary."""
+    """Whether a commit may have added rows to signalled windows, judging by its summary."""
     rows = _rows_in_summary(snapshot)
     if rows is not None:
         return any(cursor.from_us <= start < cursor.through_us for start in rows)
     summary = snapshot.summary
     if not summary or not int(summary.get("added-records") or 0):
         return False
-    # A rewrite only adds rows that were there already. A merge of ours that changed rows of too many windows to name
+    # A rewrite only adds rows that the table had already. A merge of ours that changed rows of too many windows to name
     # them also adds others; its files tell more windows than it changed, rather than fewer.
     return summary.operation is Operation.APPEND or summary.get("frazil.inserted") is not None
 
 
 def _rows_in_summary(snapshot: Snapshot) -> dict[int, int] | None:
-    """Return the rows of a commit by window start, from its summary; None if the summary does not have them."""
+    """Return the number of a commit's rows by window start, from its summary; None if the summary does not have the
+    numbers.
+    """
     text = snapshot.summary.get(WINDOWS) if snapshot.summary else None
     return None if text is None else {int(start): rows for start, rows in json.loads(text).items()}

@@ -1,7 +1,7 @@
-"""Counts how a change of dead letters changes their number, by error class and hour of rejection.
+"""Counts by how much a commit changes the number of dead letters, by error class and hour of rejection.
 
-The summary of its snapshot has the counts, so readers need not read the dead letters to learn how many recent ones a
-replay or a discard left.
+The snapshot's summary has these counts. So readers learn how many recent dead letters a replay or a discard left,
+without reading the dead letters.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 NAME = "frazil.letters-by"
 SPAN = "frazil.letters-by-hours"
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
-LATELY_MS = timedelta(days=1) // timedelta(milliseconds=1)
+RECENT_MS = timedelta(days=1) // timedelta(milliseconds=1)
 SPANS = (1, 4, 12)
-"""Hours joined into the first of them if a summary would be too long otherwise. Each divides the next."""
+"""Numbers of hours that may be counted together, under the first hour, to shorten a summary. Each number divides the
+next.
+"""
 
 Counts = Mapping[tuple[str, int], int]
-"""The change of the number of dead letters, by error class and hour of rejection, counted since 1970."""
+"""The change of the number of dead letters, by error class and hour of rejection (in hours since 1970)."""
 
 
 class Changes(NamedTuple):
-    """The counts of one change."""
+    """The counts that one commit reports."""
 
     by: Counts
     span: int
-    """Hours that are joined into the first of them."""
+    """Number of hours that are counted together, under the first hour."""
 
 
 NOTHING = Changes({}, SPANS[0])
@@ -42,11 +44,11 @@ NOTHING = Changes({}, SPANS[0])
 def listed(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
     """Count the recently rejected dead letters that are not discarded, by error class and hour.
 
-    All of a longest span count if one of its dead letters was rejected in the last day, because another change may
-    report them.
+    Starts at the beginning of the longest span (12 hours) in which the last day began, because other commits may report
+    their counts by that span.
     """
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
-    first = span_of((now_ms - LATELY_MS) // HOUR_MS, SPANS[-1])
+    first = span_of((now_ms - RECENT_MS) // HOUR_MS, SPANS[-1])
     meant = pc.fill_null(pc.greater_equal(at, pa.scalar(first * HOUR_MS * 1000, at.type)), False)
     if "discarded_at" in rows.column_names:
         meant = pc.and_(meant, pc.is_null(rows["discarded_at"]))
@@ -55,7 +57,7 @@ def listed(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
 
 
 def letters_summary(changed: Counts) -> dict[str, str]:
-    """Return the entries of a snapshot's summary."""
+    """Return the entries with the counts for a snapshot's summary; empty if the counts are too long for a summary."""
     for span in SPANS:
         found: dict[str, dict[int, int]] = {}
         for (name, hour), more in in_spans(changed, span).items():
@@ -68,7 +70,9 @@ def letters_summary(changed: Counts) -> dict[str, str]:
 
 
 def letters_in(summary: Mapping[str, str]) -> Changes:
-    """Parse what `letters_summary` wrote; empty for the summary of an earlier version or another program."""
+    """Parse the entries of `letters_summary`; returns no counts for the summary of an earlier version or of another
+    program.
+    """
     try:
         found, span = json.loads(summary.get(NAME, "{}")), int(summary.get(SPAN, SPANS[0]))
         by = {(str(name), int(hour)): int(more) for name, hours in found.items() for hour, more in hours.items()}
@@ -78,7 +82,7 @@ def letters_in(summary: Mapping[str, str]) -> Changes:
 
 
 def in_spans(changed: Counts, span: int) -> Counter[tuple[str, int]]:
-    """Join all hours of a span into its first."""
+    """Count the hours of each span together, under the span's first hour."""
     summed = Counter[tuple[str, int]]()
     for (name, hour), more in changed.items():
         summed[name, span_of(hour, span)] += more

@@ -1,7 +1,7 @@
-"""Manifest lists: this process parses and encodes each manifest's entry once.
+"""Writes and caches manifest lists, so that this process parses and encodes each manifest's entry only once.
 
-Each commit writes a list of all manifests of its branch: those of the previous commit, and some new ones. A list never
-changes, because its name has a UUID, and all lists have the same entry for a manifest.
+Each commit writes a list of all manifests of its branch: the manifests of the previous commit, and some new manifests.
+A list never changes, because its name has a UUID. A manifest has the same entry in every list.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from pyiceberg.manifest import (
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.avro_forms import AvroForm, FormedAvroFile
-from frazil.table.recent import Recent
+from frazil.table.metadata_reuse import Recent
 
 MAX_CACHED = 32
-"""Lists to cache: those of a stream's tables and open branch before and after a commit, and of failed attempts."""
+"""Number of lists to cache: those of a stream's tables and open branch, before and after a commit, and those of failed
+attempts.
+"""
 
 
 @dataclass(slots=True)
 class _Listed:
-    """A manifest, and the bytes of its entry in a manifest list once they are known."""
+    """A manifest, and the bytes of its entry in a manifest list once the entry is encoded."""
 
     manifest: ManifestFile
     encoded: bytes | None = None
@@ -41,7 +43,7 @@ _FORM = AvroForm.resolved(_SCHEMA, _SCHEMA, name="manifest_file")
 
 
 class ListWriter(ManifestListWriterV2):
-    """Writes the manifest list of a table of format version 2, whose schema is resolved once."""
+    """Writes the manifest list of a table of format version 2, with a schema that is resolved once per process."""
 
     def __enter__(self) -> Self:
         self._writer = FormedAvroFile(self._output_file, _FORM, metadata=self._meta)
@@ -50,18 +52,18 @@ class ListWriter(ManifestListWriterV2):
 
 
 _kept = Recent[dict[str, _Listed]](MAX_CACHED)
-"""Listed manifests, by the list's path and the manifest's path."""
+"""Manifests and their encoded entries, by the path of the manifest list and the path of the manifest."""
 
 
 def manifests_of(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
-    """Return all manifests of a snapshot, in the list's order."""
+    """Return all manifests of a snapshot, in the order of its manifest list."""
     return [listed.manifest for listed in _listed(snapshot, file_io).values()]
 
 
 def add_manifests(
     writer: ListWriter, manifests: Iterable[ManifestFile], *, of: Snapshot, parent: Snapshot | None
 ) -> None:
-    """Write a snapshot's manifests as one block of its list; reuses the encoded entries of its parent's list."""
+    """Write a snapshot's manifests as one block of its list. Reuses encoded entries of the parent snapshot's list."""
     before = (_kept.get(parent.manifest_list) if parent else None) or {}
     avro = writer._writer
     write_record = avro.writer
@@ -80,7 +82,7 @@ def add_manifests(
 
 
 class _Verbatim:
-    """Replaces Avro's record writer, for records that are encoded already."""
+    """Replaces Avro's record writer, for records that are already encoded."""
 
     def write(self, encoder: BinaryEncoder, record: Any) -> None:
         encoder.write(record)

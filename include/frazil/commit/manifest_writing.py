@@ -1,14 +1,24 @@
-"""Writes manifests of data files or of delete files, with the spec and schema of their files."""
+"""Writes manifests of data files or of delete files, with the partition spec and schema of these files.
+
+Copies a manifest's entries, without decoding them, into a manifest that replaces it.
+
+Other engines write entries with fields that PyIceberg does not know. Entries that are not decoded keep these fields
+unchanged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 from pyiceberg.avro.codecs import AVRO_CODEC_KEY, AvroCompressionCodec
-from pyiceberg.avro.file import AvroOutputFile
-from pyiceberg.io import OutputFile
+from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.encoder import BinaryEncoder
+from pyiceberg.avro.file import SYNC_SIZE, AvroFile, AvroOutputFile
+from pyiceberg.avro.resolver import construct_reader
+from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
 from pyiceberg.manifest import (
     DEFAULT_READ_VERSION,
     DataFile,
@@ -30,11 +40,9 @@ from pyiceberg.typedef import TableVersion
 from pyiceberg.types import NestedField, StructType
 
 from frazil.commit.avro_forms import SCHEMA_KEY, AvroForm, FormedAvroFile
-from frazil.commit.counted_output import CountedOutput
-from frazil.commit.manifest_copying import CopiedEntries
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
-from frazil.table.recent import Recent
+from frazil.table.metadata_reuse import Recent
 
 FORMAT_VERSION: Literal[2] = 2
 
@@ -49,7 +57,7 @@ _AVRO_CODECS: dict[str, AvroCompressionCodec] = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The spec and schema that a manifest is written with: those of its files."""
+    """The partition spec and schema that a manifest is written with, which are those of its files."""
 
     spec: PartitionSpec
     schema: Schema
@@ -65,19 +73,21 @@ class Layout:
 
     @classmethod
     def of_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> Layout:
-        """Return the layout with the current schema, or with the newest that has all of the spec's columns."""
+        """Return a layout with this spec, and with the current schema or else the newest schema that has all of the
+        spec's columns.
+        """
         sources = {f.source_id for f in spec.fields}
         newest = [metadata.schema(), *reversed(metadata.schemas)]
         return cls(spec, next(s for s in newest if sources <= set(index_by_id(s))))
 
 
 MAX_CACHED_FORMS = 64
-"""Manifest forms to cache: two kinds for each of a stream's tables."""
+"""Number of manifest forms to cache: two kinds for each of a stream's tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What all manifests of a layout, content and codec share."""
+    """What all manifests with one layout, content and codec share: their Avro form and header metadata."""
 
     layout: Layout
     avro: AvroForm
@@ -88,7 +98,10 @@ _forms = Recent[_Form](MAX_CACHED_FORMS)
 
 
 class _Writer(ManifestWriterV2):
-    """Writes manifests of either content, while PyIceberg's writes only data files; resolves a layout's schema once."""
+    """Writes manifests of data files or of delete files, and resolves the schema of a layout once.
+
+    PyIceberg's writer writes only manifests of data files.
+    """
 
     def __init__(  # noqa: PLR0913 - what a manifest consists of
         self,
@@ -117,8 +130,9 @@ class _Writer(ManifestWriterV2):
         return _Form(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
 
     def _with_partition(self, format_version: TableVersion) -> Schema:
-        """Return the entry schema with optional partition values: Iceberg allows null even if the column is
-        required.
+        """Return the schema of manifest entries, with optional partition values.
+
+        Iceberg allows a null partition value even if the column is required.
         """
         values = [
             NestedField(field.field_id, field.name, field.field_type, required=False)
@@ -143,7 +157,7 @@ class _Writer(ManifestWriterV2):
 def write_added(  # noqa: PLR0913 - what a manifest consists of, and its place
     files: Iterable[DataFile], layout: Layout, *, content: ManifestContent, path: str, table: Table, snapshot_id: int
 ) -> ManifestFile:
-    """Write a manifest of files with the same layout and content, all added by this snapshot."""
+    """Write a manifest of files that have one layout and content, all added by this snapshot."""
     entries = (
         ManifestEntry.from_args(
             status=ManifestEntryStatus.ADDED,
@@ -166,9 +180,9 @@ def write_without(  # noqa: PLR0913 - what a manifest consists of, and its place
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Write a manifest again, with the files at the paths `gone` as deleted by this snapshot.
+    """Write a manifest again, with the files at the paths `gone` marked as deleted by this snapshot.
 
-    `entries` are its live ones, in order.
+    `entries` are the manifest's live entries, in order.
     """
     layout = Layout.of_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
     written = (_kept_or_deleted(entry, snapshot_id, deleted=entry.data_file.file_path in gone) for entry in entries)
@@ -206,7 +220,7 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
 
 
 def manifest_content(content: DataFileContent) -> ManifestContent:
-    """Return the content of the manifests that list files of a content."""
+    """Return the manifest content type (data or deletes) for files of this content type."""
     return ManifestContent.DATA if content is DataFileContent.DATA else ManifestContent.DELETES
 
 
@@ -216,6 +230,121 @@ def metadata_folder(metadata: TableMetadata) -> str:
 
 
 def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
-    """Return the Avro name of the table's codec, which Iceberg names differently."""
+    """Return Avro's name for the table's compression codec; Iceberg uses other names."""
     name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     return _AVRO_CODECS.get(name, "deflate")
+
+
+class CountedOutput(OutputFile):
+    """Wraps an output file, and counts the bytes written to it."""
+
+    def __init__(self, inner: OutputFile) -> None:
+        super().__init__(inner.location)
+        self._inner, self._bytes = inner, 0
+
+    def __len__(self) -> int:
+        return self._bytes
+
+    def exists(self) -> bool:
+        return self._inner.exists()
+
+    def to_input_file(self) -> InputFile:
+        return self._inner.to_input_file()
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        self._bytes = 0
+        return _CountedStream(self._inner.create(overwrite), self)
+
+
+class _CountedStream(OutputStream):
+    def __init__(self, inner: OutputStream, file: CountedOutput) -> None:
+        self._inner, self._file = inner, file
+
+    def write(self, b: bytes) -> int:
+        self._file._bytes += len(b)
+        return self._inner.write(b)
+
+    def tell(self) -> int:
+        return self._inner.tell()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_FIELDS = [(0, True), (1, False), (3, False), (4, False), (2, True)]
+"""The field ids of a manifest entry in format version 2, and whether each field is required. The last field is the data
+file.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedEntries:
+    """The header and the live entries of a manifest, in order."""
+
+    schema: Schema
+    header: Mapping[str, str]
+    data_files: tuple[bytes, ...]
+    """The encoded data file of each entry."""
+
+    @classmethod
+    def of(cls, manifest: ManifestFile, io: FileIO) -> CopiedEntries | None:
+        """Copy a manifest's entries; returns None for a manifest of format version 1, whose entries have other
+        fields.
+        """
+        file = _Blocks(io.new_input(manifest.manifest_path))
+        with file:
+            if [(field.field_id, field.required) for field in file.schema.fields] != _FIELDS:
+                return None
+            readers = [reader for _, reader in construct_reader(file.schema).field_readers]  # type: ignore[attr-defined]
+            found = []
+            for count, block in file.blocks():
+                decoder = new_decoder(block)
+                for _ in range(count):
+                    status, *_ = (reader.read(decoder) for reader in readers[:-1])
+                    start = decoder.tell()
+                    readers[-1].read(decoder)  # PyIceberg cannot skip maps
+                    if status != ManifestEntryStatus.DELETED:
+                        found.append(block[start : decoder.tell()])
+            return cls(file.schema, file.header.meta, tuple(found))
+
+    def writer(self) -> CopyingWriter:
+        return CopyingWriter(iter(self.data_files))
+
+
+@dataclass(frozen=True, slots=True)
+class CopyingWriter:
+    """Replaces Avro's record writer; takes entries in the order in which their data files were copied."""
+
+    data_files: Iterator[bytes]
+
+    def write(self, encoder: BinaryEncoder, entry: ManifestEntry) -> None:
+        encoder.write_int(entry.status)
+        for number in (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number):
+            encoder.write_int(0 if number is None else 1)
+            if number is not None:
+                encoder.write_int(number)
+        encoder.write(next(self.data_files))
+
+
+class _Blocks(AvroFile[ManifestEntry]):
+    """An Avro file that yields its blocks decompressed but not decoded."""
+
+    def blocks(self) -> Iterator[tuple[int, bytes]]:
+        codec = self.header.compression_codec()
+        while True:
+            try:
+                count = self.decoder.read_int()
+            except EOFError:
+                return
+            block = self.decoder.read_bytes()
+            yield count, codec.decompress(block) if codec else block
+            if self.decoder.read(SYNC_SIZE) != self.header.sync:
+                raise ValueError(f"{self.input_file.location}: a block does not end with the file's sync marker")

@@ -1,6 +1,6 @@
-"""One update of a table with a marker: a snapshot of main and, if commits are aligned, one of the open branch.
+"""One update of a table with a marker: a snapshot of main and, if commits are aligned, a snapshot of the open branch.
 
-The requirements cover both.
+The update's requirements cover both branches.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ M = TypeVar("M", Marker, Marker | None)
 
 ALIGN = "align"
 OPEN_SNAPSHOT = "frazil.open-snapshot-id"
-"""The summary key for the head of the open branch at that commit.
+"""The summary key for the head of the open branch at the time of a commit.
 
-After a rollback of main, a reset restores the branch to it.
+After a rollback of main, a reset restores the open branch to this head.
 """
 
 
 @dataclass(slots=True)
 class MarkedUpdate:
-    """Prepares the update of each round of one swap, and remembers the files that the rounds wrote."""
+    """Prepares the update for each round of one swap, and records the files that the rounds wrote."""
 
     stream: str
     files: Sequence[StagedFile] = ()
@@ -59,7 +59,7 @@ class MarkedUpdate:
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Return the next round's change. It writes `marker`, or removes the marker for None.
+        """Return the change for the next round. It writes `marker`, or removes the marker if `marker` is None.
 
         Without a `change`, `files` go to main, and the open branch is neither asserted nor changed.
         """
@@ -74,8 +74,9 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Prepare both branches again in each round, because what leaves the open branch and what stays may have
-        changed.
+        """Prepare the snapshots of both branches.
+
+        Each round does so again, because the files that leave or stay on the open branch may have changed.
         """
         name = open_branch(self.stream)
         found = head_of(table.metadata, name)
@@ -106,7 +107,7 @@ class MarkedUpdate:
     def _branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
     ) -> tuple[Snapshot | None, tuple[TableUpdate, ...]]:
-        """Return the branch's head after the change, and the updates that lead to it."""
+        """Return the open branch's head after the change, and the updates that produce this head."""
         name = open_branch(self.stream)
         if change.ends:
             return None, self._end().updates(table)
@@ -120,7 +121,9 @@ class MarkedUpdate:
         return prepared.snapshot, prepared.updates
 
     def _end(self) -> BranchEnd:
-        """Return the end of the open branch, including snapshots that it had before a reset moved it back."""
+        """Return the removal of the open branch, including snapshots that the branch had before a reset moved it
+        back.
+        """
 
         def of_the_branch(snapshot: Snapshot) -> bool:
             summary = snapshot.summary
@@ -135,11 +138,13 @@ class MarkedUpdate:
 
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
-"""Returns the marker to write next for a table and its marker, or the answer if there is nothing to write."""
+"""Returns the next marker for a table and its current marker, or `Done` with the result if there is nothing to
+write.
+"""
 
 
 def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
-    """Return what `decide` returns for the table as last seen. Changes nothing."""
+    """Return the result of `decide` for the table as last loaded. Changes nothing."""
     return swap(
         handle,
         lambda table: Done(decide(table, read_marker(table.metadata.properties, tables.stream))),
@@ -148,7 +153,7 @@ def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker
 
 
 def append(tables: StreamTables, handle: TableHandle, decide: Decide, *, summary: Mapping[str, str]) -> Marker:
-    """Commit the marker that `decide` returns, with an empty snapshot."""
+    """Commit the marker that `decide` returns, together with an empty snapshot."""
     commit = commit_of(tables, handle, decide, files=(), summary=summary)
     return commit_snapshots((commit,), retry_policy=tables.retry_policy)
 
@@ -163,9 +168,10 @@ def commit_of(  # noqa: PLR0913 - the contents and the place of a commit
     merge: MergeWriter | None = None,
     branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> TableCommit[Marker]:
-    """Return the commit of one snapshot with `files`, or with their `merge`, and the marker of `decide`.
+    """Return the commit of the marker that `decide` returns, with a snapshot that adds `files` or their `merge`.
 
-    `branch_change` decides which files go to the stream's open branch and which leave it; without it all go to main.
+    `branch_change` returns which files go to the stream's open branch and which files leave it. Without
+    `branch_change`, all files go to main.
     """
     update = MarkedUpdate(tables.stream, files, merge)
 
@@ -184,7 +190,7 @@ def commit_of(  # noqa: PLR0913 - the contents and the place of a commit
 
 
 def merge_of(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]) -> MergeWriter | None:
-    """Return the merge of files that a batch staged for one table; None if they become the table's as they are.
+    """Return the merge of the files that a batch staged for one table; None if the files are added without a merge.
 
     Raises SpecError if the declared mode has changed since the batch was staged.
     """
@@ -196,14 +202,17 @@ def merge_of(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]
     if merging is None or merging.mode.declared != needs:
         raise SpecError(
             f"batch {journal.key} of stream {journal.stream!r} was staged for {needs}, with which the stream is "
-            "not declared any more. Declare it so again until the batch is committed, then start again"
+            "no longer declared. Declare it so again until the batch is committed, then start again"
         )
     traced = bool(journal.rejected) or journal.letters_seen != NO_LETTERS
     return MergeWriter(journal.stream, staged, merging, tables.landed, traced)
 
 
 def _position(marker: Marker) -> dict[str, str]:
-    """Return the position for a snapshot's summary, for people and other tools; small for any number of partitions."""
+    """Return the position as entries of a snapshot's summary, for users and other tools.
+
+    The entries stay small for any number of partitions.
+    """
     position = {
         "frazil.stream": marker.stream,
         "frazil.epoch": str(marker.at.epoch),
@@ -219,7 +228,9 @@ def _position(marker: Marker) -> dict[str, str]:
 
 
 def iso_utc(us: int) -> str:
-    """Format microseconds since the epoch as ISO 8601, or as the bare number outside the calendar's range."""
+    """Format microseconds since 1970 as ISO 8601; returns the plain number with its unit if it is outside the
+    calendar's range.
+    """
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
     except OverflowError:

@@ -1,7 +1,7 @@
-"""A stream's marker: its position, written to the table by each commit as the property `frazil.stream.<name>`.
+"""A stream's marker: its position, which each commit writes to the table as the property `frazil.stream.<name>`.
 
-Nothing else records a stream's progress. A marker changes only together with a snapshot of the branch in the same
-update, because the snapshot's requirement is its fence: a property alone has no compare-and-swap.
+Nothing else records a stream's progress. A marker changes only in one update with a snapshot of the branch: the
+snapshot's requirement fences the marker, because a property alone has no compare-and-swap.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from frazil.offsets.spans import Span, TopicPartition
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
 EPOCHS_REMEMBERED = 256
-"""Epochs whose last batch the marker keeps: at most 3 KB, and more restarts than a dead batch survives."""
+"""Number of epochs whose last batch the marker keeps. They take at most 3 KB, and cover more restarts than a discarded
+batch survives.
+"""
 
 
 class BatchKey(NamedTuple):
-    """The permanent name of one batch of a stream: epochs never repeat, and batches count up within one."""
+    """The permanent name of one batch of a stream: epochs never repeat, and batches count up within an epoch."""
 
     epoch: int
     batch: int
@@ -34,7 +36,7 @@ class BatchKey(NamedTuple):
 
 
 class Fate(Enum):
-    """The fate of a batch whose epoch is over."""
+    """What happened to a batch of an epoch that has ended."""
 
     COMMITTED = "it is in the table"
     NEVER = "it is not in the table"
@@ -42,12 +44,12 @@ class Fate(Enum):
 
 
 class LastTransaction(NamedTuple):
-    """The last transaction of a captured database before a position, which identifies events that are sent again."""
+    """The last transaction of a captured database before a position. It identifies events that are sent again."""
 
     id: str = ""
-    """Empty if none is known."""
+    """The transaction's id; empty if no transaction is known."""
     position: str | None = None
-    """Its position in the source's log; `frazil.ingest.source_log`."""
+    """The transaction's position in the source's log; see `frazil.ingest.source_log`."""
 
 
 NO_TRANSACTION = LastTransaction()
@@ -55,13 +57,13 @@ NO_TRANSACTION = LastTransaction()
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """One stream's position. Offsets are the next to read; event times are microseconds since 1970, UTC."""
+    """One stream's position. Offsets are the next offsets to read; event times are in microseconds since 1970, UTC."""
 
     stream: str
     at: BatchKey
-    """The epoch that owns the stream, and its last batch (0 is the take-over itself)."""
+    """The epoch that owns the stream, and the last batch of that epoch (0 is the take-over itself)."""
     settled: BatchKey | None
-    """The last committed journal; a later one may still wait."""
+    """The last committed journal; later journals may still wait."""
     offsets: Mapping[TopicPartition, int]
     source: SourceIdentity
     max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -70,29 +72,29 @@ class Marker:
     snapshot_id: int = -1
     sequence_number: int = -1
     batches: Mapping[int, int] = field(default_factory=dict)
-    """The last batch that each of the newest epochs committed; 0 if none."""
+    """The last batch that each of the newest epochs committed; 0 if the epoch committed no batch."""
     open_snapshot_id: int | None = None
-    """The head of the stream's open branch; None if it has none (`commit.align: none`)."""
+    """The head of the stream's open branch; None if the stream has no open branch (`commit.align: none`)."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the leaders that had the offsets. They reveal a truncated log that has grown again.
+    """The epochs of the leaders that had the offsets.
 
-    Empty in markers of earlier versions.
+    They reveal a log that was truncated and has grown again. Empty in markers of earlier versions.
     """
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
-    """Offsets that Kafka assigned to a second record after losing the one that was read."""
+    """Offsets that Kafka assigned to a second record after losing the record that was read."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Ends of the table's records at the last reset, for topic-partitions that were made again or truncated.
 
     Rows beyond both this end and the position come from former records: see `landed_ends`.
     """
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
-    """Committed offsets whose absence after a rollback an operator accepted."""
+    """Committed offsets that a rollback removed from the table, and whose loss an operator accepted."""
     adopted_rows: int = 0
-    """Rows that the table had when an operator let the stream append to it."""
+    """Number of rows that the table had when an operator let the stream append to it."""
     transaction: LastTransaction = NO_TRANSACTION
     """The last transaction before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
-    """All batches up to this one are in all routed tables. None if the stream never had a route."""
+    """The batch up to which all routed tables have all batches. None if the stream never had a route."""
 
     @property
     def property_name(self) -> str:
@@ -116,7 +118,7 @@ class Marker:
     def with_batch(self, journal: BatchKey) -> Marker:
         """Return the marker after a batch.
 
-        `journal` names the batch, which may be an earlier epoch's that is settled.
+        `journal` names the batch, which may belong to an earlier epoch.
         """
         return dataclasses.replace(
             self,
@@ -126,16 +128,16 @@ class Marker:
         )
 
     def fate(self, key: BatchKey) -> Fate:
-        """Return the fate of a batch of an earlier epoch.
+        """Return what happened to a batch of an earlier epoch.
 
-        An epoch commits its batches in order, so all up to its last committed one are in the table.
+        An epoch commits its batches in order, so the table has all batches up to the epoch's last committed batch.
         """
         if not self.batches or key.epoch < min(self.batches):
             return Fate.UNKNOWN
         return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NEVER
 
     def to_property(self) -> str:
-        """Return the marker as compact JSON: every metadata file of the table carries it."""
+        """Return the marker as compact JSON, because every metadata file of the table contains the marker."""
         return json.dumps(
             {
                 "format": FORMAT_VERSION,
@@ -202,8 +204,9 @@ class Marker:
 
 
 def open_branch(stream: str) -> str:
-    """Return the branch where rows of open windows wait, with `commit.align: watermark`: below the marker,
-    not in main.
+    """Return the name of the open branch, where rows of open windows wait with `commit.align: watermark`.
+
+    These rows lie below the marker's offsets, but are not in main.
     """
     return f"frazil-open-{stream}"
 
@@ -213,7 +216,7 @@ def property_name(stream: str) -> str:
 
 
 def read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
-    """Return the stream's marker among a table's properties; None if the stream never committed."""
+    """Return the stream's marker from a table's properties; None if the stream never committed to the table."""
     text = properties.get(property_name(stream))
     return None if text is None else Marker.from_property(stream, text)
 
@@ -227,7 +230,7 @@ def nested(values: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def flat(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
-    """The inverse of `nested`."""
+    """Return the flat mapping for a mapping that `nested` returned."""
     return {
         (topic, int(partition)): int(value)
         for topic, partitions in values.items()
@@ -251,17 +254,20 @@ def _spans(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, tupl
 
 
 def of_topics(values: Mapping[TopicPartition, int], topics: Container[str]) -> dict[TopicPartition, int]:
-    """Return the entries for these topics."""
+    """Return the entries of these topics."""
     return {tp: value for tp, value in values.items() if tp[0] in topics}
 
 
 def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
-    """Return the first marker of a stream: it has no earlier epochs, whose journals are therefore not committed."""
+    """Return the first marker of a stream.
+
+    The marker has no earlier epochs, so journals of earlier epochs are not committed.
+    """
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
 
 def merged_identity(known: SourceIdentity, found: SourceIdentity) -> SourceIdentity:
-    """Return the source's identity, keeping the ids of topics of the same cluster that are no longer read."""
+    """Return the source's current identity, with the ids of topics of the same cluster that are no longer read."""
     kept = known.topic_ids if known.cluster_id == found.cluster_id else {}
     return SourceIdentity(found.cluster_id, {**kept, **found.topic_ids})
 
@@ -269,7 +275,10 @@ def merged_identity(known: SourceIdentity, found: SourceIdentity) -> SourceIdent
 def of_same_topics(
     offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, found: SourceIdentity
 ) -> dict[TopicPartition, int]:
-    """Return the offsets that are still valid: not those of another cluster or of a recreated topic."""
+    """Return the offsets that are still valid.
+
+    Leaves out offsets of another cluster or of a recreated topic.
+    """
     if known is None or known.cluster_id != found.cluster_id:
         return {}
     return {
@@ -289,7 +298,8 @@ def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
 
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
-    """Return the markers of all streams that committed and were not forgotten, declared or not.
+    """Return the markers of all streams that committed to the table and were not forgotten, whether or not they are
+    declared.
 
     Raises `MarkerUnreadable`.
     """

@@ -1,21 +1,30 @@
 """Changes of a marker by operators: reset, adopt and forget, each a compare-and-swap with an empty snapshot.
 
-As always, the marker changes only together with a snapshot of the branch, whose requirement fences a running writer.
+As in every commit, the marker changes only in one update with a snapshot of the branch. The snapshot's requirement
+fences a running writer.
+
+Decides which rows of open windows a reset keeps: the rows that the stream does not read again.
+
+If main was rolled back, or an operator moved the open branch, the reset restores the branch to keep these rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.adoption import rows_of
 from frazil.commit.held_letters import reach
 from frazil.commit.history import ancestors
+from frazil.commit.journal import Journal
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
 from frazil.commit.marker import (
+    BatchKey,
     Marker,
     first_marker,
     merged_identity,
@@ -24,8 +33,7 @@ from frazil.commit.marker import (
     property_name,
     read_marker,
 )
-from frazil.commit.open_branch import BranchChange, released
-from frazil.commit.open_branch_reset import after_reset
+from frazil.commit.open_branch import BranchChange, files_of, released
 from frazil.commit.reset import (
     NO_OFFSETS,
     BeforeReset,
@@ -37,9 +45,10 @@ from frazil.commit.settle import highest_epoch
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
 from frazil.commit.sweep import bare_path, batch_folders, referenced
-from frazil.errors import MarkerUnreadable, TableLost, WriterBusy
+from frazil.errors import MarkerUnreadable, RolledBack, TableLost, WriterBusy
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
+from frazil.table.branches import head_of
 from frazil.table.remains import other_table
 from frazil.table.tables import may_delete_files
 
@@ -54,10 +63,10 @@ def reset(
     seen: BeforeReset,
     cut: Offsets = NO_OFFSETS,
 ) -> Marker:
-    """Move the stream to `target` with the next epoch, in all tables. `cut` is where Kafka's logs were truncated before
-    it.
+    """Move the stream to `target` with the next epoch, in all tables.
 
-    The next start settles a waiting journal: it commits one that begins at `target`, and discards any other. Raises
+    `cut` has the offsets at which Kafka's logs were truncated, for logs truncated before the stream's position. The
+    next start settles a waiting journal: it commits a journal that begins at `target`, and discards any other. Raises
     `WriterBusy` if the marker has changed since it was read.
     """
     epoch = 1 + _highest_epoch_ever(tables)
@@ -85,7 +94,7 @@ def reset(
 
 
 def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
-    """Delete the files of an ended open branch, whose rows are read again, except those that a snapshot needs."""
+    """Delete the files of a removed open branch, whose records are read again. Keeps files that a snapshot needs."""
     table = tables.main.refresh()
     if files and may_delete_files(table.properties):
         needed = referenced(table)
@@ -95,7 +104,7 @@ def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
 def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, source: SourceIdentity) -> None:
     """Write the epoch to the dead-letter table, with offsets that cover everything that was ever read.
 
-    Accepts a rollback of that table, and an unreadable marker in it.
+    Accepts a rollback of the dead-letter table, and an unreadable marker in it.
     """
     read = [(seen.held, seen.source)] if seen.source else []
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
@@ -123,7 +132,7 @@ def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, 
 
 
 def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> Marker:
-    """Write a stream's first marker to a table that has rows; an existing marker stays."""
+    """Write a stream's first marker to a table that has rows. An existing marker stays."""
     first = first_marker(tables.stream, epoch=1 + highest_epoch(tables), offsets=offsets, source=source)
 
     def decide(table: Table) -> Marker:
@@ -134,11 +143,12 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 
 
 def forget(tables: StreamTables, *, state: str) -> int:
-    """Remove the stream's markers from all tables, then its objects under `state`; returns their number.
+    """Remove the stream's markers from all tables and then its objects under `state`; returns the number of objects
+    removed.
 
-    Rows stay, and those of open windows move to main. Staged files that no table knows become orphans for `frazil
-    orphans`. From the first step on, a writer of the stream is fenced on any host. Raises TableLost, before any change,
-    if another table has the same folder. Records of a former table there stay.
+    Rows stay, and rows of open windows move to main. Staged files that no table references become orphans for `frazil
+    orphans`. As soon as the first marker is removed, a writer of the stream is fenced on any host. Raises TableLost,
+    before any change, if another table has the same folder. Commit records of a former table in the folder stay.
     """
     main = tables.main.refresh()
     if other := other_table(tables.store, main):
@@ -167,10 +177,11 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Write the marker that `decide` returns, or remove it for None, with an empty snapshot in one swap.
+    """Write the marker that `decide` returns, or remove the marker if `decide` returns None; one swap with an empty
+    snapshot.
 
-    `branch_change` changes the stream's open branch. Does nothing if the table is already as decided. Unlike a writer's
-    `append` it works with an unreadable marker.
+    `branch_change` changes the stream's open branch. Does nothing if the table already has the decided marker. Unlike a
+    writer's `append`, this works with an unreadable marker.
     """
     update = MarkedUpdate(tables.stream)
     handle.forget()
@@ -192,7 +203,10 @@ def change_marker(
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:
-    """Return the highest epoch in any trace that epochs leave, because an unreadable marker has none."""
+    """Return the highest epoch in any trace that epochs leave.
+
+    An unreadable marker reveals no epoch, so journals, staged files and snapshots are searched.
+    """
     try:
         return highest_epoch(tables)
     except MarkerUnreadable:
@@ -205,3 +219,64 @@ def _highest_epoch_ever(tables: StreamTables) -> int:
             if summary and summary.get("frazil.stream") == tables.stream:
                 found.add(int(summary.get("frazil.epoch") or 0))
     return max(found, default=0)
+
+
+def after_reset(
+    table: Table, tables: StreamTables, seen: BeforeReset, *, target: Offsets, source: SourceIdentity
+) -> BranchChange | None:
+    """Return the change of the open branch when the stream continues at `target` of `source`; None if there is no
+    branch to change.
+
+    Raises `RolledBack` if rows of open windows are lost that the stream would not read again.
+    """
+    metadata, name = table.metadata, open_branch(tables.stream)
+    accepted = seen.marker is None or all(target.get(tp, o) >= o for tp, o in seen.marker.offsets.items())
+    head, expected = head_of(metadata, name), _expected(metadata, seen, accepted=accepted)
+    base = head if expected is None else metadata.snapshot_by_id(expected)
+    if base is None and expected is not None:
+        if not accepted:
+            raise RolledBack(
+                f"table {tables.main.identifier} lost rows of open windows of stream {tables.stream!r}: snapshot "
+                f"{expected} of branch {name!r} was expired. `frazil reset {tables.stream} --to marker` accepts that; "
+                "reset once more then, to a position before those windows, to read them again"
+            )
+        base = head
+    if base is None:
+        return None if expected is None else BranchChange(None, ends=True)
+    manifests = base.manifests(table.io)
+    again = [m for m in manifests if _read_again(_records(m, table, tables), target, source)]
+    stays = tuple(m for m in manifests if m not in again)
+    return BranchChange(base, stays, files_of(again, table.io), drops=True, ends=not stays)
+
+
+def _expected(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
+    """Return the head of the open branch that belongs to main's current state; None if that head is unknown."""
+    if seen.marker is None:
+        return None
+    if not seen.rolled_back or accepted:
+        return seen.marker.open_snapshot_id
+    summaries = (s.summary for s in ancestors(metadata) if s.summary)
+    newest = next((s for s in summaries if s.get("frazil.stream") == seen.marker.stream), None)
+    text = newest.get(OPEN_SNAPSHOT) if newest else None
+    return int(text) if text else None
+
+
+def _records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
+    """Return the commit records of the batches with files in a manifest, found by the batches' staging folders."""
+    folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in files_of([manifest], table.io)}
+    keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
+    return [tables.journals.get(key) for key in keys]
+
+
+def _read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
+    """Whether the stream will read these batches completely again, because the batches begin at or after the new
+    position.
+
+    Returns False for a batch on both sides of the position: its later rows land twice, like such rows in main.
+    """
+    return bool(records) and all(
+        record is not None
+        and bool(at := of_same_topics(target, source, record.source))
+        and all(at.get(p.topic_partition, p.end) <= p.start for p in record.progress)
+        for record in records
+    )

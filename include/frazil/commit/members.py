@@ -1,6 +1,7 @@
-"""Records the tables that a stream's route has had: one small object per table, so that a dropped one is noticed.
+"""Records the tables that a stream's route has had, with one small object per table, so that a dropped table is
+noticed.
 
-An object is written when the stream begins to write to a table, and kept until the stream is forgotten.
+The object is written when the stream begins to write to a table, and kept until the stream is forgotten.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pyiceberg.table import Table
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marker import read_marker
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.target_objects import object_of, targets_in
+from frazil.commit.target import object_of, targets_in
 from frazil.errors import FrazilError, words_of
 from frazil.ingest.contract import Target
 from frazil.table.parallel import in_parallel
@@ -33,24 +34,24 @@ class Member:
 
     target: Target
     value: str | None
-    """The value that the template created it for; None for a table that the route names."""
+    """The value for which the table template created the table; None for a table that the route names."""
     location: str
     """The table's folder."""
     uuid: str | None = None
-    """The table's UUID; None if an earlier version wrote this."""
+    """The table's UUID; None if an earlier version wrote this record."""
 
     def is_another(self, table: Table) -> bool:
-        """Whether the table that has the name now is not the one that the route had."""
+        """Whether the table that has the name now is another table than the one that the route had."""
         return self.uuid is not None and self.uuid != str(table.metadata.table_uuid)
 
 
 def member_names(tables: StreamTables) -> set[Target]:
-    """Return the tables that the route has had. Costs one listing for any number of tables."""
+    """Return the names of the tables that the route has had. Costs one listing for any number of tables."""
     return targets_in(tables.store, _folder(tables))
 
 
 def member_of(tables: StreamTables, target: Target) -> Member | None:
-    """Return the record of a table that the route has had; None if it had none of this name."""
+    """Return the record of a table that the route has had; None if the route had no table of this name."""
     data = tables.store.get(_path(tables, target))
     try:
         return None if data is None else Member(**json.loads(data))
@@ -69,9 +70,10 @@ def forget_member(tables: StreamTables, target: Target) -> None:
 
 
 def never_had(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
-    """Return the journals that a missing table never had, by its newest remaining metadata file.
+    """Return the journals that a missing table never had, according to its newest remaining metadata file.
 
-    All of them if that is unknown: the table was purged, or an earlier version did not record its UUID.
+    Returns all waiting journals if that is unknown: the table was purged, or an earlier version did not record its
+    UUID.
     """
     member = member_of(tables, target)
     newest = None if member is None else newest_left(tables, member)
@@ -83,7 +85,7 @@ def never_had(tables: StreamTables, target: Target, waiting: Sequence[Journal]) 
 
 
 def newest_left(tables: StreamTables, member: Member) -> Metadata | None:
-    """Return the newest metadata file of a missing table; None without one, or without access."""
+    """Return the newest remaining metadata file of a missing table; None if no file remains or access is denied."""
     if member.uuid is None:
         return None
     try:
@@ -93,7 +95,7 @@ def newest_left(tables: StreamTables, member: Member) -> Metadata | None:
 
 
 def renamed(tables: StreamTables, member: Member, named: Collection[Target] = ()) -> Target | None:
-    """Return the catalog's name of a renamed table, if the route has had it by that name too.
+    """Return the name that a renamed table has in the catalog now, if the route has had the table by that name too.
 
     `named` are tables that the declaration names now, to which no writer may have written yet.
     """

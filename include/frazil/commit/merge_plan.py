@@ -1,11 +1,12 @@
-"""Plans a merge: which of a table's files may hold the keys of a batch's changes, and which task gets which.
+"""Plans a merge: selects the table's files that may hold the keys of a batch's changes, and divides them into tasks.
 
-If the key decides some partition fields, changes and files are grouped by them: the row of a change is in a partition
-with the same values of these fields. So a task with whole groups inserts the keys that its files do not have. A group
-far above its share is split into tasks with some of its files and all of its changes; a last task inserts what none of
-them matched.
+If the key decides some partition fields, changes and files are grouped by the values of these fields. The row of a
+change is then in a partition of the change's group. A task with whole groups therefore inserts the keys that its files
+do not have. A group far larger than a task's share is split into several tasks. Each of them has some of the group's
+files and all of its changes. A last task inserts the changes that none of these tasks matched.
 
-Manifests are chosen by the manifest list alone, and files by their partition and by the bounds of their key columns.
+Manifests are chosen by the manifest list alone. Files are chosen by their partition and by the bounds of their key
+columns.
 """
 
 from __future__ import annotations
@@ -38,24 +39,26 @@ from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
 from frazil.table.branches import head_of
 
 PATH_FIELD_ID = 2147483546
-"""The field id of a position-delete file's `file_path`, reserved by Iceberg."""
+"""The field id of the column `file_path` in position-delete files, reserved by Iceberg."""
 SPLIT_BYTES = 64 * 2**20
-"""A group of fewer bytes is never split: the second round of tasks would cost more than it saves."""
+"""Minimum bytes of a group that is split. For a smaller group, the second round of tasks would cost more than the split
+saves.
+"""
 
 Values = tuple[Any, ...]
 """The values of the partition fields that the key decides."""
 Box = tuple[tuple[Any, Any], ...]
-"""The minimum and maximum of each key column; None if unknown."""
+"""The minimum and maximum of each key column; None where a bound is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inserting:
-    """A task that inserts the changes that none of the tasks before it has matched."""
+    """A task that inserts the changes that no earlier task of its group has matched."""
 
     index: int
     changes: tuple[str, ...]
     after: tuple[int, ...]
-    """The indices of those tasks."""
+    """The indices of these earlier tasks."""
     share: tuple[str, ...] = ()
 
     def task(self, matched: bytes) -> MergeTask:
@@ -69,11 +72,11 @@ class MergePlan:
     tasks: tuple[MergeTask, ...]
     inserting: tuple[Inserting, ...]
     read: Mapping[str, Sequence[ManifestEntry]]
-    """The live entries of the manifests that may list files of the tasks, by the manifest's path."""
+    """The live entries of the manifests that may list files of the tasks, by the path of the manifest."""
     manifests: Sequence[ManifestFile]
     """All manifests of the snapshot that have live files."""
     bins: Mapping[Values, int]
-    """The task that each whole group was packed into."""
+    """The number of the task for each group that is not split."""
 
 
 def plan_merge(
@@ -84,10 +87,10 @@ def plan_merge(
     parallelism: int,
     before: MergePlan | None = None,
 ) -> MergePlan:
-    """Plan the merge of change files into the table's head. Groups stay with the tasks that `before` gave them.
+    """Plan the merge of change files into the table's head.
 
-    Raises SchemaIncompatible for a table that cannot be merged into: one of another format version than 2, with
-    equality deletes, or without a column of the key.
+    Groups stay with the tasks that they had in the plan `before`. Raises SchemaIncompatible for a table that cannot be
+    merged into: a table with a format version other than 2, with equality deletes, or without a column of the key.
     """
     check_format(table)
     head = head_of(table.metadata)
@@ -102,7 +105,7 @@ def plan_merge(
 
 
 def check_format(table: Table, declared: str = "mode: upsert") -> None:
-    """Check that the table has the only format version that supports merges. Raises SchemaIncompatible."""
+    """Check that the table has format version 2, the only version that supports merges. Raises SchemaIncompatible."""
     name, version = ".".join(table.name()), table.metadata.format_version
     if version != FORMAT_VERSION:
         raise SchemaIncompatible(
@@ -115,7 +118,7 @@ def key_schema(table: Table, key: Collection[str]) -> Schema:
     names = {column.name for column in table.schema().fields}
     if missing := sorted(set(key) - names):
         raise SchemaIncompatible(
-            f"table {'.'.join(table.name())} lacks {', '.join(missing)}, which the key of its stream names; "
+            f"table {'.'.join(table.name())} is missing {', '.join(missing)}, which the key of its stream names; "
             "bring the column back, or declare another key"
         )
     return table.schema().select(*key)
@@ -126,7 +129,9 @@ def _is_live(manifest: ManifestFile) -> bool:
 
 
 class _Wanted:
-    """What a batch's changes may touch."""
+    """The groups, key bounds and partition values of a batch's changes, which select the manifests and files to
+    read.
+    """
 
     def __init__(self, table: Table, changes: tuple[StagedFile, ...], key: Schema) -> None:
         self.table = table
@@ -158,7 +163,7 @@ class _Wanted:
         )
 
     def values_of(self, file: DataFile) -> Values | None:
-        """Return the group of a table's file; None for one of another spec."""
+        """Return the group values of a table's file; None for a file of another spec."""
         return tuple(_plain(file.partition[i]) for i in self.decided) if file.spec_id == self.spec_id else None
 
     def _box(self, files: Iterable[StagedFile]) -> Box:
@@ -170,7 +175,7 @@ class _Wanted:
         )
 
     def may_hold(self, manifest: ManifestFile) -> bool:
-        """Whether a manifest may list files with the keys, by its partition summaries."""
+        """Whether a manifest may list files with the changes' keys, judging by its partition summaries."""
         if manifest.partition_spec_id == self.spec_id and not self._in_summaries(manifest):
             return False
         spec_id = manifest.partition_spec_id
@@ -181,7 +186,7 @@ class _Wanted:
 
     @cached_property
     def _sorted_values(self) -> list[tuple[bool, list[Any]]]:
-        """Whether null is among each decided field's values, and the other values in order."""
+        """The values of each decided partition field: whether null is among them, and the other values in order."""
         columns = [{values[place] for values in self.groups} for place in range(len(self.decided))]
         return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
 
@@ -202,23 +207,23 @@ class _Wanted:
 
     @cached_property
     def _filter(self) -> BooleanExpression:
-        """The rows whose key lies within the bounds of all changes."""
+        """A filter for the rows whose key lies within the bounds of all changes."""
         found: BooleanExpression = AlwaysTrue()
-        for column, (least, greatest) in zip(self._key.fields, self.box, strict=True):
-            if least is not None and greatest is not None:
+        for column, (smallest, greatest) in zip(self._key.fields, self.box, strict=True):
+            if smallest is not None and greatest is not None:
                 found = And(
                     found,
-                    GreaterThanOrEqual(term=column.name, value=least),
+                    GreaterThanOrEqual(term=column.name, value=smallest),
                     LessThanOrEqual(term=column.name, value=greatest),
                 )
         return found
 
     def overlaps(self, file: DataFile, box: Box) -> bool:
         lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
-        for (field_id, kind), (least, greatest) in zip(self._kinds, box, strict=True):
+        for (field_id, kind), (smallest, greatest) in zip(self._kinds, box, strict=True):
             if greatest is not None and (low := lower.get(field_id)) is not None and from_bytes(kind, low) > greatest:
                 return False
-            if least is not None and (high := upper.get(field_id)) is not None and from_bytes(kind, high) < least:
+            if smallest is not None and (high := upper.get(field_id)) is not None and from_bytes(kind, high) < smallest:
                 return False
         return True
 
@@ -229,12 +234,12 @@ def has_certain_bounds(kind: IcebergType) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a partition value in the form of `from_bytes`: Avro has another form of UUIDs."""
+    """Return a partition value in the form that `from_bytes` returns; Avro has another form for UUIDs."""
     return value.bytes if isinstance(value, UUID) else value
 
 
 def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
-    """Return the types of partition values, by the newest schema that has the spec's columns."""
+    """Return the types of a spec's partition values, by the newest schema that has the spec's columns."""
     sources = {part.source_id for part in spec.fields}
     for schema in (table.schema(), *reversed(table.metadata.schemas)):
         if sources <= set(schema._lazy_id_to_name):
@@ -244,7 +249,9 @@ def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
 
 
 def _range(kind: PrimitiveType, bounds: Sequence[tuple[str | None, str | None]]) -> tuple[Any, Any]:
-    """Return the minimum and maximum of several files' bounds; None unless all are known."""
+    """Return the minimum and the maximum of several files' bounds; each is None unless the bounds of all files are
+    known.
+    """
     ends: list[list[Any]] = [
         [None if text is None else from_bytes(kind, base64.b64decode(text)) for text in side]
         for side in zip(*bounds, strict=True)
@@ -254,8 +261,9 @@ def _range(kind: PrimitiveType, bounds: Sequence[tuple[str | None, str | None]])
 
 
 def _evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> Any:
-    """Return the test whether a manifest of a spec may list files with these rows; None if its columns no
-    longer exist.
+    """Return a test whether a manifest of a spec may list files with these rows.
+
+    Returns None if columns of the spec no longer exist.
     """
     if not {part.source_id for part in spec.fields} <= set(schema._lazy_id_to_name):
         return None
@@ -264,7 +272,7 @@ def _evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> 
 
 @dataclass(slots=True)
 class _Group:
-    """Changes, and all files of the table that may hold their keys."""
+    """Changes, and all files of the table that may hold the keys of these changes."""
 
     values: Values
     changes: tuple[StagedFile, ...]
@@ -304,7 +312,7 @@ def _groups(
 
 
 class PartitionKeys:
-    """Converts partition values to the form of `StagedFile`."""
+    """Converts partition values to the form that `StagedFile` uses."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -322,7 +330,7 @@ class PartitionKeys:
 def _deletes(
     table: Table, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> DeleteFileIndex:
-    """Index the position deletes of the partitions that were read."""
+    """Index the position deletes of the partitions whose manifests were read."""
     index = DeleteFileIndex()
     for manifest in manifests:
         for entry in read.get(manifest.manifest_path, ()) if manifest.content is ManifestContent.DELETES else ():
@@ -397,19 +405,23 @@ def in_order(files: Iterable[TableFile]) -> tuple[TableFile, ...]:
 
 
 def pieces_of(files: Sequence[TableFile], share: float) -> list[list[TableFile]]:
-    """Split a group's files into lists of about a share's bytes."""
+    """Split a group's files into lists, each with about `share` bytes."""
     count = min(len(files), max(2, round(sum(f.bytes for f in files) / share)))
     pieces: list[list[TableFile]] = [[] for _ in range(count)]
     sizes = [0] * count
     for file in sorted(files, key=lambda f: (-f.bytes, f.path)):
-        least = sizes.index(min(sizes))
-        pieces[least].append(file)
-        sizes[least] += file.bytes
+        smallest = sizes.index(min(sizes))
+        pieces[smallest].append(file)
+        sizes[smallest] += file.bytes
     return pieces
 
 
 def _packed(groups: Sequence[_Group], count: int, before: Mapping[Values, int]) -> dict[Values, int]:
-    """Return the bin of each group: its former one, or else the emptiest, heaviest group first."""
+    """Return the bin (the number of the task) for each group.
+
+    A group keeps the bin that it had in the former plan. The other groups go to the emptiest bin, the heaviest group
+    first.
+    """
     bins: dict[Values, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))

@@ -1,7 +1,7 @@
-"""Merges a batch's changes into a table in one snapshot: plans, runs the tasks, and writes the manifests.
+"""Merges a batch's changes into a table in one snapshot: plans the merge, runs its tasks, and writes the manifests.
 
-If the table has changed, the next round of a swap plans again, and runs only tasks that differ. Files of results that
-no landed round needs are deleted, except those that may still land.
+If the table has changed, the next round of the swap plans again, and runs only the tasks that differ. Then files of
+task results that no landed round needs are deleted, except files of attempts that may still land.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from frazil.table.branches import head_of
 from frazil.table.storage import open_store
 
 Run = Callable[[MergeContext, Sequence[MergeTask]], Sequence[MergeResult]]
-"""Runs the tasks of a merge, and returns their results in the same order."""
+"""Runs the tasks of a merge, and returns the tasks' results in the same order."""
 
 
 def in_process(context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
@@ -41,27 +41,27 @@ def in_process(context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeR
 
 
 FOLDER = "merged"
-"""The folder of merged files, below that of their batch's change files."""
+"""The name of the folder for merged files, below the folder of their batch's change files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """What merging commits need besides the tables."""
+    """The rules and the engine for commits that merge."""
 
     rules: Callable[[Table], MergeRules]
-    """Returns the stream's rules, with the current names of the table's columns."""
+    """Returns the stream's merge rules, with the current names of the table's columns."""
     run: Run = in_process
     parallelism: Callable[[], int] = lambda: 1
-    """Returns the number of tasks that run at once."""
+    """Returns the number of tasks that run in parallel."""
     mode: MergingMode = UPSERTS
 
     def staged(self, table: Table, *, folder: str) -> TargetTable:
-        """Return how files are staged for a table of the stream."""
+        """Return the layout in which files are staged for a table of the stream."""
         return self.mode.staged(target_table(table, folder=folder), self.rules(table).key)
 
 
 def merging_of(spec: StreamSpec, run: Run = in_process, parallelism: Callable[[], int] = lambda: 1) -> Merging | None:
-    """Return how a stream's staged files are merged into its tables; None if they append."""
+    """Return how a stream's staged files are merged into its tables; None if the files are appended."""
     mode = merging_mode(spec)
     return None if mode is None else Merging(partial(merge_rules, spec), run, parallelism, mode)
 
@@ -70,19 +70,21 @@ def merging_of(spec: StreamSpec, run: Run = in_process, parallelism: Callable[[]
 class _Attempt:
     writer: SnapshotWriter
     files: Collection[str]
-    """The paths of its results' files."""
+    """The paths of the files in the attempt's results."""
     head: Snapshot | None
-    """Main's head at the attempt."""
+    """Main's head at the time of the attempt."""
     folder: str
+    reported: Mapping[str, str]
+    """What its summary reports."""
 
 
 @dataclass(slots=True)
 class MergeWriter:
-    """Prepares the snapshot of a merge within the rounds of one swap, and deletes what its failed rounds wrote."""
+    """Prepares the snapshot of a merge in the rounds of one swap, and deletes the files that failed rounds wrote."""
 
     stream: str
     changes: tuple[StagedFile, ...]
-    """One or more files of changes, or of candidates."""
+    """Staged files (at least one) of changes, or of candidates."""
     merging: Merging
     landed: Callable[[Table], tuple[tuple[str, int], ...]]
     """Returns `MergeRules.landed` for the table."""
@@ -90,9 +92,9 @@ class MergeWriter:
     """See `MergeRules.traced`."""
     attempts: list[_Attempt] = field(default_factory=list)
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
-    """Results by the folder of their context, and their task."""
+    """Task results, by the folder of the task's context and by the task."""
     _folders: dict[tuple[Hashable, ...], str] = field(default_factory=dict)
-    """The folder of merged files, by everything a result depends on besides its task."""
+    """The folder of merged files, by everything that a result depends on besides its task."""
     _plan: MergePlan | None = None
 
     @property
@@ -100,23 +102,20 @@ class MergeWriter:
         return bool(self._results) or any(attempt.writer.undecided for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
-        """Return the next attempt: an empty snapshot if nothing changes.
+        """Return the next attempt; its snapshot is empty if the merge changes nothing.
 
-        Raises SchemaIncompatible, and what running the tasks raises.
+        Raises SchemaIncompatible, and the errors of running the tasks.
         """
         head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
         context = self._context(table)
-        if last and last.writer.files and last.head == head and last.folder == context.target.folder:
-            writer = last.writer  # its answer is unknown: try the same again
-        else:
-            writer = self._merged(table, context, head)
-        counted = self._counted(self._results_of(self._plan, context), context.rules)
-        return writer.prepare(table, summary={**summary, **counted}, now_ms=now_ms)
+        if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
+            last = self._merged(table, context, head)  # else its answer is unknown: try the same again
+        return last.writer.prepare(table, summary={**summary, **last.reported}, now_ms=now_ms)
 
     def _context(self, table: Table) -> MergeContext:
-        """Return the tasks' context, with the newest credentials.
+        """Return the context for the tasks, with the newest credentials.
 
-        Results stay valid while nothing else of it changes.
+        Results stay valid while the context changes only in its credentials.
         """
         rules, target = self.merging.rules(table), target_table(table, folder="")
         rules = dataclasses.replace(rules, traced=self.traced, landed=self.landed(table))
@@ -127,7 +126,7 @@ class MergeWriter:
         target = dataclasses.replace(target, folder=self._folders[key])
         return MergeContext(self.stream, rules, self.merging.mode.staged(target, rules.key), target)
 
-    def _merged(self, table: Table, context: MergeContext, head: Snapshot | None) -> SnapshotWriter:
+    def _merged(self, table: Table, context: MergeContext, head: Snapshot | None) -> _Attempt:
         self._plan = plan = self._planned(table, context.rules)
         self._run(context, plan.tasks)
         self._run(context, self._inserting(context, plan))
@@ -140,10 +139,12 @@ class MergeWriter:
             files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in gone)
             gone = set()  # none of them was in the table
         snapshot_id = table.metadata.new_snapshot_id()
-        base = _without(gone, plan, table, head, snapshot_id) if gone else None
+        base = _base_without(gone, plan, table, head, snapshot_id) if gone else None
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
-        self.attempts.append(_Attempt(writer, {file.path for file in files}, head, context.target.folder))
-        return writer
+        reported = self._counted(results, context.rules)
+        attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, reported)
+        self.attempts.append(attempt)
+        return attempt
 
     def _planned(self, table: Table, rules: MergeRules) -> MergePlan:
         parallelism = self.merging.parallelism()
@@ -165,9 +166,7 @@ class MergeWriter:
             found.append(last.task(matched.serialize() if matched else b""))
         return found
 
-    def _results_of(self, plan: MergePlan | None, context: MergeContext) -> list[MergeResult]:
-        if plan is None:
-            return []
+    def _results_of(self, plan: MergePlan, context: MergeContext) -> list[MergeResult]:
         tasks = [*plan.tasks, *self._inserting(context, plan)]
         return [self._results[context.target.folder, task] for task in tasks]
 
@@ -196,7 +195,7 @@ def _first_number(attempt: _Attempt) -> int:
 
 
 def _added_since(sequence_number: int, table: Table) -> set[str]:
-    """Return the paths in all manifests that are not older than a sequence number."""
+    """Return the paths of all files in the manifests that have this sequence number or a higher one."""
     manifests = {
         manifest.manifest_path: manifest
         for snapshot in table.metadata.snapshots
@@ -207,8 +206,8 @@ def _added_since(sequence_number: int, table: Table) -> set[str]:
     return {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}
 
 
-def _without(gone: set[str], plan: MergePlan, table: Table, head: Snapshot | None, snapshot_id: int) -> Base:
-    """Return what stays; manifests with files that leave are rewritten."""
+def _base_without(gone: set[str], plan: MergePlan, table: Table, head: Snapshot | None, snapshot_id: int) -> Base:
+    """Return the manifests that stay. Manifests with files that leave are rewritten."""
     stays: list[ManifestFile] = []
     written: list[ManifestFile] = []
     left: list[DataFile] = []

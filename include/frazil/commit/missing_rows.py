@@ -1,4 +1,4 @@
-"""Finds the routed tables that are behind the default table, by the tables themselves, for readers."""
+"""Finds the routed tables that miss rows of the default table, by loading the tables; for readers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled_replay
+from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled
 from frazil.commit.backfill_records import chunks, given_up
 from frazil.commit.followers import (
     Behind,
@@ -32,18 +32,20 @@ from frazil.ingest.contract import Target
 from frazil.table.parallel import in_parallel
 
 Mending = Callable[[Target], "str | None"]
-"""Returns what happened to a table that is not in the catalog, and what to do, as a sentence; None if unknown."""
+"""Returns a sentence that says what happened to a table that is missing in the catalog, and what to do; None if
+unknown.
+"""
 
 
 def missing_rows(tables: StreamTables, default_marker: Marker, mending: Mending = lambda _: None) -> list[Behind]:
-    """Return the tables that are behind, by the tables themselves, ordered by name. Commits nothing."""
+    """Return the routed tables that miss rows, ordered by name. Loads the tables and commits nothing."""
     return missing_rows_of(tables, default_marker, Followers.of(tables, default_marker).waiting, mending)
 
 
 def missing_rows_of(
     tables: StreamTables, default_marker: Marker, waiting: Mapping[Target, list[Journal]], mending: Mending
 ) -> list[Behind]:
-    """Return which tables with waiting batches are behind. Loads each, in parallel."""
+    """Return which tables with waiting batches miss rows. Loads these tables in parallel."""
 
     def step(item: tuple[Target, list[Journal]]) -> Behind | None:
         return _missing_rows(tables, default_marker, *item, mending)
@@ -54,7 +56,7 @@ def missing_rows_of(
 def _missing_rows(
     tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], mending: Mending
 ) -> Behind | None:
-    journals, reason = waiting, "its writer commits them with the next batch, or says why it cannot"
+    journals, reason = waiting, "its writer commits them with the next batch, or reports why that fails"
     is_well, gone = False, None
     try:
         table = tables.handle(target).refresh()
@@ -75,13 +77,13 @@ def _missing_rows(
     return dataclasses.replace(behind_of(target, journals, reason), only_last=only_last, gone=gone)
 
 
-def missing_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> list[Behind]:
-    """Return the tables without the rows of the last published replay of dead letters. Commits nothing.
+def missing_backfilled(tables: StreamTables, there: Mapping[Target, Table]) -> list[Behind]:
+    """Return the tables without the rows of the last published backfill or replay. Commits nothing.
 
-    `there` has tables that are loaded already. Costs nothing once the replay's dead letters have left their table: all
-    tables have its rows then.
+    `there` has tables that are loaded already. Costs nothing once the dead-letter table has ended it too: all tables
+    have its rows then.
     """
-    backfill = unsettled_replay(tables.main.current().properties, _letters_properties(tables), tables.stream)
+    backfill = unsettled(tables.main.current().properties, _letters_properties(tables), tables.stream)
     if backfill is None:
         return []
     gone = given_up(tables.journals, backfill.id)
@@ -89,18 +91,19 @@ def missing_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> lis
     for journal in chunks(tables.journals, backfill):
         for target in journal.routed - gone:
             staged[target].append(journal)
-    reason = f"home has them; `frazil dlq replay {tables.stream}` brings them, or says why it cannot"
+    command = f"frazil {'dlq replay' if backfill.replays else 'backfill'} {tables.stream}"
+    reason = f"the default table has them; `{command}` brings them, or shows why it cannot"
     return [
-        dataclasses.replace(behind_of(target, journals, reason), replay=backfill.id)
+        dataclasses.replace(behind_of(target, journals, reason), backfill=backfill.id)
         for target, journals in sorted(staged.items())
         if not _has_rows_of(tables, there.get(target), target, backfill)
     ]
 
 
 def _letters_properties(tables: StreamTables) -> Mapping[str, str]:
-    """Return the dead-letter table's properties; empty if it is lost.
+    """Return the dead-letter table's properties; empty if that table is lost.
 
-    Each table itself shows whether it has the rows.
+    Without these properties, each routed table itself shows whether it has the rows.
     """
     try:
         return tables.dead_letters.current().properties
@@ -116,7 +119,9 @@ def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, back
 
 
 def missing_since(tables: StreamTables, default_marker: Marker) -> BatchKey | None:
-    """Return the first batch that a routed table does not have, by the tables themselves; None if all have all."""
+    """Return the first batch that a routed table does not have; None if all tables have all batches. Loads the
+    tables.
+    """
     found = list[Journal]()
     for target, journals in Followers.of(tables, default_marker).waiting.items():
         try:
@@ -127,7 +132,10 @@ def missing_since(tables: StreamTables, default_marker: Marker) -> BatchKey | No
 
 
 def first_missing(tables: StreamTables, default_marker: Marker, target: Target, marker: Marker) -> BatchKey | None:
-    """Return the first batch whose rows a table is missing, by its `marker` and `home`'s; None without one."""
+    """Return the first batch whose rows a table misses; None if it misses none.
+
+    Compares the table's `marker` with the default table's marker.
+    """
     ahead = marker.settled is not None and (default_marker.settled is None or marker.settled >= default_marker.settled)
     if ahead or default_marker.routed is None or default_marker.routed == default_marker.settled:
         return None

@@ -1,6 +1,6 @@
-"""The modes in which a table takes staged records: it appends rows, upserts changes, or drops repeats.
+"""How a table takes staged records: it appends rows, upserts changes, or drops repeats.
 
-The content of staged files identifies the mode, so a journal alone shows how its files are committed.
+The content of staged files identifies this mode, so a journal alone shows how its files are committed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from frazil.merge.contract import Counts, MergeRules
 from frazil.partitions.windows import Grain
 from frazil.spec.coordinates import COORDINATES
 from frazil.spec.formats import POSITION, envelope_of
+from frazil.spec.former_columns import current_name, former_columns
 from frazil.spec.model import StreamSpec
-from frazil.table.renamed import aliases, current_name, former_columns
+from frazil.table.renamed import aliases
 
 Plan = Callable[..., MergePlan]
-"""Has the signature of `plan_merge` and `plan_repeats`."""
+"""A function with the signature of `plan_merge` and `plan_repeats`."""
 METRICS = "write.metadata.metrics."
 REPEATED = "frazil.repeated"
 """The summary key for the number of a batch's rows that were dropped as repeats."""
@@ -35,24 +36,24 @@ REPEATED = "frazil.repeated"
 
 @dataclass(frozen=True, slots=True)
 class MergingMode:
-    """A mode whose staged files are merged into the table when they are committed."""
+    """A mode in which staged files are merged into the table by their commit."""
 
     content: Content
-    """The content of a staged file."""
+    """The content of the mode's staged files."""
     declared: str
-    """The declaration of the mode."""
+    """The words in the stream's declaration that select the mode."""
     staged: Callable[[TargetTable, tuple[str, ...]], TargetTable]
-    """Returns how files are staged for a table with this key."""
+    """Returns the layout in which files are staged for a table with this key."""
     plan: Plan
     """Returns the tasks that merge staged files into the table's head."""
     adopts: bool
-    """Whether staged files become the table's own, unless the merge rewrites them."""
+    """Whether the commit adds staged files to the table, except those that the merge rewrites."""
     counted: Callable[[Counts], Mapping[str, str]]
-    """Returns what a commit's summary reports."""
+    """Returns the counts that a commit's summary reports."""
 
 
 def _changes(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
-    """Return how change files are staged: unsorted, with bounds of the key only, in the table's partitions."""
+    """Return the layout of change files: unsorted, with bounds of the key columns only, in the table's partitions."""
     schema = change_schema(Schema.model_validate_json(table.schema_json), key)
     kept = {name: text for name, text in table.properties.items() if not name.startswith(METRICS)}
     bounds = {f"{METRICS}default": "none"} | {f"{METRICS}column.{name}": "full" for name in key}
@@ -76,7 +77,7 @@ UPSERTS = MergingMode(
         for name in ("inserted", "updated", "deleted", "stale", "superseded", "unchanged")
     },
 )
-"""Staged files hold changes of rows. The table has one row for each key."""
+"""Staged files have changes of rows. The table has one row per key."""
 DEDUPLICATES = MergingMode(
     content="candidates",
     declared="dedupe",
@@ -85,21 +86,21 @@ DEDUPLICATES = MergingMode(
     adopts=True,
     counted=lambda counts: {REPEATED: str(counts.repeated)},
 )
-"""Staged files hold rows. Repeats are dropped when they are committed."""
+"""Staged files have rows. The commit drops repeated rows."""
 MERGED: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERTS, DEDUPLICATES)}
 """The modes that merge, by the content of their staged files.
 
-Files of any other content are the table's as they are.
+Files of any other content are added to the table unchanged.
 """
 
 
 def merging_mode(spec: StreamSpec) -> MergingMode | None:
-    """Return the mode of a stream's tables; None if they append."""
+    """Return the mode in which a stream's staged files are merged into its tables; None if the files are appended."""
     return DEDUPLICATES if spec.dedupe else UPSERTS if spec.mode == "upsert" else None
 
 
 def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
-    """Return the rules by which the stream's changes are merged, or its repeats found, in the table as it is now."""
+    """Return the rules for merging the stream's changes, or for finding its repeats, in the table's current schema."""
     schema, other_names = table.schema(), aliases(table.schema(), former_columns(table.properties))
     called, envelope = partial(called_now, schema, other_names), envelope_of(spec.source.format)
     return MergeRules(

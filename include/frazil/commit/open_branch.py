@@ -1,7 +1,8 @@
-"""The branch where rows of open windows wait (`commit.align: watermark`): which files join, stay and leave.
+"""Decides which files join, stay on and leave the open branch, where rows of open windows wait (`commit.align:
+watermark`).
 
-Each of its manifests has files of one value of the table's time partition, so the manifest list alone shows which
-manifests leave.
+All files in one manifest of the branch have the same value of the table's time partition, so the manifest list alone
+shows which manifests leave.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from frazil.commit.marker import Marker, open_branch
 from frazil.errors import SchemaIncompatible, StaleBatch
 from frazil.ingest.contract import StagedFile
-from frazil.partitions.open_windows import Alignment
-from frazil.partitions.windows import Grain
+from frazil.partitions.windows import Alignment, Grain
 from frazil.table.branches import head_of
 
 T = TypeVar("T")
@@ -34,16 +34,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BranchChange:
-    """The change of a stream's open branch in one update, and what main gets from it."""
+    """The change of a stream's open branch in one update, and the files that main gets from this change."""
 
     base: Snapshot | None
-    """The snapshot that the branch continues: its head, or an older one after a reset."""
+    """The snapshot that the branch continues: the branch's head, or after a reset an older snapshot."""
     stays: tuple[ManifestFile, ...] = ()
     leaves: tuple[DataFile, ...] = ()
     joins: tuple[StagedFile, ...] = ()
     to_main: tuple[StagedFile, ...] = ()
     drops: bool = False
-    """Whether files that leave are dropped instead of moving to main."""
+    """Whether files that leave the branch are dropped instead of moving to main."""
     ends: bool = False
     """Whether the branch is removed."""
     apart: Callable[[StagedFile], str] = lambda _: ""
@@ -51,7 +51,7 @@ class BranchChange:
 
 @dataclass(frozen=True, slots=True)
 class TimeField:
-    """The event time's place in a partition spec, and the duration of one value."""
+    """The index of the event time's field in a partition spec, and the duration of one partition."""
 
     position: int
     length_us: int
@@ -65,26 +65,27 @@ class TimeField:
         return None
 
     def start_us(self, value: bytes | None) -> int | None:
-        """Return the start of a partition value, which Iceberg serialises as hours or days since 1970; None
-        for a null.
+        """Return the start of a partition, from its value; None for a null value.
+
+        Iceberg serialises the value as hours or days since 1970.
         """
         return None if value is None else int(from_bytes(IntegerType(), value)) * self.length_us
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
-    """The event time's place in each of a table's partition specs."""
+class _TimeFields:
+    """The time field of each of a table's partition specs."""
 
     fields: dict[int, TimeField]
 
     @classmethod
-    def of(cls, metadata: TableMetadata, column: str) -> _Times:
+    def of(cls, metadata: TableMetadata, column: str) -> _TimeFields:
         source = metadata.schema().find_field(column).field_id
         found = {spec_id: TimeField.of(spec, source) for spec_id, spec in metadata.specs().items()}
         return cls({spec_id: field for spec_id, field in found.items() if field})
 
     def of_file(self, file: StagedFile) -> tuple[int, int] | None:
-        """Return the start and length of a file's time partition; None if it has none."""
+        """Return the start and length (us) of a file's time partition; None if the file has no time partition."""
         field = self.fields.get(file.spec_id)
         text = file.partition[field.position] if field else None
         return self._span(field, None if text is None else base64.b64decode(text))
@@ -101,11 +102,11 @@ class _Times:
 
 
 def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None:
-    """Return the start of the oldest time partition on the stream's open branch; None if nothing waits."""
+    """Return the start (us) of the oldest time partition on the stream's open branch; None if no rows wait there."""
     head = head_of(table.metadata, open_branch(stream))
     if head is None:
         return None
-    times = _Times.of(table.metadata, column)
+    times = _TimeFields.of(table.metadata, column)
     spans = [times.of_manifest(manifest) for manifest in head.manifests(table.io)]
     return min((span[0] for span in spans if span), default=None)
 
@@ -113,13 +114,15 @@ def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None
 def check_aligned(
     metadata: TableMetadata, align: Alignment | None, *, table: str, files: Iterable[StagedFile] = ()
 ) -> None:
-    """Check that no file spans windows: the table is partitioned by event time at least as finely as they are.
+    """Check that no file spans several windows: the table must be partitioned by event time, at least as finely as the
+    windows.
 
-    Raises `SchemaIncompatible` if it is not, and `StaleBatch` if it was not when the batch was staged.
+    Raises `SchemaIncompatible` if the table is not partitioned like this now, and `StaleBatch` if it was not when the
+    batch was staged.
     """
     if align is None:
         return
-    fine = {i for i, f in _Times.of(metadata, align.column).fields.items() if f.length_us <= align.grain.us}
+    fine = {i for i, f in _TimeFields.of(metadata, align.column).fields.items() if f.length_us <= align.grain.us}
     if metadata.default_spec_id not in fine:
         raise SchemaIncompatible(
             f"commit.align: watermark waits for every {align.grain} of {align.column}, and table {table} is not "
@@ -134,9 +137,9 @@ def check_aligned(
 
 
 def aligned(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
-    """Return which files of a batch wait, and which waiting files move to main, for this marker."""
+    """Return which files of a batch wait on the open branch, and which waiting files move to main, with this marker."""
     head = head_of(table.metadata, open_branch(marker.stream))
-    times = _Times.of(table.metadata, align.column)
+    times = _TimeFields.of(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
 
     def waits(span: tuple[int, int] | None) -> bool:
@@ -156,12 +159,15 @@ def released(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> Bra
 
 
 def files_of(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:
-    """Return the files in manifests, read in parallel: a day of commits has more than a thousand manifests."""
+    """Return the files in the manifests.
+
+    Reads the manifests in parallel, because one day of commits has more than a thousand.
+    """
     read = ExecutorFactory.get_or_create().map(lambda manifest: manifest.fetch_manifest_entry(io), manifests)
     return tuple(entry.data_file for entries in read for entry in entries)
 
 
 def _parted(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Split the items into those that `first` accepts, and the rest."""
+    """Split the items into those that `first` accepts and the rest."""
     kept = list(items)
     return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))

@@ -1,4 +1,4 @@
-"""Opens a declared stream's tables, journals and Kafka for everything except its writer."""
+"""Opens a declared stream's tables, journals and Kafka for commands and readers; a writer opens its own."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from frazil.table.lost import lost_letters, lost_table
 from frazil.table.tables import ensure_dead_letters, load_stream_table
 
 RETRY_TIMEOUT_S = 60.0
-"""Timeout for a command's catalog calls: shorter than a writer's, because a user waits."""
+"""Timeout for the catalog calls of a command. Shorter than that of a writer, because a user waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """One stream whose table exists."""
+    """A stream whose table exists, with its open tables."""
 
     spec: StreamSpec
     tables: StreamTables
 
 
-class _Letters(TableHandle):
+class _ReadOnlyDeadLetters(TableHandle):
     """Read-only handle of the dead-letter table; never creates the table."""
 
     def __init__(self, main: Table, spec: StreamSpec) -> None:
@@ -41,7 +41,7 @@ class _Letters(TableHandle):
         self._spec = spec
 
     def refresh(self) -> Table:
-        """Load the table. Raises TableLost."""
+        """Load the table. Raises TableLost if the table does not exist."""
         try:
             return super().refresh()
         except NoSuchTableError:
@@ -49,22 +49,23 @@ class _Letters(TableHandle):
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables for changes, without evolving its own; creates a missing dead-letter table.
+    """Open the stream's tables for changes; creates a missing dead-letter table, but does not evolve the stream's
+    table.
 
-    Raises SpecError if the table does not exist, TableLost if only the catalog has lost it.
+    Raises SpecError if the stream's table does not exist, and TableLost if it is only missing in the catalog.
     """
     table = _own_table(spec)
     return _opened(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
 
 
 def read_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's table for reading. Creates and changes nothing.
+    """Open the stream's tables for reading. Creates and changes nothing.
 
-    Raises as `open_stream` does; TableLost on the first use of a missing dead-letter table.
+    Raises the same errors as `open_stream`. If the dead-letter table is missing, its first use raises TableLost.
     """
     table = _own_table(spec)
     opened = _opened(spec, {"main": table})
-    targets = {**opened.tables.targets, "dead-letters": _Letters(table, spec)}
+    targets = {**opened.tables.targets, "dead-letters": _ReadOnlyDeadLetters(table, spec)}
     return OpenStream(spec, replace(opened.tables, targets=targets))
 
 
@@ -89,7 +90,7 @@ def _opened(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
 
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = PERSON_WAITS_S) -> KafkaOffsets:
-    """Open the stream's source; raises SpecError if a reference cannot be resolved."""
+    """Open the stream's source in Kafka. Raises SpecError if a reference cannot be resolved."""
     # By default librdkafka writes every lost connection to stderr; the error that is raised says it once.
     properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
     return KafkaOffsets(properties, spec.source.reads, stream=spec.name, timeout_s=timeout_s)

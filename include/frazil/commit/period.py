@@ -1,4 +1,6 @@
-"""A period of commits to audit, so that an audit costs what was committed in it, not the whole table."""
+"""The period of commits that an audit covers. The audit's cost depends on the commits in the period, not on the table's
+size.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Commits in `[from_ms, to_ms)`, milliseconds since 1970, UTC. Raises ValueError for an empty period."""
+    """The period `[from_ms, to_ms)` in which commits were made, in milliseconds since 1970, UTC.
+
+    Raises ValueError for an empty period.
+    """
 
     from_ms: int
     to_ms: int
@@ -24,17 +29,17 @@ class Period:
 
 
 def period(begin: datetime, end: datetime) -> Period:
-    """Return the period between two zoned times."""
+    """Return the period between two times that have time zones."""
     return Period(_ms(begin), _ms(end))
 
 
 def last(length: timedelta, now: datetime) -> Period:
-    """Return the period of this length that ends now, including commits of this moment."""
+    """Return the period of this length that ends now; includes commits made at this very millisecond."""
     return Period(_ms(now - length), _ms(now) + 1)
 
 
 def complete_hours(moment: datetime, hours: int = 1) -> Period:
-    """Return the last full hours of the clock, UTC, that ended by a moment."""
+    """Return the last full UTC clock hours that ended at or before `moment`."""
     end_ms = _ms(moment) // HOUR_MS * HOUR_MS
     return Period(end_ms - hours * HOUR_MS, end_ms)
 

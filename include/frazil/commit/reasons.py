@@ -1,6 +1,6 @@
-"""The new dead letters of a batch by error class, for journals and snapshots' summaries: counts and places.
+"""Counts and sample coordinates of a batch's new dead letters by error class, for journals and snapshot summaries.
 
-They include neither values of records nor error messages, which may quote one.
+They include neither values of records nor error messages, because an error message may quote a value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from frazil.ingest.contract import Rejects
 NAME = "frazil.rejected-by"
 PLACES = 3
 MAX_REASONS = 30
-"""Maximum of error classes; no format has as many."""
+"""Maximum number of error classes; no format has as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Reason:
 
     count: int
     places: tuple[str, ...] = ()
-    """A few places, as `topic[partition]@offset`."""
+    """Coordinates of a few of these dead letters, as `topic[partition]@offset`."""
 
     def __add__(self, other: Reason) -> Reason:
         return Reason(self.count + other.count, (*self.places, *other.places)[:PLACES])
@@ -35,7 +35,7 @@ Reasons = Mapping[str, Reason]
 
 
 def reasons_of(rejects: Rejects) -> Reasons:
-    """Return the reasons of counted dead letters, without those that an operator accepted."""
+    """Return the counted dead letters by error class, without dead letters that an operator accepted."""
     places: dict[str, list[str]] = {}
     for reject in rejects.samples:
         places.setdefault(reject.error_class, []).append(f"{reject.topic}[{reject.partition}]@{reject.offset}")
@@ -44,7 +44,9 @@ def reasons_of(rejects: Rejects) -> Reasons:
 
 
 def reasons_summary(reasons: Reasons) -> dict[str, str]:
-    """Return the entry of a snapshot's summary; without places if long topic names would make it too long."""
+    """Return the entry for a snapshot's summary; leaves out the coordinates if long topic names make the entry too
+    long.
+    """
     if not reasons:
         return {}
     text = json.dumps(reasons_json(reasons), separators=(",", ":"))
@@ -54,7 +56,9 @@ def reasons_summary(reasons: Reasons) -> dict[str, str]:
 
 
 def reasons_in(summary: Mapping[str, str]) -> Reasons:
-    """Parse what `reasons_summary` wrote; empty for the summary of an earlier version or another program."""
+    """Parse the entry of `reasons_summary`; returns no reasons for the summary of an earlier version or of another
+    program.
+    """
     try:
         return reasons_from_json(json.loads(summary.get(NAME, "{}")))
     except (ValueError, TypeError, AttributeError, OverflowError):

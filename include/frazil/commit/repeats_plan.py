@@ -1,8 +1,9 @@
-"""Plans which of a table's files a batch's rows may repeat, and which task gets which.
+"""Plans the search for repeats: which of the table's files may hold rows that a batch repeats, and which task reads
+them.
 
-Only rows near in event time are read: Iceberg's scan planning finds their files by the table's partitions and by the
-bounds of event time and key. Each task of the first round has some of these files, and all keys of the batch. The last
-tasks divide the batch's own files among them.
+Only rows near the batch in event time are read. Iceberg's scan planning finds the files of these rows, by the table's
+partitions and by the bounds of event time and key. Each task of the first round has some of these files, and all keys
+of the batch. The tasks of the last round each take a part of the batch's own files.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ from frazil.spec.type_ends import rows_between
 from frazil.table.branches import head_of
 
 MAX_SPANS = 16
-"""Maximum spans of event time in one scan; for a batch with more, the nearest are joined."""
+"""Maximum number of event-time spans in one scan. If a batch has more spans, those nearest to each other are joined."""
 SHARE_BYTES = 32 * 2**20
-"""Approximate maximum of bytes that a last task rewrites; each reads the keys of the whole batch."""
+"""Approximate maximum of bytes that one task of the last round rewrites. Each of these tasks reads the keys of the
+whole batch.
+"""
 
 Span = tuple[int, int]
 
@@ -53,7 +56,7 @@ def plan_repeats(
     parallelism: int,
     before: MergePlan | None = None,  # noqa: ARG001 - each plan is its own
 ) -> MergePlan:
-    """Plan the tasks for a batch's staged files against the table's head.
+    """Plan the tasks that check a batch's staged files for repeats against the table's head.
 
     Raises SchemaIncompatible for a table without the key's columns, or with deletes that cannot be read.
     """
@@ -72,18 +75,18 @@ def plan_repeats(
 
 
 def _shares(staged: Sequence[StagedFile], count: int) -> list[tuple[str, ...]]:
-    """Divide the paths among the last tasks, about equally by bytes."""
+    """Divide the files' paths among the tasks of the last round, with about the same bytes for each task."""
     shares: list[list[str]] = [[] for _ in range(min(count, len(staged)))]
     sizes = [0] * len(shares)
     for file in sorted(staged, key=lambda f: (-f.bytes, f.path)):
-        least = sizes.index(min(sizes))
-        shares[least].append(file.path)
-        sizes[least] += file.bytes
+        smallest = sizes.index(min(sizes))
+        shares[smallest].append(file.path)
+        sizes[smallest] += file.bytes
     return [tuple(sorted(share)) for share in shares]
 
 
 def _near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> list[TableFile]:
-    """Return the table's files that may have a row near one of the batch's."""
+    """Return the table's files that may have a row near one of the batch's rows in event time."""
     if head_of(table.metadata) is None:
         return []
     layouts = PartitionKeys(table)
@@ -98,7 +101,7 @@ def _near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> list
 
 
 def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> BooleanExpression:
-    """Return a filter of rows near in event time, with keys between the batch's minimum and maximum."""
+    """Return a filter for rows near the batch in event time, with keys between the batch's minimum and maximum."""
     assert rules.event_time is not None
     spans = _spans([bounds for file in staged if (bounds := _bounds(table, rules.event_time, [file]))], rules)
     event_time = table.schema().find_field(rules.event_time)
@@ -110,14 +113,14 @@ def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> Bo
 
 
 def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
-    """Return the disjoint spans of event time in which a repeat may lie, in order."""
+    """Return the disjoint spans of event time in which repeats may lie, in order."""
     within = rules.within_us or 0
     spans: list[Span] = []
-    for least, greatest in sorted((a - within, b + within) for a, b in bounds):
-        if spans and least <= spans[-1][1]:
+    for smallest, greatest in sorted((a - within, b + within) for a, b in bounds):
+        if spans and smallest <= spans[-1][1]:
             spans[-1] = (spans[-1][0], max(spans[-1][1], greatest))
         else:
-            spans.append((least, greatest))
+            spans.append((smallest, greatest))
     while len(spans) > MAX_SPANS:
         gaps = [after[0] - before[1] for before, after in pairwise(spans)]
         place = gaps.index(min(gaps))
@@ -126,15 +129,15 @@ def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
 
 
 def _bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tuple[Any, Any] | None:
-    """Return the minimum and maximum of a column in staged files; None if a file does not have them."""
+    """Return the minimum and maximum of a column in staged files; None if the bounds of a file are unknown."""
     field = table.schema().find_field(name)
     assert isinstance(field.field_type, PrimitiveType)
     lower = [file.lower_bounds.get(field.field_id) for file in staged]
     upper = [file.upper_bounds.get(field.field_id) for file in staged]
     if None in lower or None in upper or not has_certain_bounds(field.field_type):
         return None
-    least = min(from_bytes(field.field_type, base64.b64decode(text)) for text in lower if text is not None)
-    return least, max(from_bytes(field.field_type, base64.b64decode(text)) for text in upper if text is not None)
+    smallest = min(from_bytes(field.field_type, base64.b64decode(text)) for text in lower if text is not None)
+    return smallest, max(from_bytes(field.field_type, base64.b64decode(text)) for text in upper if text is not None)
 
 
 def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:

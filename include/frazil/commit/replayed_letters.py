@@ -1,4 +1,4 @@
-"""The outcome of replayed dead letters: those that became rows leave, the others keep their history."""
+"""The dead letters after a replay: those that became rows are removed, and the others keep their error history."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_ERROR_CHARACTERS = 1000
 Place = tuple[str, int, int]
 """Topic, partition and offset."""
 Reason = tuple[str, str]
-"""Error class and text."""
+"""Error class and error text."""
 
 
 def failed_again(table: Table, files: Iterable[StagedFile]) -> dict[Place, Reason]:
-    """Return why dead letters failed again, from the files that the replay staged for them."""
+    """Return why dead letters failed again, from the files that the replay staged for these dead letters."""
     columns = [*COORDINATES, "error_class", "error"]
     found: dict[Place, Reason] = {}
     for file in files:
@@ -41,7 +41,10 @@ def settled_letters(
     topic_ids: Mapping[str, str],
     failed: Mapping[Place, Reason],
 ) -> RowChange:
-    """Return the change of a stream's dead letters after a replay. `topic_ids` are those of the replayed topics."""
+    """Return the change of a stream's dead letters after a replay.
+
+    `topic_ids` are the ids of the replayed topics.
+    """
     letters = letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:
@@ -55,7 +58,10 @@ def settled_letters(
 def letters_at(
     replayed: Mapping[TopicPartition, BitMap64], topic_ids: Mapping[str, str], failed: Iterable[Place] = ()
 ) -> Letters:
-    """Return the dead letters at these offsets and places. Those of earlier versions have no topic id."""
+    """Return the dead letters at the offsets `replayed` and at the coordinates `failed`.
+
+    Includes dead letters without a topic id, which earlier versions wrote.
+    """
     offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}
     for topic, partition, offset in failed:
         offsets.setdefault((topic, partition), BitMap64()).add(offset)
@@ -67,7 +73,7 @@ def letters_at(
 
 
 def _tried(rows: pa.Table, again: list[Reason]) -> pa.Table:
-    """Count one more replay of the dead letters, and put the new reason before the earlier ones."""
+    """Count one more replay of the dead letters, and put each new error before the earlier errors."""
     before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
     columns = {
         "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],

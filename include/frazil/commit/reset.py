@@ -1,4 +1,6 @@
-"""A new position for a stream and its consequences: the stream's current state, and pure plans."""
+"""A reset of a stream's position: the stream's state before the reset, and functions that compute the results of the
+reset.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,15 @@ NO_OFFSETS: Offsets = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """What Kafka has now: `[first, end)` of each topic-partition, and the topics' identity."""
+    """The offsets `[first, end)` of each topic-partition that Kafka has now, and the topics' identity."""
 
     source: SourceIdentity
     first: Offsets
     end: Offsets
     cut: Offsets = field(default_factory=dict)
-    """The offsets where logs were truncated before the marker: from there on Kafka has other records."""
+    """The offsets at which logs were truncated before the marker. From these offsets on, Kafka has other records than
+    the table.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +49,11 @@ class BeforeReset:
     """A stream's state before a reset."""
 
     marker: Marker | None
-    """The marker; None if it does not exist or is unreadable."""
+    """The marker; None if the marker does not exist or is unreadable."""
     marker_text: str | None
-    """The property as found: a reset is refused if it has changed since the user saw it."""
+    """The marker's property as found. A reset is refused if the property has changed since the user saw it."""
     held: Offsets
-    """Offsets below these are in the table, if they ever were; after a rollback they are before the marker's."""
+    """Offsets up to which the table has the stream's records. After a rollback they are before the marker's offsets."""
     source: SourceIdentity | None
     """The source that the offsets in `held` belong to."""
     rolled_back: bool
@@ -59,42 +63,44 @@ class BeforeReset:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A topic-partition's move from what the table has to where the stream continues, in offsets to read next."""
+    """A topic-partition's move from the table's next offset to the next offset of the stream."""
 
     topic: str
     partition: int
     held: int | None
-    """The next offset by the table; None if it is not known to have a record of this topic-partition."""
+    """The next offset after the table's records; None if the table is not known to have a record of this
+    topic-partition.
+    """
     target: int
     first: int
     end: int
     cut: int | None = None
-    """The offset where Kafka's log was truncated before `held`, if it was."""
+    """The offset at which Kafka's log was truncated before `held`; None if the log was not truncated there."""
 
     @property
     def skipped(self) -> int:
-        """Offsets whose records never reach the table."""
+        """Number of offsets whose records never reach the table."""
         return 0 if self.held is None else max(self.target - self.held, 0)
 
     @property
     def gone(self) -> int:
-        """The skipped offsets that Kafka has already deleted."""
+        """Number of skipped offsets that Kafka has already deleted."""
         return 0 if self.held is None else max(min(self.target, self.first) - self.held, 0)
 
     @property
     def repeated(self) -> int:
-        """Offsets that are read again although the table has their rows."""
+        """Number of offsets that are read again although the table has their rows."""
         same = self.held if self.held is None or self.cut is None else min(self.held, self.cut)
         return 0 if same is None else max(same - self.target, 0)
 
     @property
     def rewritten(self) -> int:
-        """Offsets that Kafka assigns to other records than the table's."""
+        """Number of the table's offsets at which Kafka now has other records."""
         return 0 if self.held is None or self.cut is None else max(self.held - max(self.cut, self.target), 0)
 
 
 def before_reset(tables: StreamTables) -> BeforeReset:
-    """Read the stream's marker from the table, and how much of it the branch holds."""
+    """Read the stream's marker from the table, and determine the offsets up to which the branch has records."""
     table = tables.main.refresh()
     text = table.metadata.properties.get(property_name(tables.stream))
     try:
@@ -122,9 +128,9 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
 
 
 def clamped(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
-    """Return the wanted position for every topic-partition that Kafka has, moved into its available offsets.
+    """Return the wanted offset for every topic-partition that Kafka has, moved into the range of available offsets.
 
-    A topic-partition without a wanted offset, such as a new one, begins at its first offset, as for a writer.
+    A topic-partition without a wanted offset, such as a new one, begins at its first offset, as it does for a writer.
     """
     return {
         tp: min(max(wanted.get(tp, first), first), available.end.get(tp, first))
@@ -133,12 +139,12 @@ def clamped(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
 
 
 def before_cuts(offsets: Offsets, available: Available) -> dict[TopicPartition, int]:
-    """Return the held offsets, moved back to where Kafka's logs were truncated before them."""
+    """Return the offsets, moved back where Kafka's logs were truncated before them."""
     return {tp: min(offset, available.cut.get(tp, offset)) for tp, offset in offsets.items()}
 
 
 def moves(target: Offsets, *, held: Offsets, available: Available) -> tuple[Move, ...]:
-    """Return what a new position means for each topic-partition, sorted."""
+    """Return the effect of a new position on each topic-partition, sorted by topic and partition."""
     return tuple(
         Move(
             *tp,
@@ -155,10 +161,10 @@ def moves(target: Offsets, *, held: Offsets, available: Available) -> tuple[Move
 def moved(  # noqa: PLR0913 - the state, the target and Kafka
     seen: BeforeReset, *, stream: str, epoch: int, target: Offsets, source: SourceIdentity, cut: Offsets = NO_OFFSETS
 ) -> Marker:
-    """Return the marker after a reset. The watermark stays, because it never goes back.
+    """Return the marker after a reset. Its watermark stays, because a watermark never goes back.
 
-    `cut` is where Kafka's logs were truncated. Topics that the stream no longer reads keep their offsets in case they
-    return; idleness is determined again.
+    `cut` has the offsets at which Kafka's logs were truncated. Topics that the stream no longer reads keep their
+    offsets in case the stream reads them again. Idleness is determined again.
     """
     before = seen.marker
     if before is None:
@@ -169,7 +175,7 @@ def moved(  # noqa: PLR0913 - the state, the target and Kafka
         source=merged_identity(before.source, source),
         max_event_times_us=of_same_topics(before.max_event_times_us, before.source, source),
         idle=frozenset(),
-        leader_epochs=_still_known(before, target, source),
+        leader_epochs=_kept_leader_epochs(before, target, source),
         transaction=NO_TRANSACTION,
         rewritten=_rewritten(before, target, source, cut),
         landed=_landed(before, source, cut),
@@ -177,16 +183,14 @@ def moved(  # noqa: PLR0913 - the state, the target and Kafka
     )
 
 
-def _still_known(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the leader epochs of offsets that do not move forward; skipped records may belong to later leaders."""
+def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
+    """Return the leader epochs of offsets that do not move forward. Skipped records may have later leader epochs."""
     known = of_same_topics(before.leader_epochs, before.source, source)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
 
 
 def _rewritten(before: Marker, target: Offsets, source: SourceIdentity, cut: Offsets) -> Spans:
-    """Return the offsets that Kafka assigns to a second record, if the stream goes back to where a log was
-    truncated.
-    """
+    """Return the offsets that Kafka assigns to a second record if the stream goes back to where a log was truncated."""
     same = of_same_topics(before.offsets, before.source, source)
     begins = {tp: max(at, target.get(tp, at)) for tp, at in cut.items() if tp in same}
     return _with_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
@@ -209,6 +213,6 @@ def _given_up(seen: BeforeReset, before: Marker, target: Offsets, source: Source
 
 
 def _with_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
-    """Merge the spans of topics that are still the same with the new ones that are not empty."""
+    """Merge the known spans, of topics that were not recreated, with the new spans that are not empty."""
     kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
     return merged((*kept, *new.items()))

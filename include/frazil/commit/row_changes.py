@@ -1,7 +1,7 @@
-"""Changes or removes rows of a dead-letter table in one snapshot: the files that hold them are rewritten.
+"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that have these rows.
 
-Other rows, and files that hold none of them, stay as they are. If the table has changed meanwhile, the next attempt
-begins from its new state.
+Other rows, and files without these rows, stay unchanged. If the table has changed meanwhile, the next attempt begins
+from the table's new state.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ IDENTITY = (*LETTER_COLUMNS, "stream")
 """The columns that identify rows."""
 
 LetterSource = tuple[str, int, str | None]
-"""Topic, partition and topic id: a recreated topic has other records."""
+"""Topic, partition and topic id. A recreated topic has other records, and another topic id."""
 Letters = Mapping[LetterSource, BitMap64]
-"""Dead letters of one stream, by their offsets."""
+"""The offsets of one stream's dead letters, by their source."""
 
 Choose = Callable[[pa.Table], NDArray[np.bool_]]
-"""Returns a mask of the chosen rows, by the columns of `IDENTITY` that the table has and those in `wanted`."""
+"""Returns a mask of the chosen rows, from the columns of `IDENTITY` that the table has and the columns in `wanted`."""
 Replace = Callable[[pa.Table], pa.Table]
-"""Returns the replacement of the chosen rows; no rows to remove them."""
+"""Returns the replacement of the chosen rows; returns no rows to remove the chosen rows."""
 
 
 def chosen(stream: str, letters: Letters) -> Choose:
-    """Return a function that chooses these dead letters, and none that another stream rejected."""
+    """Return a function that chooses these dead letters, except those that another stream rejected."""
 
     def choose(rows: pa.Table) -> NDArray[np.bool_]:
         of_letters = zip(*(rows[name].to_pylist() for name in LETTER_COLUMNS), strict=True)
@@ -68,20 +68,23 @@ def chosen(stream: str, letters: Letters) -> Choose:
 
 
 def within(letters: Letters) -> Within:
-    """Return spans that hold the dead letters, one for each topic-partition."""
+    """Return offset spans that contain the dead letters, one span for each topic-partition."""
     found: dict[TopicPartition, Span] = {}
     for (topic, partition, _), offsets in sorted(letters.items(), key=str):
-        least, end = found.get((topic, partition), (offsets.min(), 0))
-        found[topic, partition] = min(least, offsets.min()), max(end, offsets.max() + 1)
+        lowest, end = found.get((topic, partition), (offsets.min(), 0))
+        found[topic, partition] = min(lowest, offsets.min()), max(end, offsets.max() + 1)
     return {tp: (span,) for tp, span in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """The rows to change, and how. Pure: it may be applied again after another commit changed the table."""
+    """The rows to change, and their replacement.
+
+    Its functions are pure, so they may be applied again after another commit changed the table.
+    """
 
     within: Within
-    """The offsets of the chosen rows: other files are not read."""
+    """The offset spans of the chosen rows. Files outside of these spans are not read."""
     choose: Choose
     replace: Replace
     wanted: tuple[str, ...] = ()
@@ -91,15 +94,17 @@ class RowChange:
 class _Attempt:
     writer: SnapshotWriter
     paths: tuple[str, ...]
-    """Files that it wrote besides those of its writer."""
+    """Files that the attempt wrote in addition to the files of its writer."""
     head: Snapshot | None
-    """Main's head at the attempt."""
+    """Main's head at the time of the attempt."""
     summary: Mapping[str, str]
 
 
 @dataclass(slots=True)
 class RowChangeWriter:
-    """Prepares the snapshot of a change within the rounds of one swap, and deletes what its failed rounds wrote."""
+    """Prepares the snapshot of a row change in the rounds of one swap, and deletes the files that failed rounds
+    wrote.
+    """
 
     change: RowChange
     attempts: list[_Attempt] = field(default_factory=list)
@@ -111,12 +116,12 @@ class RowChangeWriter:
         return any(attempt.writer.undecided for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
-        """Return the next attempt: an empty snapshot if no row is chosen."""
+        """Return the next attempt; its snapshot is empty if no row is chosen."""
         head = head_of(table.metadata)
         last = self.attempts[-1] if self.attempts else None
         if last and last.writer.files and last.head == head:  # its answer is unknown: try the same again
             return last.writer.prepare(table, summary=last.summary, now_ms=now_ms)
-        copied = _Copies(table, self.change, now_ms)
+        copied = _FileRewrite(table, self.change, now_ms)
         copied.run()
         self.rows = copied.chosen
         snapshot_id = table.metadata.new_snapshot_id()
@@ -134,15 +139,15 @@ class RowChangeWriter:
 
 
 @dataclass(slots=True)
-class _Copies:
-    """One round: copies of the files that hold chosen rows."""
+class _FileRewrite:
+    """One round: copies of the files that have chosen rows."""
 
     table: Table
     change: RowChange
     now_ms: int
     staged: tuple[StagedFile, ...] = ()
     replaced: dict[str, DataFile] = field(default_factory=dict)
-    """Replaced files by path."""
+    """The files that the copies replace, by path."""
     chosen: int = 0
     letters: Counter[tuple[str, int]] = field(default_factory=Counter)
     """The change of the number of dead letters, as in `frazil.commit.letter_counts`."""
@@ -195,7 +200,7 @@ class _Copies:
             yield pa.Table.from_batches([batch])
 
     def base(self, snapshot_id: int) -> Base:
-        """Return what stays; manifests whose files were replaced are rewritten."""
+        """Return the manifests that stay. Manifests whose files were replaced are rewritten."""
         head = head_of(self.table.metadata)
         stays: list[ManifestFile] = []
         written: list[ManifestFile] = []

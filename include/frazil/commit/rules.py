@@ -1,6 +1,7 @@
-"""The rules that every commit attempt checks on the metadata it will replace: fence, ancestry, continuity, fit.
+"""The rules that every commit attempt checks on the metadata that it will replace: fence, ancestry, continuity, fitting
+files.
 
-Each is a pure function that returns a result or raises the error that stops the writer.
+Each rule is a pure function that returns a result, or raises the error that stops the writer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.table.branches import MAIN
 
 
-class Verdict(Enum):
+class Continuity(Enum):
     """Whether a batch continues the marker."""
 
     COMMIT = "it starts where the marker stands"
@@ -31,7 +32,7 @@ class Verdict(Enum):
 
 
 def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
-    """Check that the stream is ours: its marker has our epoch."""
+    """Check that this writer owns the stream: the stream's marker has the writer's epoch."""
     if marker is None:
         raise Fenced(
             f"stream {stream!r} was forgotten while its writer of epoch {epoch} ran; start it again if it should run"
@@ -47,10 +48,10 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
 def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
     """Check that the marker's snapshot is an ancestor of the branch's head.
 
-    Properties do not roll back with the branch. The walk starts at the head. If it reaches a sequence number at or
-    below the marker's without finding its snapshot, the table was rolled back to before the marker. A chain that ends
-    above it, in an expired parent, only has an expired history, unless it ends in a snapshot that replaced the whole
-    table.
+    Properties do not roll back with the branch. The check walks from the head to older snapshots. If it reaches a
+    sequence number at or below the marker's without finding the marker's snapshot, the table was rolled back to before
+    the marker. If the chain ends above that sequence number, at an expired parent, the history has only expired. The
+    exception is a chain that ends at a snapshot which replaced the whole table.
     """
     snapshots = {s.snapshot_id: s for s in metadata.snapshots}
     ref = metadata.refs.get(MAIN)
@@ -74,9 +75,10 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
 
 
 def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> bool:
-    """Whether a snapshot without a parent began an empty table over one with files (`CREATE OR REPLACE TABLE`).
+    """Whether a snapshot without a parent replaced a table that had files by an empty one (`CREATE OR REPLACE TABLE`).
 
-    Main's snapshot before it is still kept, so no expiry took its parent, and its summary counts only its own files.
+    That is certain if main's previous snapshot still exists, so that no expiry removed the parent, and the snapshot's
+    summary counts only its own files.
     """
     if first.parent_snapshot_id is not None:
         return False
@@ -86,9 +88,10 @@ def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> b
 
 
 def _of_main_before(first: Snapshot, metadata: TableMetadata, marker: Marker) -> Snapshot | None:
-    """Return the snapshot of main right before another one; None if it may have expired.
+    """Return the snapshot of main right before `first`; None if that snapshot may have expired.
 
-    Java clears main's log when it replaces a table; but then no other branch has the snapshot, or the marker names it.
+    Java's Iceberg clears main's snapshot log when it replaces a table. Main's snapshots are then those that no other
+    branch has, and the marker's.
     """
     kept = {snapshot.sequence_number: snapshot for snapshot in metadata.snapshots}
     of_main = {marker.snapshot_id, *(entry.snapshot_id for entry in metadata.snapshot_log)}
@@ -107,21 +110,23 @@ def _count(snapshot: Snapshot, key: str) -> int:
 
 
 def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """Check that the stream's open branch is where its last commit left it. Raises RolledBack if it was moved."""
+    """Check that the head of the stream's open branch is that of the stream's last commit. Raises RolledBack if it is
+    not.
+    """
     name = open_branch(marker.stream)
     ref = metadata.refs.get(name)
     found = ref.snapshot_id if ref else None
     if found != marker.open_snapshot_id:
         raise RolledBack(
             f"stream {marker.stream!r} left branch {name!r} of table {table} at snapshot {marker.open_snapshot_id}, "
-            f"with its rows of open windows, and finds it at {found}: somebody moved or dropped it. "
+            f"with its rows of open windows, and finds it at {found}: another engine or user moved or dropped it. "
             f"`frazil reset {marker.stream} --to marker` puts it back while that snapshot is kept, and else goes on "
             f"without its rows; a position before them (`--to offsets`, `--to timestamp`) re-reads them"
         )
 
 
 def check_same_source(known: SourceIdentity, found: SourceIdentity, *, stream: str) -> None:
-    """Check that the offsets belong to these topics; topics that the marker does not have may be new."""
+    """Check that the offsets belong to these topics. Topics that the marker does not have may be new."""
     if known.cluster_id != found.cluster_id:
         raise TopicRecreated(
             f"stream {stream!r} was read from Kafka cluster {known.cluster_id}, and source.bootstrap-servers now "
@@ -138,45 +143,46 @@ def check_same_source(known: SourceIdentity, found: SourceIdentity, *, stream: s
             )
 
 
-def continuity(marker: Marker, journal: Journal) -> Verdict:
+def continuity(marker: Marker, journal: Journal) -> Continuity:
     """Return whether a batch continues the marker.
 
-    Topic-partitions that the marker does not have may begin anywhere.
+    Topic-partitions that the marker does not have may begin at any offset.
     """
     if marker.settled == journal.key:
-        return Verdict.COMMITTED
+        return Continuity.COMMITTED
     if not journal.progress:
-        return Verdict.COMMIT
+        return Continuity.COMMIT
     offsets = marker.offsets
     if all(p.start == offsets.get(p.topic_partition, p.start) for p in journal.progress):
-        return Verdict.COMMIT
+        return Continuity.COMMIT
     if all(p.end <= offsets.get(p.topic_partition, -1) for p in journal.progress):
-        return Verdict.COMMITTED
-    return Verdict.STALE
+        return Continuity.COMMITTED
+    return Continuity.STALE
 
 
-def dead_letter_continuity(marker: Marker, journal: Journal) -> Verdict:
-    """Return whether the dead-letter table has not changed since a batch was staged.
+def dead_letter_continuity(marker: Marker, journal: Journal) -> Continuity:
+    """Return whether the dead-letter table has stayed unchanged since a batch was staged.
 
-    Staging leaves out the dead letters that the table holds. One that landed since may therefore be in the batch again,
-    as a dead letter or as a row. A journal of an earlier version assumed that the table holds all lower offsets, so it
-    continues only if it lies beyond them.
+    Staging leaves out records that are dead letters in the table already. A dead letter that landed since the staging
+    may therefore be in the batch again, as a dead letter or as a row. A journal of an earlier version assumes that the
+    table has all lower offsets, so the journal's batch continues only if it begins after the table's offsets.
     """
     if marker.fate(journal.key) is Fate.COMMITTED:
-        return Verdict.COMMITTED
+        return Continuity.COMMITTED
     if journal.letters_seen is not None:
-        return Verdict.COMMIT if journal.letters_seen == (marker.settled or NO_LETTERS) else Verdict.STALE
+        return Continuity.COMMIT if journal.letters_seen == (marker.settled or NO_LETTERS) else Continuity.STALE
     offsets = of_same_topics(marker.offsets, marker.source, journal.source)
     fits = all(offsets.get(p.topic_partition, -1) <= p.start for p in journal.progress)
-    return Verdict.COMMIT if fits else Verdict.STALE
+    return Continuity.COMMIT if fits else Continuity.STALE
 
 
 def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
-    """Whether staged files may still be added unchanged to a table whose metadata has changed since.
+    """Whether staged files may still be added unchanged to a table whose metadata has changed since the staging.
 
-    Files keep the spec and the schema they were written with. Any spec that the table still lists is legal for a file.
-    The schema fits if it has every column that is now required, with the same type or a safely promoted one. And no
-    column may have been dropped and added again under its name: its values would be read as null.
+    Files keep the spec and the schema that they were written with. A file may have any spec that the table still lists.
+    The file's schema fits if it has every column that is now required, with the same type or with a type that was
+    safely promoted. No column may have been dropped and added again under its name, because its values would be read as
+    null.
     """
     specs: dict[int, PartitionSpec] = metadata.specs()
     schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}

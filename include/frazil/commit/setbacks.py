@@ -1,4 +1,4 @@
-"""Decides why a round of a compare-and-swap failed, and whether another one can help."""
+"""Decides why a round of a compare-and-swap failed, and whether another round can succeed."""
 
 from __future__ import annotations
 
@@ -26,37 +26,38 @@ log = logging.getLogger(__name__)
 REFUSED = frozenset({400, 405, 413, 422, 501})
 """HTTP status codes with which a REST catalog refuses a change."""
 MAX_REFUSALS = 8
-"""Refusals of the same metadata, within seconds, that end a swap.
+"""Number of refusals of the same metadata, within seconds, after which a swap ends.
 
-A gateway may fail for a moment. A race that is reported as a refusal (sequence number too old) changes the metadata.
+A gateway may fail for a moment. A lost race that the catalog reports as a refusal (sequence number too old) changes the
+metadata, so it starts a new count.
 """
 MAX_FAILURES = 20
-"""Failures to prepare a commit on the same metadata, within a minute, that end a swap.
+"""Number of failures to prepare a commit on the same metadata, within a minute, after which a swap ends.
 
-A storage that answers with garbage may recover by then.
+A storage that returns garbage may recover in that time.
 """
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
-"""Errors that planning and merging themselves raise. Servers' errors of these types are also OSErrors."""
+"""Errors that planning and merging themselves raise. Server errors of these types are also OSErrors."""
 
 MAX_ERROR_CHARACTERS = 300
-"""Characters of an error in a log message: some servers answer with pages."""
+"""Maximum number of an error's characters in a log message, because some servers answer with pages."""
 OUTAGE_S = 5.0
-"""The end of a shorter outage is not logged."""
+"""Minimum duration of an outage whose end is logged."""
 _FAILED = {
     "load": "{} cannot be loaded",
     "prepare": "a commit to {} cannot be prepared",
     "commit": "the outcome of a commit to {} is unknown",
 }
-"""What another round has to find out, by the step that failed."""
+"""What the next round must find out, by the step that failed."""
 
 Step = Literal["load", "prepare", "commit"]
 MAX_NAMED = 5
-"""Tables of one commit that a message names."""
+"""Maximum number of a commit's tables that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class TablesNamed:
-    """The tables of one commit, in sentences."""
+    """The tables of one commit, formatted for sentences."""
 
     identifiers: tuple[str, ...]
 
@@ -76,14 +77,14 @@ class TablesNamed:
 
 @dataclass(slots=True)
 class Refusals:
-    """Counts how often a change of the same metadata was refused by a catalog, or could not be prepared."""
+    """Counts how often a catalog refused a change of the same metadata, or how often it could not be prepared."""
 
     of: TablesNamed
     count: int = 0
     seen: tuple[str, ...] = ()
 
     def met(self, error: Exception, step: Step, tables: Sequence[Table]) -> None:
-        """Count a refusal or a fault, and raise `CommitRefused` at the last; ignores other errors."""
+        """Count a refusal or a fault; raises `CommitRefused` when the maximum is reached. Ignores other errors."""
         fault = step == "prepare" and isinstance(error, _FAULTS) and not isinstance(error, OSError)
         if not tables or not (fault or _is_refusal(error)):
             return
@@ -102,24 +103,26 @@ class Refusals:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the catalog itself refuses; a proxy's 408 or 5xx is not a refusal."""
+    """Whether the catalog itself refuses the change. A proxy's 408 or 5xx is not a refusal."""
     response = getattr(error.__cause__, "response", None)
     status = getattr(response, "status_code", None)
     return isinstance(error, BadRequestError | NotImplementedError) or status in REFUSED
 
 
 def is_overtaken(error: Exception) -> bool:
-    """Whether a snapshot was refused because another branch of the table, such as a backfill's, took its number.
+    """Whether a snapshot was refused because another branch of the table, such as a backfill's, took its sequence
+    number.
 
-    The requirement on the branch holds then, so the conflict is found by the metadata builder of PyIceberg or a
-    catalog. As after any lost race, the next round checks whether an attempt landed before it proposes again.
+    The requirement on the branch still holds in that case, so the conflict is found by the metadata builder of
+    PyIceberg or of the catalog. As after any lost race, the next round checks whether an attempt landed before it
+    proposes again.
     """
     return isinstance(error, ValueError | BadRequestError) and "older than last sequence number" in str(error)
 
 
 @dataclass(frozen=True, slots=True)
 class Setback:
-    """Why a round failed: a message for the log, and one for the error once the retries are over."""
+    """A failed round: a message for the log now, and a message for the error once the retries are over."""
 
     level: int
     now: str
@@ -127,7 +130,7 @@ class Setback:
 
 
 def setback_of(error: Exception, step: Step, of: TablesNamed, total_s: float) -> Setback:
-    """Return the setback of a round; raises errors that another round would not fix."""
+    """Return the setback of a round. Raises errors that another round would not fix."""
     said = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
@@ -146,7 +149,7 @@ def setback_of(error: Exception, step: Step, of: TablesNamed, total_s: float) ->
                 f"the credentials for {of.tables} have expired: {error}",
             )
         case NoSuchTableError():
-            raise CommitUnavailable(f"{of.tables} {of.verb} not exist any more: {error}") from error
+            raise CommitUnavailable(f"{of.tables} {of.verb} no longer exist: {error}") from error
     return Setback(
         logging.WARNING,
         f"{_FAILED[step].format(of.tables if step == 'load' else of)} ({said}): looking again",
@@ -157,20 +160,20 @@ def setback_of(error: Exception, step: Step, of: TablesNamed, total_s: float) ->
 
 @dataclass(slots=True)
 class Outage:
-    """Consecutive failed rounds, except lost races: the first and the end are logged as warnings."""
+    """Consecutive failed rounds, except lost races. The first failure and the recovery are logged as warnings."""
 
     of: TablesNamed
     clock: Callable[[], float]
     since: float | None = None
 
     def level(self, setback: Setback) -> int:
-        """Return the level at which a setback is logged; `frazil status` has the newest."""
+        """Return the level at which a setback is logged. `frazil status` shows the newest setback."""
         if setback.level < logging.WARNING or self.since is not None:
             return logging.INFO
         self.since = self.clock()
         return setback.level
 
     def over(self) -> None:
-        """Note that a round was decided."""
+        """Record that a round succeeded."""
         if self.since is not None and (lasted_s := self.clock() - self.since) >= OUTAGE_S:
             log.warning("%s can be committed to again, after %.0f s", self.of.tables, lasted_s)

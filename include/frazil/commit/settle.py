@@ -1,8 +1,9 @@
-"""Settles what earlier epochs left: commits their last journal, or discards it with its files.
+"""Settles the journals of earlier epochs: commits each journal that continues the marker, or discards it with its
+files.
 
 Runs only after the take-over has landed in both tables, when no earlier epoch can commit any longer. A paused writer of
-an earlier epoch may still stage files and write its journal, which a later epoch would commit: `frazil.commit.sweep`
-deletes none of those.
+an earlier epoch may still stage files and write its journal, which a later epoch would commit. `frazil.commit.sweep`
+therefore deletes none of these files.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The fate of the journals of earlier epochs."""
+    """The outcome for the journals of earlier epochs."""
 
     committed: tuple[Journal, ...] = ()
     discarded: tuple[BatchKey, ...] = ()
@@ -44,14 +45,15 @@ class Settled:
             for word, keys in (("committed", [j.key for j in self.committed]), ("discarded", self.discarded))
             if keys
         ]
-        swept = [f"{counted(self.deleted_files, 'file')} of nobody deleted"] if self.deleted_files else []
+        swept = [f"{counted(self.deleted_files, 'file')} orphaned deleted"] if self.deleted_files else []
         return "; ".join([*parts, *swept]) or "earlier epochs left nothing"
 
 
 def settle(tables: StreamTables, committer: Committer) -> Settled:
-    """Commit each journal that continues the marker, without reading Kafka or writing Parquet; discard the others.
+    """Commit each journal that continues the marker, without reading Kafka or writing Parquet; discard the other
+    journals.
 
-    Raises what `Committer.commit` raises, except for stale journals.
+    Raises the same errors as `Committer.commit`, except for stale journals.
     """
     marker = check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
     committed: list[Journal] = []
@@ -68,16 +70,16 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
             committed.append(journal)
             log.info("batch %s of an earlier epoch was committed from its journal", journal.key)
     if discarded:
-        _hold(tables, epoch=committer.epoch)
+        _commit_proof(tables, epoch=committer.epoch)
     deleted = sweep(tables, below_epoch=committer.epoch, just_settled=True, keys=keys)
     return Settled(tuple(committed), tuple(discarded), deleted)
 
 
-def _hold(tables: StreamTables, *, epoch: int) -> None:
+def _commit_proof(tables: StreamTables, *, epoch: int) -> None:
     """Commit only the next batch number, as proof that no later epoch has begun.
 
-    A later epoch that read a journal before it was closed here may still commit it. Loading the table would reveal that
-    epoch too, except with a caching catalog. Raises what `Committer.commit` raises.
+    A later epoch that read a journal before it was voided here may still commit the journal. Loading the table would
+    reveal that epoch too, except with a caching catalog. Raises the same errors as `Committer.commit`.
     """
 
     def decide(_: Table, found: Marker | None) -> Marker:
@@ -88,7 +90,7 @@ def _hold(tables: StreamTables, *, epoch: int) -> None:
 
 
 def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
-    """Yield uncommitted journals of earlier epochs, except those from before a `forget`."""
+    """Yield uncommitted journals of earlier epochs, except journals from before a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
         if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NEVER:
@@ -96,25 +98,31 @@ def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> 
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
-    """Commit a waiting journal. Also raises `StaleBatch` if the marker has passed it, for example after a reset."""
-    _check_whole(tables, journal)
+    """Commit a waiting journal. Raises `StaleBatch` also if the marker is past the journal, for example after a
+    reset.
+    """
+    _check_staged_files(tables, journal)
     if committer.commit(journal).settled != journal.key:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lies before the marker")
 
 
-def _check_whole(tables: StreamTables, journal: Journal) -> None:
-    """Check that all staged files exist: a table must never reference a missing file. Routed tables check their own."""
+def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
+    """Check that all staged files exist: a table must never reference a missing file.
+
+    Files of routed tables are checked when they are committed.
+    """
     files = [f for f in journal.files if not is_routed(f.target)]
     wanted = {bare_path(f.path) for f in files}
     folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in files}
     there = (found for target, folder in folders for found in tables.store_of(target).list_files(folder))
     missing = wanted - {bare_path(found.path) for found in there}
     if missing:
-        raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lacks staged files: {sorted(missing)}")
+        raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} is missing staged files: {sorted(missing)}")
 
 
 def highest_epoch(tables: StreamTables) -> int:
-    """Return the highest epoch in any trace of the stream (files, journals, markers, notes, history); 0 without any.
+    """Return the highest epoch in any trace of the stream (files, journals, markers, notes, history); 0 without a
+    trace.
 
     Epochs are never used twice, not even after the stream was forgotten.
     """

@@ -1,7 +1,8 @@
-"""Makes one snapshot of a branch from staged files: manifests with the files' own spec, manifest list, updates.
+"""Writes one snapshot of a branch from staged files: manifests with the files' own spec, the manifest list, and the
+updates.
 
-Built on `pyiceberg.manifest`, not on PyIceberg's `Transaction`. That retries without our precondition, writes every
-file with the table's default spec, and copies the metadata about fourteen times.
+Uses `pyiceberg.manifest` instead of PyIceberg's `Transaction`. A `Transaction` retries without frazil's precondition,
+writes every file with the table's default spec, and copies the metadata about fourteen times.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ from frazil.table.metadata_times import next_ms
 FOREVER_MS = 2**63 - 1
 
 MAX_SUMMARY_CHARACTERS = 2_000
-"""The longest text in a snapshot's summary: every metadata file carries it while the snapshot exists."""
+"""Maximum characters of a text in a snapshot's summary. Every metadata file contains the text while the snapshot
+exists.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,10 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a snapshot keeps of its branch, if not everything: the manifests that stay, and the files that left.
+    """The manifests that a new snapshot keeps of its branch, and the files that leave the branch.
 
-    No manifest of a branch other than main marks these files as deleted: main has them, and an expiry that trusts such
-    entries would delete them.
+    In a branch other than main, no manifest marks the files that leave as deleted: main has them, and an expiry that
+    trusts such entries would delete the files.
     """
 
     stays: Sequence[ManifestFile]
@@ -81,22 +84,22 @@ class Base:
 
 @dataclass(slots=True)
 class SnapshotWriter:
-    """Writes the snapshot of a commit to a branch: the manifests once, and a manifest list for each attempt.
+    """Writes the snapshot of a commit to a branch: its manifests once, and a manifest list for each attempt.
 
-    The first snapshot of a branch other than main has no parent, so the branch has only what is committed to it. All
-    attempts have the same snapshot id, because the manifests carry it. Without files each attempt has its own id, so
-    that an attempt that landed unnoticed does not block the next.
+    The first snapshot of a branch other than main has no parent, so the branch has only the files that are committed to
+    it. All attempts have the same snapshot id, because the manifests contain this id. Without files, each attempt has
+    its own snapshot id, so that an attempt that landed unnoticed does not block the next attempt.
     """
 
     files: Sequence[StagedFile]
     branch: str = MAIN
     moved: Sequence[DataFile] = ()
-    """Files that move from another branch of the table to this one."""
+    """Files that move from another branch of the table to this branch."""
     base: Base | None = None
     apart: Callable[[StagedFile], str] = lambda _: ""
-    """Returns a key; files with different keys never share a manifest."""
+    """Returns a key. Files with different keys never share a manifest."""
     ahead: int = 0
-    """Snapshots of the same update that have a lower sequence number."""
+    """Number of snapshots in the same update that have a lower sequence number."""
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
@@ -111,7 +114,7 @@ class SnapshotWriter:
         return [*self.manifests, *(self.base.written if self.base else ())]
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
-        """Return the next attempt, on the metadata of `table`. `summary` is added to the snapshot's summary."""
+        """Return the next attempt, based on the metadata of `table`. `summary` is added to the snapshot's summary."""
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
         if self.snapshot_id is None or (self.attempts and not (self.files or self.moved)):
             self.snapshot_id = metadata.new_snapshot_id()
@@ -139,16 +142,17 @@ class SnapshotWriter:
                 AssertRefSnapshotId(ref=self.branch, snapshot_id=snapshot.parent_snapshot_id),
                 AssertCurrentSchemaId(current_schema_id=metadata.current_schema_id),
                 AssertDefaultSpecId(default_spec_id=metadata.default_spec_id),
-                *self._beside_main(metadata),
+                *self._new_branch_requirements(metadata),
             ),
             manifest_list=path,
         )
         self.attempts.append(prepared)
         return prepared
 
-    def _beside_main(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
-        """Require the newest metadata for a branch's first snapshot: without a parent it could set sequence numbers
-        back.
+    def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
+        """Require main's newest head for the first snapshot of another branch.
+
+        Without a parent, this snapshot could otherwise set sequence numbers back.
         """
         main = head_of(metadata)
         if self.branch in metadata.refs or main is None:
@@ -156,12 +160,12 @@ class SnapshotWriter:
         return (AssertRefSnapshotId(ref=MAIN, snapshot_id=main.snapshot_id),)
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files of failed attempts that `table`, loaded after them, proves unnecessary.
+        """Delete the files of failed attempts that `table`, loaded after the attempts, proves unnecessary.
 
-        An attempt that was reported as failed may still land. Its manifest list is waste only if its snapshot is absent
-        and the table has used up its sequence number. Then every catalog refuses it, even after a rollback to where it
-        began. A snapshot that landed and expired is absent too, so manifests are waste only if no later snapshot has
-        them.
+        An attempt that was reported as failed may still land. Its manifest list is unnecessary only if the snapshot is
+        absent and the table has used up the snapshot's sequence number. Every catalog then refuses the attempt, even
+        after a rollback to the attempt's base. A snapshot that landed and expired is absent too, so manifests are
+        unnecessary only if no later snapshot lists them.
         """
         waste = [a.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         if len(waste) == len(self.attempts) and not self._manifests_in(table):
@@ -173,7 +177,7 @@ class SnapshotWriter:
                 table.io.delete(path)
 
     def _manifests_in(self, table: Table) -> bool:
-        """Whether any snapshot that could have our manifests lists one of them."""
+        """Whether one of the written manifests is listed by a snapshot that could have it."""
         ours = {m.manifest_path for m in self._written}
         first = min((a.snapshot.sequence_number or 0 for a in self.attempts), default=0)
         return bool(ours and self.attempts) and any(
@@ -197,7 +201,9 @@ class SnapshotWriter:
         ]
 
     def _by_layout(self, metadata: TableMetadata) -> Iterator[tuple[Layout, list[DataFile]]]:
-        """Group files by content, spec and schema; files from another branch use any schema with the spec's columns."""
+        """Group files by content, spec and schema. Files from another branch take any schema that has the spec's
+        columns.
+        """
 
         def key(file: StagedFile) -> tuple[str, int, int, str]:
             return (file.content, file.spec_id, file.schema_id, self.apart(file))
@@ -211,7 +217,7 @@ class SnapshotWriter:
 
 
 def _live(parent: Snapshot | None, table: Table) -> list[ManifestFile]:
-    """Return the manifests without those that list only deleted files, which readers would open needlessly."""
+    """Return the parent's manifests that list live files; readers would open the other manifests needlessly."""
     manifests = manifests_of(parent, table.io) if parent else []
     return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
 
@@ -252,7 +258,7 @@ _CONTENT: Mapping[Content, DataFileContent] = {
 def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
     """Return a staged file as a manifest entry, with deserialised bounds and partition values.
 
-    Raises ValueError for a file of changes, which no table may have.
+    Raises ValueError for a file of changes, because such a file never belongs to a table.
     """
     if file.content not in _CONTENT:
         raise ValueError(f"{file.path} holds {file.content}, which are no table's rows")
@@ -292,7 +298,9 @@ def _primitive(kind: object) -> PrimitiveType:
 def _summary(
     files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: Base
 ) -> Summary:
-    """Return the added, removed and total counts that every Iceberg writer keeps, and frazil's own entries."""
+    """Return the added, removed and total counts that every Iceberg writer records, together with frazil's own
+    entries.
+    """
     metrics = UpdateMetrics()
     partitions: set[tuple[int, object]] = set()
     for file in files:
@@ -319,9 +327,11 @@ def _summary(
 
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
-    """Move the branch and keep its retention settings, because the update replaces the whole reference.
+    """Return the update that moves the branch and keeps its retention settings, because the update replaces the whole
+    reference.
 
-    A new branch other than main never expires, whatever the table's properties are, because its rows are nowhere else.
+    A new branch other than main never expires, regardless of the table's properties, because only this branch has its
+    rows.
     """
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(

@@ -1,4 +1,4 @@
-"""The tables that one stream commits to, with the journals and the storage next to them."""
+"""The tables that one stream commits to, with the journals and the storage next to the tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frazil.commit.marker import BatchKey, Marker, landed_ends, read_marker
 from frazil.commit.merging import Merging
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.ingest.contract import Target, is_routed
-from frazil.partitions.open_windows import Alignment
+from frazil.partitions.windows import Alignment
 from frazil.table.atomic_catalogs import commit_tables_of
 from frazil.table.atomic_commit import CommitTables
 from frazil.table.object_store import ObjectStore
@@ -26,18 +26,20 @@ class StreamTables:
 
     stream: str
     targets: Mapping[Target, TableHandle]
-    """The tables that a batch stages files for, by target. A batch is committed once it is in "main"."""
+    """The main and the dead-letter table, by target. A batch is committed once it is in "main"."""
     journals: JournalStore
     clock_ms: Callable[[], int]
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     align: Alignment | None = None
-    """How the writer keeps open windows out of main; None if it does not, and for readers."""
+    """The rule by which the writer keeps open windows out of main. None if the writer commits all rows to main, and for
+    readers.
+    """
     at_once: CommitTables | None = None
-    """Commits to all tables of a batch in one step; None if the catalog commits to them one after the other."""
+    """Commits to all tables of a batch in one step; None if the tables are committed one after the other."""
     merging: Merging | None = None
-    """How changes are merged into main; None if each record is a row, and for readers."""
+    """How changes are merged into main. None if each record is a row, and for readers."""
     routed: dict[Target, TableHandle] = field(default_factory=dict)
-    """The routed tables known so far, by target."""
+    """The routed tables that this process has used, by target."""
 
     @classmethod
     def of(  # noqa: PLR0913 - all that the tables of a stream are used with
@@ -51,10 +53,10 @@ class StreamTables:
         atomic: bool = False,
         merging: Merging | None = None,
     ) -> StreamTables:
-        """Build from the stream's loaded tables, with the journals next to the main one, in its storage.
+        """Return the stream's tables, with the journals next to the main table, in the main table's storage.
 
-        Raises SpecError for a location that no storage serves, and for `atomic` if the catalog cannot commit to several
-        tables at once.
+        Raises SpecError for a location whose storage is not supported, and for `atomic` if the catalog cannot commit to
+        several tables at once.
         """
         main, handles = targets["main"], {target: TableHandle.of(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
@@ -75,27 +77,29 @@ class StreamTables:
         return self.journals.store
 
     def store_of(self, target: Target) -> ObjectStore:
-        """Return the storage of a target's staged files, with the credentials of its own table."""
+        """Return the storage of a target's staged files, with the credentials of the target's table."""
         return self.store if target == "main" else self.handle(target).store
 
     def handle(self, target: Target) -> TableHandle:
-        """Return the table of a target, including one that the route no longer has."""
+        """Return the handle of a target's table, even if the table is no longer in the route."""
         if not is_routed(target):
             return self.targets[target]
         return self.routed.setdefault(target, self.main.beside(target))
 
     @property
     def all(self) -> dict[Target, TableHandle]:
-        """All tables known to have files of the stream."""
+        """All known tables that may have files of the stream."""
         return {**self.targets, **self.routed}
 
     @property
     def state(self) -> str:
-        """The folder of the stream's state next to its tables, including the journals."""
+        """The folder of the stream's state next to its tables, which includes the journals."""
         return self.journals.state
 
     def waiting_folder(self, key: BatchKey | None = None) -> str:
-        """Return the folder of rows whose tables do not exist: of all batches, or of one."""
+        """Return the folder for rows whose tables do not exist: the folder of all batches, or that of the batch
+        `key`.
+        """
         folder = f"{self.state}/waiting"
         return folder if key is None else f"{folder}/{key.epoch:08d}/{key.batch:08d}"
 
@@ -110,5 +114,5 @@ class StreamTables:
         return tuple((f"{topic}/{partition}", end) for (topic, partition), end in sorted(ends.items()))
 
     def marker_seen_by(self, catalog: Catalog) -> Marker | None:
-        """Load the marker with another client of the catalog, for a thread next to the one that commits."""
+        """Load the marker with another client of the catalog, for a thread other than the one that commits."""
         return read_marker(self.main.seen_by(catalog).metadata.properties, self.stream)

@@ -1,16 +1,15 @@
-"""One compare-and-swap on a table, or on several tables at once, repeated until it is decided.
+"""A compare-and-swap on one table, or on several tables at once, repeated until its outcome is decided.
 
-Files that it wrote in vain are removed.
+Callers propose a change of the metadata that they receive. Only this module decides the outcome:
 
-Callers propose a change of the metadata that they receive; only this module decides the outcome:
-
-- After a conflict the next round proposes again, on new metadata. So it does after a refusal while the metadata still
-  changes, because the refusal may have been about the older metadata. A refusal of unchanged metadata ends the swap.
-- After any other failure the outcome is unknown, because a commit may land after it was reported as failed. The next
-  round loads the table, and ends if one of the attempts is in it. If that attempt has been overtaken, the round
+- After a conflict, the next round proposes again, on new metadata. The same happens after a refusal while the metadata
+  still changes, because the refusal may have been about the older metadata. A refusal of unchanged metadata ends the
+  swap.
+- After any other failure, the outcome is unknown, because a commit may land after it was reported as failed. The next
+  round loads the table, and ends if one of the attempts is in the table. If that attempt has been overtaken, the round
   proposes again.
-- However the swap ends, files of attempts that did not land are deleted if the final metadata proves that no attempt
-  will ever need them. Other files stay until orphan removal deletes them.
+- When the swap ends, files of attempts that did not land are deleted if the final metadata proves that no attempt will
+  ever need these files. Other files stay until orphan removal deletes them.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 60.0
-"""The longest wait that a server can request (`Retry-After`): a wrong clock must not stop a stream."""
+"""Maximum wait that a server can request (`Retry-After`). A wrong clock must not stop a stream."""
 
 
 class TableHandle:
-    """One table of a catalog, with the metadata last seen.
+    """One table of a catalog, with the metadata that was last loaded or committed.
 
-    The metadata is kept between commits: a commit that was overtaken fails on the snapshot it asserts, and only then is
-    the table loaded again. That halves the time of a commit on a table with a long history. The metadata never goes
-    back, although a caching catalog may return an older state than this process has seen.
+    The metadata is kept between commits. A commit that was overtaken fails on the snapshot that it asserts, and only
+    then is the table loaded again. That halves the time of a commit on a table with a long history. The metadata never
+    goes back, although a caching catalog may return an older state than this process has seen.
     """
 
     def __init__(self, catalog: Catalog, identifier: str) -> None:
@@ -64,13 +63,13 @@ class TableHandle:
 
     @classmethod
     def of(cls, table: Table) -> TableHandle:
-        """Return a handle for a loaded table; its metadata is loaded again."""
+        """Return a handle for a loaded table. The first use of the handle loads the metadata again."""
         handle = cls(table.catalog, ".".join(table.name()))
         handle._loaded, handle._uuid = table, str(table.metadata.table_uuid)
         return handle
 
     def beside(self, identifier: str) -> TableHandle:
-        """Return the handle of another table of the same catalog."""
+        """Return a handle for another table of the same catalog."""
         return TableHandle(self._catalog, identifier)
 
     @property
@@ -78,14 +77,15 @@ class TableHandle:
         return self._catalog.name
 
     def io_properties(self) -> Mapping[str, str]:
-        """Return the FileIO's properties as last loaded; a catalog that vends credentials renews them with
-        every load.
+        """Return the FileIO's properties as last loaded.
+
+        A catalog that vends credentials renews them with every load.
         """
         return (self._loaded or self.refresh()).io.properties
 
     @property
     def store(self) -> ObjectStore:
-        """The storage of the table's own files. Raises SpecError for a location that no storage serves."""
+        """The storage of the table's own files. Raises SpecError for a location whose storage is not supported."""
         if self._store is None:
             # By way of the handle, so that the store has the credentials of the newest load.
             location = (self._loaded or self.refresh()).location()
@@ -93,18 +93,18 @@ class TableHandle:
         return self._store
 
     def _renew(self) -> None:
-        """Load the table for newer credentials."""
+        """Load the table to get newer credentials."""
         log.info("the credentials for table %s have expired: loading it for newer ones", self.identifier)
         with catalog_errors(self.catalog_name):
             self.refresh()
 
     @property
     def is_another(self) -> bool:
-        """Whether the name refers to another table now than when this handle first loaded it."""
+        """Whether the name now refers to another table than when this handle first loaded the table."""
         return self._loaded is not None and str(self._loaded.metadata.table_uuid) != self._uuid
 
     def current(self) -> Table:
-        """Return the table as last seen; loads it the first time."""
+        """Return the table as last loaded or committed; loads the table the first time."""
         return self._table or self.refresh()
 
     def refresh(self) -> Table:
@@ -115,11 +115,13 @@ class TableHandle:
         return self._table
 
     def seen_by(self, catalog: Catalog) -> Table:
-        """Return the table as another client loads it now, or as known if that is newer. The handle does not change."""
+        """Return the table as another client loads it now, or the known state if that is newer. Does not change the
+        handle.
+        """
         return self._newer(catalog.load_table(self.identifier))
 
     def _newer(self, found: Table) -> Table:
-        """Return the newer of the loaded and the known metadata; a recreated table counts as newer."""
+        """Return the newer of the loaded and the known metadata. A recreated table counts as newer."""
         known = self._newest
         if known is None or known.metadata.table_uuid != found.metadata.table_uuid:
             return found
@@ -129,7 +131,7 @@ class TableHandle:
         return Table(found.name(), known.metadata, known.metadata_location, found.io, self._catalog, found.config)
 
     def know(self, table: Table) -> None:
-        """Set the table, which was just loaded, as the current one."""
+        """Set the table, which was just loaded, as the current state."""
         self._loaded, self._uuid = table, self._uuid or str(table.metadata.table_uuid)
         self._newest = self._table = self._newer(table)
 
@@ -140,7 +142,7 @@ class TableHandle:
     def commit(
         self, table: Table, *, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> None:
-        """Attempt one commit. If it raises, the table is loaded again the next time."""
+        """Attempt one commit. If the commit raises, the next access loads the table again."""
         self._table = None
         self.committed(table, self._catalog.commit_table(table, requirements, updates))
 
@@ -153,27 +155,27 @@ class TableHandle:
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[T]):
-    """Nothing (more) to change: the result of the swap."""
+    """The result of a swap that has nothing (more) to change."""
 
     result: T
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[T]):
-    """The change to swap in, and the result once it has landed."""
+    """The change to swap in, and the swap's result once the change has landed."""
 
     requirements: tuple[TableRequirement, ...]
     updates: tuple[TableUpdate, ...]
     result: T
     proof: tuple[str, str] | None = None
-    """A property and a value that only this change writes.
+    """A property and its value that only this change writes.
 
-    They prove better than the snapshot that it landed: the snapshot may have expired, or another commit may have
-    overtaken it.
+    The property proves better than the snapshot that the change landed: the snapshot may have expired, or another
+    commit may have overtaken it.
     """
 
     def stands_in(self, table: Table) -> bool:
-        """Whether this change landed and is the latest, by its proof if it has one, else by its snapshot."""
+        """Whether this change landed and is the latest, judging by its `proof` or, without a proof, by its snapshot."""
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -181,7 +183,7 @@ class Change(Generic[T]):
 
 
 Propose = Callable[[Table], Done[T] | Change[T]]
-"""Returns the change of the next round, or the result, for the current table.
+"""Returns the change for the next round, or the result, for the current table.
 
 An exception ends the swap, unless the table has changed since it was loaded: the cause may have been fixed.
 """
@@ -201,9 +203,9 @@ class Written(Protocol):
 def commit_snapshot(
     handle: TableHandle, propose: Propose[T], written: Iterable[Written], *, retry_policy: RetryPolicy
 ) -> T:
-    """Swap in what `propose` returns, then delete the files that were written in vain, however the swap ends.
+    """Swap in the change that `propose` returns, and then delete unnecessary files, regardless of how the swap ends.
 
-    `written` is read once the swap is over: `propose` may add to it. Raises what `swap` raises.
+    `written` is read once the swap is over, so `propose` may add to it. Raises the same errors as `swap`.
     """
     try:
         return swap(handle, propose, retry_policy=retry_policy)
@@ -213,7 +215,7 @@ def commit_snapshot(
 
 @dataclass(frozen=True, slots=True)
 class TableCommit(Generic[T]):
-    """The change of one table in a commit of several: the arguments of `commit_snapshot`."""
+    """The change of one table in a commit to several tables: the arguments of `commit_snapshot`."""
 
     handle: TableHandle
     propose: Propose[T]
@@ -223,11 +225,12 @@ class TableCommit(Generic[T]):
 def commit_snapshots(
     commits: Sequence[TableCommit[T]], *, retry_policy: RetryPolicy, at_once: CommitTables | None = None
 ) -> T:
-    """Commit to several tables, and return the result of the last, which decides.
+    """Commit to several tables, and return the result of the last table, which decides.
 
-    With `at_once`, all tables change in one step or none does. Without it, they change in order, each as a whole or not
-    at all, and the last one only after all others. After an error or a crash some of the others may have changed
-    without the last, so each `propose` recognises what an earlier attempt left in its table. Raises what `swap` raises.
+    With `at_once`, either all tables change, in one step, or no table does. Without it, the tables change in order,
+    each completely or not at all. The last table changes only after all others. After an error or a crash, some of the
+    other tables may have changed without the last. So each `propose` recognises the changes that an earlier attempt
+    left in its table. Raises the same errors as `swap`.
     """
     if at_once is None:
         return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
@@ -239,7 +242,9 @@ def commit_snapshots(
 
 
 def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
-    """Delete unused files, best effort: a failure costs storage, and must not hide the result of the swap."""
+    """Delete unused files as far as possible. A failure only costs storage, and must not hide the result of the
+    swap.
+    """
     for files in [found for found in written if found.undecided]:
         try:
             # The handle forgot the table before each attempt, so this is the state after the last one.
@@ -252,26 +257,28 @@ def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to retry, in seconds: waits double from `first_s` to `most_s`, with full jitter."""
+    """How long to retry, in seconds. Waits double from `first_s` to `max_s`, with full jitter."""
 
     total_s: float = 600.0
     first_s: float = 0.05
-    most_s: float = 5.0
+    max_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], object] = time.sleep
-    """Waits for a number of seconds. Returns something true, early, if the caller is asked to end."""
+    """Waits for a number of seconds. Returns early, with a true value, if the caller is asked to end."""
     tell: Callable[[str], None] = lambda _: None
-    """Receives a sentence for each round that failed, except lost races."""
+    """Receives a sentence for each failed round, except for lost races."""
 
-    def wait_s(self, attempt: int, *, asked_s: float | None = None) -> float:
-        """Return the wait before the next attempt; at least what an overloaded server requests, within bounds."""
-        drawn = random.uniform(0, min(self.most_s, self.first_s * 2**attempt))
-        return max(drawn, min(asked_s or 0.0, MAX_RETRY_AFTER_S))
+    def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
+        """Return the wait before the next attempt: at least the wait that an overloaded server requests, up to a
+        maximum.
+        """
+        drawn = random.uniform(0, min(self.max_s, self.first_s * 2**attempt))
+        return max(drawn, min(requested_s or 0.0, MAX_RETRY_AFTER_S))
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt(Generic[T]):
-    """The changes of one commit, by the table's place, and the result once they have landed."""
+    """The changes of one commit, by the index of the table, and the result once the changes have landed."""
 
     changes: Mapping[int, Change[T]]
     result: T
@@ -281,7 +288,10 @@ class _Attempt(Generic[T]):
 
 
 class _Rounds(Generic[T]):
-    """The rounds of one swap. `step` is what the current round does, `tables` are what the last one saw."""
+    """The rounds of one swap.
+
+    `step` is the current step of the round; `tables` are the tables as the last round loaded them.
+    """
 
     def __init__(
         self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None, clock: Callable[[], float]
@@ -294,7 +304,7 @@ class _Rounds(Generic[T]):
         self.tables: Sequence[Table] = ()
 
     def run(self) -> T:
-        """Run one round. Raises anything if it is not decided."""
+        """Run one round. Raises an exception if the round does not decide the swap."""
         self.step = "load"
         self.tables = tables = in_parallel(lambda commit: commit.handle.current(), self._commits)
         self.step = "prepare"
@@ -315,7 +325,7 @@ class _Rounds(Generic[T]):
         return attempt.result
 
     def outdated(self) -> bool:
-        """Whether a table has changed since the last round saw it; False if that cannot be loaded."""
+        """Whether a table has changed since the last round loaded it; False if the table cannot be loaded."""
         self.forget()
         with suppress(Exception):  # whatever a catalog raises: what ended the round tells more
             found = in_parallel(lambda commit: commit.handle.current(), self._commits)
@@ -342,20 +352,20 @@ class _Rounds(Generic[T]):
 
 
 def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
-    """Commit what `propose` returns for the current table, and repeat until it has landed.
+    """Commit the change that `propose` returns for the current table, and repeat until a change has landed.
 
-    In every round `propose` receives the metadata that its change will replace. It is not called if the table already
-    has an attempt whose response was lost.
+    In every round `propose` receives the metadata that its change will replace. If the table already has an attempt
+    whose response was lost, `propose` is not called.
 
-    Raises `CommitUnavailable` if no round is decided within `retry_policy.total_s`, or before the caller is asked to
-    end. Raises `CommitRefused` if the catalog refuses the change or it cannot be prepared, and `AccessDenied` if it
-    refuses our credentials.
+    Raises `CommitUnavailable` if no round decides the swap within `retry_policy.total_s`, or before the caller is asked
+    to end. Raises `CommitRefused` if the catalog refuses the change or the change cannot be prepared, and
+    `AccessDenied` if the catalog refuses frazil's credentials.
     """
     return _swap((TableCommit(handle, propose, ()),), None, retry_policy)
 
 
 def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry_policy: RetryPolicy) -> T:
-    """Swap several tables that `at_once` commits to, like `swap`; one table needs no `at_once`."""
+    """Swap several tables in one step with `at_once`, like `swap`. A single table needs no `at_once`."""
     deadline = retry_policy.clock() + retry_policy.total_s
     attempt, checked_again = 0, False
     rounds = _Rounds(commits, at_once, retry_policy.clock)
@@ -375,7 +385,7 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
             left_s = deadline + rounds.proposing_s - retry_policy.clock()
             if left_s <= 0:
                 raise CommitUnavailable(setback.at_last) from error
-            wait_s = retry_policy.wait_s(attempt, asked_s=retry_after_s(error))
+            wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
             log.log(outage.level(setback), "%s in %.1f s, for %.0f s at most", setback.now, wait_s, left_s)
             if setback.level >= logging.WARNING:
                 retry_policy.tell(setback.now)

@@ -1,7 +1,8 @@
-"""Deletes staged files that will never become part of a table: those of closed or passed batches.
+"""Deletes staged files that will never become part of a table, because their batch was closed, or a later batch
+committed.
 
-A paused writer of an earlier epoch may still stage files and write its journal, which a later epoch would commit. So
-files are deleted only once their batch's key is closed (`JournalStore.void`) or a later batch is committed.
+A paused writer of an earlier epoch may still stage files and write its journal, which a later epoch would commit. So a
+batch's files are deleted only once the batch's key is closed (`JournalStore.void`), or a later batch is committed.
 """
 
 from __future__ import annotations
@@ -41,39 +42,38 @@ def sweep(
     just_settled: bool = False,
     keys: Sequence[BatchKey] | None = None,
 ) -> int:
-    """Delete staged files of earlier epochs that never became part of the tables; returns their number.
+    """Delete staged files of earlier epochs that never became part of the tables; returns the number of files deleted.
 
-    Safe at any time, from any process, next to a running writer. Batches after the last committed one are left alone
+    Safe at any time, from any process, while a writer runs. Batches after the last committed batch are left alone
     unless this epoch has `just_settled` them: only then is it certain that no writer will commit them.
 
-    To keep a start short, it skips folders that earlier sweeps covered: those older than the oldest commit record, and
-    committed batches except an epoch's last two. It also skips epochs that the marker no longer remembers.
-
-    `keys` are those of the journals that are not folded, if already listed.
+    To keep a start short, the sweep skips folders that earlier sweeps covered: batches older than the oldest commit
+    record, and committed batches except the last two of each epoch. It also skips epochs that the marker no longer
+    remembers. `keys` are the keys of the journals that are not folded, if already listed.
     """
     marker = tables.marker()
     if marker is None:
         return 0
-    view = _View(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
+    view = _SweepState(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
     _drop_dead_journals(view, below_epoch)
-    # What becomes of a routed table's file is told by home and the journals alone.
-    return sum(_sweep_side(view, side, below_epoch) for side in _sides(tables))
+    # What becomes of a routed table's file is reported by the default table and the journals alone.
+    return sum(_sweep_table(view, side, below_epoch) for side in _sides(tables))
 
 
-def _sides(tables: StreamTables) -> Iterator[_Side]:
-    """Yield all known tables, without routed ones that cannot be loaded."""
+def _sides(tables: StreamTables) -> Iterator[_SweptTable]:
+    """Yield all known tables, except routed tables that cannot be loaded."""
     for target, handle in tables.all.items():
         if not is_routed(target):
-            yield _Side(target, handle.refresh(), tables.stream)
+            yield _SweptTable(target, handle.refresh(), tables.stream)
         elif table := _loaded(target, handle):
-            yield _Side(target, table, tables.stream)
+            yield _SweptTable(target, table, tables.stream)
 
 
 def _loaded(target: Target, handle: TableHandle) -> Table | None:
-    """Return a routed table as last seen; None if it was never seen and cannot be loaded: its rows are elsewhere."""
+    """Return a routed table as last loaded; None if the table was never loaded and cannot be loaded now."""
     try:
         return handle.current()
-    except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+    except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
         log.info("the folders of table %s are left to the next start: %s", target, words_of(error))
         return None
 
@@ -81,42 +81,42 @@ def _loaded(target: Target, handle: TableHandle) -> Table | None:
 def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
     """Sweep the routed tables, as `sweep` does, right after all earlier epochs were settled.
 
-    Runs in parallel, because there may be thousands. The next start retries tables that fail.
+    Sweeps the tables in parallel, because there may be thousands. The next start retries tables that fail.
     """
     marker = tables.marker()
     if marker is None or not tables.routed:
         return 0
-    view = _View(tables, marker, just_settled=True, keys=tables.journals.keys())
+    view = _SweepState(tables, marker, just_settled=True, keys=tables.journals.keys())
 
     def swept(target: Target) -> int:
         try:
-            return _sweep_side(view, _Side(target, tables.handle(target).current(), tables.stream), below_epoch)
+            return _sweep_table(view, _SweptTable(target, tables.handle(target).current(), tables.stream), below_epoch)
         except NoSuchTableError:
             log.warning(
                 "table %s of the route is not in the catalog: it was dropped or renamed, and what failed batches left "
-                "of it stays. `frazil route %s` says what mends that",
+                "of it stays. `frazil route %s` shows the remedy",
                 target,
                 tables.stream,
             )
             return 0
-        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
             log.warning("what failed batches left of table %s stays until the next start: %s", target, words_of(error))
             return 0
 
     return sum(in_parallel(swept, sorted(tables.routed)))
 
 
-def _sweep_side(view: _View, side: _Side, below_epoch: int) -> int:
+def _sweep_table(view: _SweepState, side: _SweptTable, below_epoch: int) -> int:
     store, deleted = view.tables.store_of(side.target), 0
     for key, folder in batch_folders(store, side.table, view.tables.stream):
         if key.epoch < below_epoch and not (view.just_settled and _swept_before(view, key)):
-            kept = _kept(view, side, key)
+            kept = _paths_to_keep(view, side, key)
             deleted += 0 if kept is None else _delete_others(store, folder, kept)
     return deleted
 
 
 @dataclass
-class _View:
+class _SweepState:
     """The state of the stream that a sweep uses."""
 
     tables: StreamTables
@@ -133,12 +133,12 @@ class _View:
         return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def passed(self, key: BatchKey) -> bool:
-        """Whether a later batch is committed, so that no writer will ever commit this one."""
+        """Whether this batch or a later batch is committed, so that no writer will ever commit this batch."""
         return self.marker.settled is not None and key <= self.marker.settled
 
 
 @dataclass
-class _Side:
+class _SweptTable:
     """One of the stream's tables."""
 
     target: Target
@@ -154,8 +154,9 @@ class _Side:
         return read_marker(self.table.metadata.properties, self.stream)
 
     def merged(self, key: BatchKey) -> Set[str]:
-        """Return the bare paths of the files that a committed merge added, or of all files if its snapshot
-        has expired.
+        """Return the bare paths of the files that a committed merge added.
+
+        If the merge's snapshot has expired, returns the bare paths of all files of the table.
         """
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
@@ -184,8 +185,10 @@ def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
     return {bare_path(e.data_file.file_path) for e in entries if e.snapshot_id == snapshot.snapshot_id}
 
 
-def _drop_dead_journals(view: _View, below_epoch: int) -> None:
-    """Remove the journals and closed keys of passed batches; a fenced writer may leave such journals."""
+def _drop_dead_journals(view: _SweepState, below_epoch: int) -> None:
+    """Remove journals and closed keys of passed batches that were never committed; a fenced writer may leave such
+    journals.
+    """
     dead = [
         key
         for key in view.keys
@@ -197,24 +200,25 @@ def _drop_dead_journals(view: _View, below_epoch: int) -> None:
     view.tables.journals.delete(dead)
 
 
-def _swept_before(view: _View, key: BatchKey) -> bool:
-    """Whether the batch was already swept for good: by its own writer, or by many starts.
+def _swept_before(view: _SweepState, key: BatchKey) -> bool:
+    """Whether a batch was already swept completely: by its own writer, or by many starts.
 
-    A writer sweeps a batch again before it begins the next but one; until then, executors may leave files in it.
+    A writer sweeps a batch again before it begins the batch after the next. Until then, executors may leave files in
+    the batch's folder.
     """
     fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
 
 
-def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
+def _paths_to_keep(view: _SweepState, side: _SweptTable, key: BatchKey) -> Set[str] | None:
     """Return the bare paths to keep in a batch's folder of one table; None to skip the folder."""
     fate, record = view.marker.fate(key), view.entry(key)
     if record is Unusable.OTHER_TABLE:
         return None
     if fate is Fate.NEVER:
-        return _landed_alone(side, key) if _closed(view, key) else None
+        return _landed_without_batch(side, key) if _closed(view, key) else None
     if isinstance(record, Journal):
-        return _kept_of(record, side)
+        return _paths_to_keep_of(record, side)
     if is_routed(side.target) or (fate is Fate.UNKNOWN and record is Unusable.FOREIGN):
         return None  # a routed table's files may wait
     if view.oldest is not None and key < view.oldest:
@@ -223,11 +227,11 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
     return side.referenced if view.just_settled else None
 
 
-def _kept_of(record: Journal, side: _Side) -> Set[str] | None:
-    """Return the bare paths to keep of a committed batch; None to skip its folder.
+def _paths_to_keep_of(record: Journal, side: _SweptTable) -> Set[str] | None:
+    """Return the bare paths to keep of a committed batch; None to skip the batch's folder.
 
-    Its changes are no longer needed once they are merged. Until a routed table has them, another writer may be merging
-    them: its files, which no journal names, may become the table's.
+    Change files are no longer needed once they are merged. Until a routed table has the changes, another writer may be
+    merging them. The files of that merge, which no journal names, may become part of the table.
     """
     if not _is_merged(record, side.target):
         return _files_of(record)
@@ -236,8 +240,8 @@ def _kept_of(record: Journal, side: _Side) -> Set[str] | None:
     return side.merged(record.key)
 
 
-def _closed(view: _View, key: BatchKey) -> bool:
-    """Whether it is certain that no writer will commit an uncommitted batch."""
+def _closed(view: _SweepState, key: BatchKey) -> bool:
+    """Whether it is certain that no writer will commit this uncommitted batch."""
     if view.passed(key):
         return True
     if not view.just_settled:
@@ -248,9 +252,10 @@ def _closed(view: _View, key: BatchKey) -> bool:
     return isinstance(record, Unusable)
 
 
-def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
-    """Return the files that a table has of an uncommitted batch: none, or dead letters that landed before
-    its discard.
+def _landed_without_batch(side: _SweptTable, key: BatchKey) -> Set[str]:
+    """Return the files of an uncommitted batch that a table may have.
+
+    Only the dead-letter table may have files of the batch: dead letters can land before their batch is discarded.
     """
     if side.target != "dead-letters" or (side.marker is not None and side.marker.fate(key) is Fate.NEVER):
         return frozenset()
@@ -258,46 +263,49 @@ def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
 
 
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
-    """Delete what a committed batch no longer needs in its folders; returns the number of files.
+    """Delete the files in a committed batch's folders that are no longer needed; returns the number of files deleted.
 
-    That is what its failed attempts left, and its changes once they are merged.
+    These are files of failed attempts, and change files once they are merged.
     """
     handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
     return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
 
 
 def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete the changes of batches that waited for a table which has them now, as far as possible."""
+    """Delete, as far as possible, the change files of batches that waited for a table and that the table now has."""
     try:
-        side, store = _Side(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
+        side, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
-            if _is_merged(journal, target) and (kept := _kept_of(journal, side)) is not None:
+            if _is_merged(journal, target) and (kept := _paths_to_keep_of(journal, side)) is not None:
                 _delete_others(store, batch_folder(side.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info("changes that table %s has were left to the next start: %s", target, words_of(error))
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete the files of a batch that its own writer gave up before journaling it; returns their number."""
+    """Delete the files of a batch that its own writer discarded before writing a journal; returns the number of files
+    deleted.
+    """
     return _sweep_folders(tables, tables.all, key, record=None)
 
 
 def give_back(tables: StreamTables, key: BatchKey) -> int:
-    """Delete what a fenced writer staged for its last batch, and its journal; returns the number of files.
+    """Delete the files that a fenced writer staged for its last batch, and its journal; returns the number of files
+    deleted.
 
-    Only if a later epoch has closed the batch's key or committed a later batch: then no writer will ever commit this
-    one, whatever happened since the marker was read. Otherwise the next start decides.
+    Deletes them only if a later epoch has closed the batch's key or committed a later batch. No writer will then ever
+    commit this batch, even if the marker has changed since it was read. Otherwise the next start decides.
     """
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NEVER:
         return 0
-    view = _View(tables, marker, just_settled=False, keys=(key,))
+    view = _SweepState(tables, marker, just_settled=False, keys=(key,))
     if not view.passed(key) and view.entry(key) is not Unusable.VOID:
         return 0
     _drop_dead_journals(view, below_epoch=marker.at.epoch)
     deleted = 0
     for side in _sides(tables):
-        kept = _landed_alone(side, key)
+        kept = _landed_without_batch(side, key)
         deleted += _delete_others(tables.store_of(side.target), batch_folder(side.table, tables.stream, key), kept)
     return deleted + _delete_others(tables.store, tables.waiting_folder(key), frozenset())
 
@@ -318,8 +326,10 @@ def _sweep_folders(
     for target, handle in handles.items():
         table = _loaded(target, handle) if is_routed(target) else handle.current()
         if table is not None:
-            side = _Side(target, table, tables.stream)
-            kept = frozenset() if record is None else _kept_of(record, side) if is_merged else _files_of(record)
+            side = _SweptTable(target, table, tables.stream)
+            kept = (
+                frozenset() if record is None else _paths_to_keep_of(record, side) if is_merged else _files_of(record)
+            )
             if kept is None:
                 continue
             deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)
@@ -327,7 +337,7 @@ def _sweep_folders(
 
 
 def batch_folder(table: Table, stream: str, key: BatchKey) -> str:
-    """Return the folder where a batch stages its files of one table."""
+    """Return the folder where a batch stages its files for one table."""
     return f"{data_location(table)}/{stream}/{key.epoch:08d}/{key.batch:08d}"
 
 
@@ -342,7 +352,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 
 def _is_merged(record: Journal, target: Target) -> bool:
-    """Whether a batch's files were merged into the table, which then has none or only some of them."""
+    """Whether a batch's files were merged into the table, which therefore has only some of these files, or none."""
     return any(file.content in MERGED for file in record.staged_for(target))
 
 
@@ -357,7 +367,7 @@ def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:
 
 
 def referenced(table: Table) -> set[str]:
-    """Return bare paths of all data files that any snapshot of the table references. Reads every manifest once."""
+    """Return the bare paths of all data files that any snapshot of the table references. Reads every manifest once."""
     seen: set[str] = set()
     paths: set[str] = set()
     for snapshot in table.metadata.snapshots:
@@ -369,7 +379,8 @@ def referenced(table: Table) -> set[str]:
 
 
 def bare_path(path: str) -> str:
-    """Return a path without its `file:` scheme: we write `file:///x`, Spark writes `file:/x`, and a listing
-    has `/x`.
+    """Return a path without its `file:` scheme.
+
+    frazil writes `file:///x`, Spark writes `file:/x`, and a listing returns `/x`.
     """
     return re.sub(r"^file:(//)?(?=/)", "", path)

@@ -1,19 +1,23 @@
-"""A table as staging needs it, from its current metadata."""
+"""Converts a table's current metadata to the description that staging needs to write files."""
 
 from __future__ import annotations
+
+from urllib.parse import quote, unquote
 
 from pyiceberg.table import Table, TableProperties
 
 from frazil.commit.marker import PROPERTY_PREFIX
-from frazil.ingest.contract import TargetTable
-from frazil.table.object_store import file_io_properties
+from frazil.ingest.contract import Target, TargetTable
+from frazil.table.object_store import ObjectStore, file_io_properties
 
 TARGET_FILE_BYTES = 512 * 2**20
 """Iceberg's default of `write.target-file-size-bytes`."""
 
 
 def target_table(table: Table, *, folder: str) -> TargetTable:
-    """Return what is needed to write files for the table into a folder, without the streams' markers."""
+    """Return the description that is needed to write files for the table into a folder; leaves out the streams'
+    markers.
+    """
     metadata = table.metadata
     return TargetTable(
         schema_json=metadata.schema().model_dump_json(),
@@ -27,5 +31,19 @@ def target_table(table: Table, *, folder: str) -> TargetTable:
 
 
 def target_file_bytes(table: Table) -> int:
-    """Return the target size of the table's files, or Iceberg's default."""
+    """Return the target size (bytes) of the table's files, or Iceberg's default."""
     return int(table.metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TARGET_FILE_BYTES))
+
+
+_SUFFIX = ".json"
+
+
+def object_of(folder: str, target: Target) -> str:
+    """Return the path of a table's object."""
+    return f"{folder}/{quote(target, safe='')}{_SUFFIX}"
+
+
+def targets_in(store: ObjectStore, folder: str) -> set[Target]:
+    """Return the tables that have an object in a folder. Costs one listing for any number of tables."""
+    names = (file.path.rsplit("/", 1)[-1] for file in store.list_files(folder))
+    return {unquote(name.removesuffix(_SUFFIX)) for name in names}

@@ -1,12 +1,12 @@
 """Rows of routed tables that cannot be loaded or created: they wait in files next to the default table, in its format.
 
-Their journals name these files for the routed table. Once the table exists, its rows are rewritten for its columns, and
-committed like the files of any missing batch. The first files are then deleted.
+The journals of these rows' batches name the files for the routed table. Once the routed table exists, the rows are
+rewritten with the table's columns, and committed like the files of any missing batch. The waiting files are then
+deleted.
 
-A record next to the new files names them, so each attempt and each start commits the same ones while they exist.
-
-A note next to the waiting files has what the rows do not show: the value that the table is created for, and why it does
-not exist. It also has the batch up to which an operator gave up the rows.
+A record next to the rewritten files names them, so each attempt and each start commits the same files while they exist.
+A note next to the waiting files has the value for which the table is created, and why the table does not exist. The
+note also has the batch up to which an operator discarded the rows.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from frazil.commit.mode import MERGED
 from frazil.commit.rules import files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path
-from frazil.commit.target import target_table
-from frazil.commit.target_objects import object_of
+from frazil.commit.target import object_of, target_table
 from frazil.errors import words_of
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
@@ -39,24 +38,24 @@ log = logging.getLogger(__name__)
 MOVED = "waited"
 """The folder for rewritten rows, in the table's folder of the stream; it has one folder per batch.
 
-No batch has this name, so no sweep takes its files for staged ones. Orphan clean-up leaves it alone until the table has
-the batch.
+A batch never has this name, so no sweep takes these files for staged files. Orphan clean-up leaves the folder alone
+until the table has the batch.
 """
 RECORD = "files.json"
-"""The file that names the files next to it which the table can take."""
+"""The name of the record, which names the files in its folder that the table can take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is recorded about a routed table that does not exist."""
+    """The note about a routed table that does not exist."""
 
     target: Target
     value: str | None
-    """The value that the template creates it for; None for a table that the route names."""
+    """The value for which the table template creates the table; None for a table that the route names."""
     reason: str
-    """Why a batch could not load or create it at the last attempt."""
+    """Why the last attempt of a batch could not load or create the table."""
     given_up: BatchKey | None = None
-    """The last batch whose rows never reach it."""
+    """The last batch whose rows an operator discarded for this table."""
 
 
 def is_beside(tables: StreamTables, file: StagedFile) -> bool:
@@ -64,23 +63,24 @@ def is_beside(tables: StreamTables, file: StagedFile) -> bool:
 
 
 def some_beside(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
-    """Whether rows of these batches wait for the table next to the default table."""
+    """Whether rows of these batches wait for the table in files next to the default table."""
     return any(is_beside(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
 def all_beside(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
-    """Whether all rows of these batches for the table wait next to the default table, because it never existed for
-    them.
+    """Whether all rows of these batches for the table wait next to the default table.
+
+    In that case the table never existed while these batches were staged.
     """
     return all(is_beside(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
 def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
-    """Return a batch's files for the table; files that wait elsewhere are replaced by rewritten ones.
+    """Return a batch's files for the table. Files that wait elsewhere are replaced by rewritten files.
 
-    They wait next to the default table, or in the folder of the table that had the name before. The latter happens if
-    an operator lets the new table continue while a running writer has not seen it yet. An earlier attempt, by this
-    writer or another, may have written the new files.
+    Files wait next to the default table, or in the folder of the table that had the name before. The latter happens if
+    an operator lets the new table continue while a running writer still uses the old one. An earlier attempt, by this
+    writer or another, may already have written the new files.
     """
     files = journal.staged_for(target)
     places = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
@@ -103,11 +103,12 @@ def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) 
 def written_anew(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
-    """Rewrite the rows of `files`, which are the default table's or a former table's, as new files of the table.
+    """Rewrite the rows of `files`, which are files of the default table or of a former table, as new files of the
+    table.
 
     Never overwrites a file.
     """
-    from frazil.ingest.routed_writers import fitted  # noqa: PLC0415 - loads Numba, which commands that look do not need
+    from frazil.ingest.routed_writers import fitted, other_names  # noqa: PLC0415 - loads Numba, for writers only
 
     if tables.merging and files[0].content in MERGED:
         layout = tables.merging.staged(table, folder=folder)
@@ -116,13 +117,15 @@ def written_anew(
     writer = TableWriter(layout, target, io=table.io, file_name=file_namer(0, 0))
     default_table = tables.main.current()
     own_folder = f"{bare_path(data_location(default_table))}/"
+    schema = default_table.schema().model_dump_json()
+    names = other_names(layout.schema_json, layout.properties, schema, default_table.properties)
     try:
         for file in files:
             is_waiting = is_beside(tables, file) or bare_path(file.path).startswith(own_folder)
             source = (default_table if is_waiting else table).io
             with source.new_input(file.path).open() as stream:
                 for batch in pq.ParquetFile(stream).iter_batches():
-                    writer.add(fitted(pa.Table.from_batches([batch]), writer.layout.arrow_schema))
+                    writer.add(fitted(pa.Table.from_batches([batch]), writer.layout.arrow_schema, names))
         written = tuple(writer.finish())
     except BaseException:
         writer.abort()
@@ -132,7 +135,7 @@ def written_anew(
 
 
 def delete_moved(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete the waiting files of batches that the table has; the next start deletes what remains."""
+    """Delete the waiting files of batches that the table now has. The next start deletes the files that remain."""
     waited = [journal for journal in journals if some_beside(tables, [journal], target)]
     if not waited:
         return
@@ -151,7 +154,7 @@ def sweep_beside(
     """Delete files that no table waits for, right after all earlier epochs were settled.
 
     `complete` is the last batch that all tables have, by the default table's marker. A note is kept until `complete`
-    has passed what was given up.
+    reaches the batch up to which rows were discarded.
     """
     store = tables.store
     kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
@@ -165,7 +168,7 @@ def sweep_beside(
 
 
 def note_of(tables: StreamTables, target: Target) -> Note | None:
-    """Return the note of a table; None if it does not exist or this version cannot read it."""
+    """Return the note of a table; None if the note does not exist or this version cannot read it."""
     data = tables.store.get(_note_path(tables, target))
     return None if data is None else _parsed(data)
 
@@ -177,7 +180,7 @@ def notes(tables: StreamTables) -> list[Note]:
 
 
 def write_note(tables: StreamTables, note: Note) -> None:
-    """Write a note before any row waits for its table; keeps what was given up."""
+    """Write a note before any row waits for the note's table. Keeps the `given_up` of an earlier note."""
     before = note_of(tables, note.target)
     if before is not None and note.given_up is None:
         note = dataclasses.replace(note, given_up=before.given_up)
@@ -186,7 +189,7 @@ def write_note(tables: StreamTables, note: Note) -> None:
 
 
 def not_given_up(journals: Iterable[Journal], note: Note | None) -> list[Journal]:
-    """Return the batches whose rows still wait for a table. Pure."""
+    """Return the batches whose rows still wait for a table, without those that an operator discarded."""
     return [j for j in journals if note is None or note.given_up is None or j.key > note.given_up]
 
 
@@ -200,7 +203,7 @@ def _parsed(data: bytes) -> Note | None:
 
 
 def _recorded(data: bytes | None, table: Table) -> tuple[StagedFile, ...]:
-    """Return the files that a record names; none if the record is of another table in the same folder."""
+    """Return the files that a record names; empty if the record belongs to another table in the same folder."""
     try:
         raw = json.loads(data or b"{}")
         ours = raw["table"] == str(table.metadata.table_uuid)

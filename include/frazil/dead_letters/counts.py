@@ -1,4 +1,4 @@
-"""Counts of a stream's dead letters by day and reason, and samples of them."""
+"""Counts a stream's dead letters by day and reason, and reads samples of them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _DISCARD = ("discarded_at", "discarded_by", "discard_reason")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Count:
-    """The dead letters of one reason that were rejected on one day, UTC."""
+    """The counts of dead letters with one reason that were rejected on one UTC day."""
 
     day: date
     reason: str
     letters: int
     replayed: int
-    """Dead letters that were replayed and rejected again."""
+    """Number of dead letters that were replayed and rejected again."""
     discarded: int
 
 
@@ -43,16 +43,19 @@ class Letter:
     error: str
     key: str | None
     value: str | None
-    """The value; None for a tombstone."""
+    """The record's value; None for a tombstone."""
     headers: dict[str, list[str | None]]
-    """Values by header name; Kafka allows a name to repeat."""
+    """Values by header name. Kafka allows a header name to repeat."""
     replays: int
     discarded: str | None
-    """The user who discarded it, and the reason; None if it is not discarded."""
+    """The user who discarded the dead letter, the time and the reason; None if the dead letter is not discarded."""
 
 
 def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
-    """Count by day and reason, in that order. Reads four narrow columns, one file at a time."""
+    """Count the selected dead letters by day and reason, sorted by both.
+
+    Reads four narrow columns, one file at a time.
+    """
     found: dict[tuple[date, str], Counter[str]] = defaultdict(Counter)
     wanted = [([], "count_all"), ("replays", "count"), ("discarded_at", "count")]
     for rows in read(table, selection.row_filter(spec), ("error_class", "rejected_at", "replays", "discarded_at")):
@@ -64,34 +67,34 @@ def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
     return sorted(Count(*key, of["letters"], of["replayed"], of["discarded"]) for key, of in found.items())
 
 
-def samples(table: Table, spec: StreamSpec, selection: Selection, *, most: int, decrypt: bool = False) -> list[Letter]:
-    """Return the first of the selected dead letters, by topic, partition and offset.
+def samples(table: Table, spec: StreamSpec, selection: Selection, *, limit: int, decrypt: bool = False) -> list[Letter]:
+    """Return the first `most` of the selected dead letters, ordered by topic, partition and offset.
 
-    Raises SpecError if `decrypt` is set and the secret does not match. For dead letters past the first `most`, only the
-    coordinates are read.
+    Raises SpecError if `decrypt` is set and the secret does not match. Of the other dead letters, only the coordinates
+    are read.
     """
     row_filter = selection.row_filter(spec)
-    places = _first(read(table, row_filter, COORDINATES), most)
+    places = _first(read(table, row_filter, COORDINATES), limit)
     if places is None:
         return []
     columns = (*COORDINATES, "rejected_at", "error_class", "error", "key", "value", "replays", *_DISCARD)
     # A table of an earlier version gets `headers` at its writer's next start.
     headers = ("headers",) if "headers" in table.schema().column_names else ()
-    found = _first(read(table, f"{row_filter} and {_around(places)}", (*columns, *headers)), most)
+    found = _first(read(table, f"{row_filter} and {_around(places)}", (*columns, *headers)), limit)
     return [] if found is None else list(_letters(found, spec, decrypt=decrypt))
 
 
-def _first(pieces: Iterable[pa.Table], most: int) -> pa.Table | None:
-    """Return the first rows of all pieces, ordered by coordinates; None if no piece has rows."""
+def _first(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
+    """Return the first `most` rows of all pieces, ordered by coordinates; None if no piece has rows."""
     first: pa.Table | None = None
     for piece in pieces:
         together = piece if first is None else pa.concat_tables([first, piece])
-        first = together.sort_by([(name, "ascending") for name in COORDINATES]).slice(0, most)
+        first = together.sort_by([(name, "ascending") for name in COORDINATES]).slice(0, limit)
     return first
 
 
 def _around(places: pa.Table) -> str:
-    """A selective row filter, which lets the scan skip files."""
+    """Return a selective row filter, which lets the scan skip files."""
     partitions = ", ".join(map(str, sorted({*places["kafka_partition"].to_pylist()})))
     offsets = places["kafka_offset"].to_pylist()
     return (

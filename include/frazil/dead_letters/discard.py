@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled_replay
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled
 from frazil.commit.backfill_records import chunks, record_of, topic_ids
 from frazil.commit.branch_end import stands
 from frazil.commit.opened import OpenStream
@@ -33,7 +33,7 @@ MARKS = ("discarded_at", "discarded_by", "discard_reason")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The user who discards, and the reason."""
+    """The user who discards dead letters, the reason, and the time."""
 
     by: str
     reason: str
@@ -41,15 +41,17 @@ class Mark:
 
 
 def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
-    """Mark the selected dead letters in one commit, and return their number. Discarded ones keep their mark.
+    """Mark the selected dead letters in one commit, and return the number marked. Discarded dead letters keep their
+    mark.
 
-    Two kinds are not marked: those rejected after the selection was read, and those that a published replay turned into
-    rows of the default table but has not removed yet. Raises WriterBusy while a replay of the stream is under way.
+    Dead letters rejected after the selection was read are not marked. Dead letters that a published replay turned into
+    rows of the default table but has not removed yet are not marked either. Raises WriterBusy while a replay of the
+    stream is under way.
     """
     handle = opened.tables.dead_letters
     letters = identities(opened, selection)
-    own, default = handle.current().properties, opened.tables.main.refresh().properties
-    decided = unsettled_replay(default, own, opened.spec.name, abandoned=True)
+    own, default_marker = handle.current().properties, opened.tables.main.refresh().properties
+    decided = unsettled(default_marker, own, opened.spec.name, abandoned=True)
     if decided is not None and letters:
         letters = _without_rows(opened, letters, decided)
     if not letters:
@@ -82,7 +84,7 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
 
 
 def _without_rows(opened: OpenStream, letters: Letters, replay: BackfillMarker) -> Letters:
-    """Return the dead letters without those that this published replay turned into rows of the default table."""
+    """Return the dead letters, except those that this published replay turned into rows of the default table."""
     if replay.state is not BackfillState.PUBLISHED:
         return letters
     journals = opened.tables.journals

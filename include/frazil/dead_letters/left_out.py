@@ -1,4 +1,4 @@
-"""Dead letters that a replay omits, with the reasons."""
+"""Dead letters that a replay leaves out, with the reasons."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PLACE = (*COORDINATES, "topic_id")
 
 class LeftOut(StrEnum):
     NOT_KEPT = "not-kept"
-    """Nothing of the record was kept."""
+    """No part of the record was kept."""
     RECREATED = "topic-recreated"
     TO_BE_READ = "to-be-read"
-    """The stream's position is before the record: a reset moved it back, or the batch was never committed."""
+    """The stream's position is before the record: a reset moved the position back, or the batch was never committed."""
     TWO_RECORDS = "two-records"
     """Kafka assigned the offset to a second record."""
 
@@ -59,7 +59,7 @@ def left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOut]:
 
 
 def own_marker(opened: OpenStream) -> Marker:
-    """Return the stream's marker. Raises AdoptionRequired if it has none."""
+    """Return the stream's marker. Raises AdoptionRequired if the stream has no marker."""
     return check_has_own(opened.spec, opened.tables.marker())
 
 
@@ -72,12 +72,15 @@ def _counted(table: Table, spec: StreamSpec, marker: Marker, selection: Selectio
 
 
 def omits(spec: StreamSpec) -> bool:
-    """Whether dead letters of the stream may keep nothing of their record."""
+    """Whether dead letters of the stream may have kept no part of their record."""
     return spec.sensitive is not None
 
 
 def reasons(rows: pa.Table, marker: Marker, *, omits: bool) -> list[LeftOut | None]:
-    """Return why each dead letter is left out; None if it is replayed. `value` is read only with `omits`. Pure."""
+    """Return why each dead letter is left out; None if the dead letter is replayed. Pure.
+
+    The column `value` is read only with `omits`.
+    """
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
     places = zip(*(rows[name].to_pylist() for name in PLACE), strict=True)
     return [

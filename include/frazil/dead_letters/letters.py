@@ -1,4 +1,4 @@
-"""The dead letters of one stream, selected by reason and time, read one file at a time."""
+"""Selects the dead letters of one stream by reason and time, and reads them one file at a time."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ ErrorClass = Annotated[str, Field(pattern=ERROR_CLASS)]
 
 
 class Selection(Model):
-    """Selects dead letters of a stream. Times are those of the rejection, `[begin, end)`."""
+    """Selects dead letters of a stream. `begin` and `end` bound the time of the rejection, `[begin, end)`."""
 
     reasons: tuple[ErrorClass, ...] = ()
-    """Error classes; empty selects all."""
+    """Error classes to select; empty selects all."""
     begin: UtcMoment | None = None
     end: UtcMoment | None = None
     discarded: bool = False
-    """Whether discarded dead letters are included."""
+    """Whether discarded dead letters are selected too."""
 
     def row_filter(self, spec: StreamSpec) -> str:
-        """An Iceberg row filter."""
+        """Return the selection as an Iceberg row filter."""
         parts = [f"stream = '{spec.name}'"]
         if self.reasons:
             parts.append(f"error_class in ({', '.join(map(repr, self.reasons))})")
@@ -54,7 +54,7 @@ class Selection(Model):
 
 
 def read(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Read the selected rows of main, one file after the other."""
+    """Yield the selected rows of main, one file after the other."""
     head = head_of(table.metadata)
     if head is None:
         return

@@ -1,7 +1,7 @@
-"""Replays dead letters with the current declaration: a backfill whose source is a copy of them.
+"""Replays dead letters with the current declaration: a backfill whose source is a copy of the dead letters.
 
-The copy fixes what is replayed, even if the dead-letter table changes meanwhile. `frazil.backfill.commit` decides what
-lands and when the dead letters leave their table.
+The copy fixes which dead letters are replayed, even if the dead-letter table changes meanwhile.
+`frazil.backfill.commit` decides which records land, and when their dead letters leave the dead-letter table.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frazil.backfill.commit import clear_ended, unfinished
-from frazil.backfill.eligible import check_replayed
+from frazil.backfill.eligible import check_coordinates
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import BackfillRequest, parse_request
-from frazil.backfill.routes import LettersRoute
+from frazil.backfill.routes import BackfillRoute
 from frazil.backfill.rules import check_no_backfill, check_wanted
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
@@ -49,29 +49,32 @@ class Replayed:
 
     backfill: str
     landed: int
-    """Dead letters that became rows or were merged, including merged ones that were stale or changed nothing."""
+    """Number of dead letters that became rows or were merged, including stale changes and changes without effect."""
     failed: int
-    """Dead letters that the current declaration rejects too."""
+    """Number of dead letters that the current declaration rejects too."""
     interrupted: bool = False
-    """Whether an earlier command began it, with that command's selection."""
+    """Whether an earlier command began the replay, with that command's selection."""
     given_up: int = 0
-    """Dead letters that left without a row: an operator gave up the rows of a table that the route no longer has."""
+    """Number of dead letters that were removed without a row, because an operator discarded the rows of a table outside
+    the route.
+    """
 
 
 NOTHING_DONE = Replayed("", 0, 0)
 
 
 def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) -> tuple[Replayed, ...]:
-    """Finish an interrupted replay, then replay the selected dead letters. Returns a result for each replay.
+    """Finish an interrupted replay, and then replay the selected dead letters. Returns a result for each replay.
 
-    `run` identifies the caller. Raises what a backfill raises, and:
+    `run` identifies the caller. Raises the errors of a backfill, and:
+
     - SpecError: the stream has dedupe, or no coordinates.
-    - RouteBehind: a routed table is missing or behind.
+    - RouteBehind: a routed table is missing or misses rows.
     - CommitUnavailable: a routed table failed after the default table was committed.
     - WriterBusy: a backfill of the stream is under way.
     - BackfillAbandoned: an operator abandoned the replay of `run`.
     """
-    check_replayed(opened.spec)
+    check_coordinates(opened.spec)
     check_wanted(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
     done = []
     last = unfinished(opened.tables)
@@ -94,13 +97,13 @@ def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
     own_epoch, backfill = _epoch(opened) + 1, None
     try:
         files = FileSource.open(request.files or "", opened.tables.main.refresh())
-        route = LettersRoute.open(opened.spec, opened.tables)
+        route = BackfillRoute.open(opened.spec, opened.tables)
         backfill = Backfill(files.pinned(request), opened, files, route)
         last = run(backfill, ThisProcess())
     except Exception as error:
         if isinstance(error, Fenced) or _epoch(opened) <= max(own_epoch, backfill.epoch if backfill else 0):
             raise
-        # Whoever took it over has deleted what this one was reading or writing.
+        # The run that took it over deleted what this one was reading or writing.
         raise Fenced(
             f"another `frazil dlq replay {request.stream}` took this replay over: this command changes nothing more"
         ) from error
@@ -131,13 +134,13 @@ def _folder(opened: OpenStream) -> str:
 
 
 def _delete_old_copies(opened: OpenStream) -> None:
-    """Delete old copies of replays that ended, or were killed before they began."""
+    """Delete old copies of replays that ended, or that were killed before they began."""
     store, before_ms = opened.tables.store, opened.tables.clock_ms() - COPY_KEPT_MS
     store.delete([f.path for f in store.list_files(_folder(opened)) if f.modified_ms < before_ms])
 
 
 def _copy(opened: OpenStream, selection: Selection, folder: str) -> int:
-    """Write the selected dead letters that can be replayed, and return their number."""
+    """Write a copy of the selected dead letters that can be replayed, and return their number."""
     marker = own_marker(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*LETTER_COLUMNS, "topic_id")
@@ -181,7 +184,7 @@ def _readable(rows: pa.Table, unseal: Unsealer) -> pa.Table:
 
 
 class ThisProcess:
-    """Runs a replay's tasks in this process. A child process decodes, because a record may crash it."""
+    """Runs a replay's tasks in this process. A child process decodes the records, because a record may crash it."""
 
     parallelism = 1
 

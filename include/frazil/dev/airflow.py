@@ -1,8 +1,9 @@
-"""An Airflow for development, the demo and tests: four components, each in its own session, on SQLite and loopback.
+"""An Airflow for development, the demo and tests: four components, each in its own session, with SQLite, on loopback.
 
-`airflow standalone` leaves children behind when it is killed; here each component is a server of `frazil.dev.process`,
-ended by its record. It does *not* restart a dead component, nor serve logs to other machines (log servers bind every
-interface; on one machine the API server reads the files).
+`airflow standalone` leaves child processes behind when it is killed. Here each component is a server of
+`frazil.dev.process`, and is ended by its process record. Unlike `airflow standalone`, this does *not* restart a dead
+component. It does not serve logs to other machines either, because log servers listen on every network interface; on
+one machine, the API server reads the log files.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 READY_WITHIN_S = 240
 STOP_GRACE_S = 5
-"""A component that still runs is then killed: the scheduler waits for tasks, and these for an API server that is gone.
-The next start runs them again."""
+"""Seconds after which a component that still runs is killed.
+
+The scheduler waits for its tasks to end, and the tasks wait for an API server that is already gone. The next start runs
+these tasks again."""
 
 SPARK_POOL = "frazil_spark"
 
@@ -50,8 +53,8 @@ _ROLES = {"admin": "admin", "op": "op", "viewer": "viewer"}
 class EmbeddedAirflow(process.Embedded):
     """An Airflow with its database, logs, secrets and process records in one folder, `home`.
 
-    Its DAGs and plugins are the checkout's, unless `dags` is given; `extra` overrides the environment of its processes.
-    These get FRAZIL_HOME and FRAZIL_STREAMS as absolute paths.
+    DAGs and plugins come from the checkout; `dags` names another DAG folder. `extra` overrides the environment of its
+    processes. FRAZIL_HOME and FRAZIL_STREAMS are passed to them as absolute paths.
     """
 
     def __init__(  # noqa: PLR0913 - each by its name
@@ -77,25 +80,27 @@ class EmbeddedAirflow(process.Embedded):
 
     @property
     def password(self) -> str:
-        """The password of `admin`, created at the first start."""
+        """The password of the user `admin`, created at the first start."""
         return self.password_of("admin")
 
     def password_of(self, user: str) -> str:
-        """The password of `admin`, `op` or `viewer`, each with the role of that name."""
+        """Return the password of the user `admin`, `op` or `viewer`; each user has the role of the same name."""
         return str(self._passwords()[user])
 
     def client(self, user: str = "admin") -> AirflowClient:
         return AirflowClient(self.url, user=user, password=self.password_of(user))
 
     def token(self, user: str = "admin") -> str:
-        """A fresh bearer token for the REST API."""
+        """Return a new bearer token for the REST API."""
         return self.client(user).token()
 
     def log(self, component: Component) -> Path:
         return self.home / "logs" / f"{component}.log"
 
     def environment(self) -> dict[str, str]:
-        """The components' environment: this process's, with our Airflow settings instead of others."""
+        """Return the environment for the components: this process's environment, with this Airflow's settings replacing
+        others.
+        """
         kept = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW__") and k != "AIRFLOW_CONFIG"}
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
         python_path = os.pathsep.join(filter(None, [str(self.checkout), kept.get("PYTHONPATH")]))
@@ -115,7 +120,7 @@ class EmbeddedAirflow(process.Embedded):
         }
 
     def start(self) -> Self:
-        """Start what does not run yet, and wait until all components are healthy.
+        """Start the components that do not run yet, and wait until all components are healthy.
 
         Raises:
             EnvironmentUnusable: a port is taken, the database cannot be created, a component ends or stays unhealthy.
@@ -137,7 +142,7 @@ class EmbeddedAirflow(process.Embedded):
         return self
 
     def stop(self) -> None:
-        """End all components and their tasks; writers that tasks launched are detached and run on."""
+        """End all components and their tasks. Writers that tasks launched are detached processes and keep running."""
         process.stop_all(process.recorded(self.home), records=self.home, grace_s=STOP_GRACE_S)
 
     def kill(self, component: Component) -> None:
@@ -146,15 +151,15 @@ class EmbeddedAirflow(process.Embedded):
             process.kill(server)
 
     def start_component(self, component: Component) -> None:
-        """Start a component that was killed; nothing happens if it runs."""
+        """Start one component that was killed; do nothing if it runs."""
         self._launch(component)
 
     def server(self, component: Component) -> process.Server | None:
-        """A component's process, if it runs."""
+        """Return a component's process; None if it does not run."""
         return process.find(component, self.home)
 
     def wait_until_healthy(self, since: datetime | None = None) -> None:
-        """Wait until all components are healthy, with heartbeats later than `since` if given."""
+        """Wait until all components are healthy and, if `since` is given, have sent a heartbeat after that time."""
         client = AirflowClient(self.url, user="", password="")
         deadline = time.monotonic() + READY_WITHIN_S
         sick = "api-server"
@@ -176,7 +181,7 @@ class EmbeddedAirflow(process.Embedded):
 
     @staticmethod
     def last_port(home: Path) -> int | None:
-        """The port of the last start with this home, if any."""
+        """Return the port that the last start in this folder used; None before the first start."""
         file = home / "port"
         return int(file.read_text()) if file.is_file() else None
 
@@ -185,7 +190,10 @@ class EmbeddedAirflow(process.Embedded):
         return self.home / "spark.conf"
 
     def _spark_connection(self) -> str:
-        """Runs batch Spark applications there; a connection of that name in the environment overrides it."""
+        """Return the Airflow connection with which batch Spark applications run on the configured master.
+
+        A connection of the same name in the environment overrides it.
+        """
         extra = {"properties-file": str(self._spark_properties)}
         return json.dumps({"conn_type": "spark", "host": self._spark_master, "extra": extra})
 
@@ -203,7 +211,7 @@ class EmbeddedAirflow(process.Embedded):
         return passwords
 
     def _make_secrets(self) -> None:
-        """Create the secrets of this home at its first start, readable only by the owner."""
+        """Create the secrets in this folder at the first start, readable only by the owner."""
         make_folder(self.home)
         _write_once(self._passwords_file, {user: secrets.token_urlsafe(12) for user in _ROLES})
         fernet = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
@@ -250,7 +258,7 @@ class EmbeddedAirflow(process.Embedded):
         marker.touch()
 
     def _make_spark_pool(self) -> None:
-        """Limit batch Spark work to one application at a time, which gets all cores."""
+        """Create a pool that allows one batch Spark application at a time, because each gets all cores."""
         client = self.client()
         pool = {"name": SPARK_POOL, "slots": 1, "description": "Spark applications of frazil that run at once"}
         for last_attempt in (False, False, True):
@@ -265,7 +273,7 @@ class EmbeddedAirflow(process.Embedded):
                 return
 
     def _launch(self, component: Component) -> bool:
-        """Start a component unless it runs; returns whether it was started."""
+        """Start a component unless it runs already. Returns whether it was started."""
         if self.server(component):
             return False
         command = [sys.executable, "-m", "airflow", *_COMMANDS[component]]
@@ -274,7 +282,7 @@ class EmbeddedAirflow(process.Embedded):
 
 
 def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[str]:
-    """The components that are not healthy, or whose last heartbeat is older than `since`."""
+    """Return the names of the components that are not healthy, or whose last heartbeat is older than `since`."""
     sick = []
     for name, state in health.items():
         heartbeat = state.get(f"latest_{name}_heartbeat")
@@ -285,7 +293,7 @@ def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[
 
 
 def _local_spark() -> str:
-    """The properties for spark-submit: the jars of all configured catalogs, a lean JVM, loopback only."""
+    """Return the properties file for spark-submit: jars of all configured catalogs, a small JVM, loopback only."""
     from frazil.spark.class_archive import java_options  # noqa: PLC0415 - stopping Airflow needs no Spark
 
     properties = {

@@ -1,4 +1,4 @@
-"""A small client of Airflow's REST API, with what the demo and the tests need."""
+"""A small client of Airflow's REST API, with the calls that the demo and the tests need."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Json = dict[str, Any]
 
 
 class AirflowClient:
-    """Calls one Airflow as one user; signs in at the first call, and again when the token has expired.
+    """Calls one Airflow as one user. Signs in at the first call, and again when the token has expired.
 
-    Answers are Airflow's JSON. A refusal raises EnvironmentUnusable with method, path, status and Airflow's reason.
+    Methods return Airflow's JSON. If Airflow refuses a call, they raise EnvironmentUnusable with method, path, status
+    and Airflow's reason.
     """
 
     def __init__(self, url: str, *, user: str, password: str) -> None:
@@ -27,7 +28,7 @@ class AirflowClient:
         self._signing_in = threading.Lock()
 
     def token(self) -> str:
-        """The current bearer token; signs in if there is none."""
+        """Return the current bearer token; sign in if there is no token yet."""
         with self._signing_in:
             if self._token is None:
                 body = {"username": self._user, "password": self._password}
@@ -43,7 +44,7 @@ class AirflowClient:
         json: Mapping[str, Any] | None = None,
         params: Mapping[str, str | int | bool] | None = None,
     ) -> Json:
-        """Call a path below the root, such as `/api/v2/dags`."""
+        """Call a path of the API, such as `/api/v2/dags`, and return the JSON response."""
         answer = self._signed(method, path, json, params)
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             self._token = None
@@ -51,7 +52,7 @@ class AirflowClient:
         return _checked(answer, method, path)
 
     def health(self) -> Json:
-        """Each component's status and last heartbeat; needs no sign-in."""
+        """Return the status and last heartbeat of each component; works without sign-in."""
         return _checked(self._send("GET", "/api/v2/monitor/health"), "GET", "/api/v2/monitor/health")
 
     def dags(self, **params: str | int | bool) -> list[Json]:
@@ -64,7 +65,7 @@ class AirflowClient:
         return self._list("/api/v2/importErrors", "import_errors", {})
 
     def wait_for_dag(self, dag_id: str, *, within_s: float = 60) -> Json:
-        """Wait for a DAG to be parsed; the error has Airflow's import errors if it never is."""
+        """Wait until a DAG is parsed. After `within_s`, raises EnvironmentUnusable with Airflow's import errors."""
 
         def parsed() -> Json | None:
             return next((dag for dag in self.dags(limit=1000, exclude_stale=True) if dag["dag_id"] == dag_id), None)
@@ -79,7 +80,7 @@ class AirflowClient:
         return self.call("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": paused})
 
     def runs(self, dag_id: str, **params: str | int | bool) -> list[Json]:
-        """The runs of a DAG, oldest first."""
+        """Return the runs of a DAG, oldest first."""
         return self._list(f"/api/v2/dags/{dag_id}/dagRuns", "dag_runs", {"order_by": "run_after", **params})
 
     def run(self, dag_id: str, run_id: str) -> Json:
@@ -90,23 +91,23 @@ class AirflowClient:
         return self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
 
     def tasks(self, dag_id: str, run_id: str) -> list[Json]:
-        """The task instances of a run."""
+        """Return the task instances of a run."""
         return self._list(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances", "task_instances", {})
 
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> Json:
-        """Mark a task as success or failed, like the UI."""
+        """Mark a task as success or failed, like the UI does."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
         return self.call("PATCH", path, json={"new_state": state})
 
     def clear(self, dag_id: str, run_id: str, *task_ids: str) -> Json:
-        """Clear the named tasks of a run, or all of them, like the UI."""
+        """Clear the named tasks of a run, or all its tasks if none are named, like the UI does."""
         body: Json = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True}
         if task_ids:
             body["task_ids"] = list(task_ids)
         return self.call("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", json=body)
 
     def log(self, dag_id: str, run_id: str, task_id: str) -> str:
-        """The events in the log of a task's newest try, one per line, as the UI shows them."""
+        """Return the events in the log of a task's newest try, one per line, as the UI shows them."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
         tried = self.call("GET", path)["try_number"] or 1
         lines = self.call("GET", f"{path}/logs/{tried}", params={"full_content": True})["content"]
@@ -122,7 +123,10 @@ class AirflowClient:
         return self._send(method, path, json=json, params=params, headers={"Authorization": f"Bearer {self.token()}"})
 
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
-        """Opens a connection for each of the few calls: a kept one would outlive an api-server that a test kills."""
+        """Send a request over a new connection.
+
+        Calls are few, and a connection that stays open would outlive an API server that a test kills.
+        """
         try:
             return httpx.request(method, f"{self.url}{path}", timeout=30, trust_env=False, **request)
         except httpx.HTTPError as error:
@@ -130,7 +134,7 @@ class AirflowClient:
 
 
 def wait_for(find: Callable[[], Json | None], *, what: str, within_s: float) -> Json:
-    """Call `find` twice a second until it returns something; raises EnvironmentUnusable after `within_s`."""
+    """Call `find` twice a second until it returns a value. Raises EnvironmentUnusable after `within_s` seconds."""
     deadline = time.monotonic() + within_s
     while (found := find()) is None:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Writes the `.pyiceberg.yaml` of the embedded object store and PostgreSQL."""
+"""Writes the `.pyiceberg.yaml` for the embedded object store and the embedded PostgreSQL."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FILE = ".pyiceberg.yaml"
 def catalogs(
     *, store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None, local_warehouse: Path
 ) -> dict[str, dict[str, str]]:
-    """Each catalog's properties by its name: `rest` and `postgres`; the first is the default one.
+    """Return the properties of the catalogs `rest` and `postgres` by name; the first is the default catalog.
 
-    The tables of `postgres` lie in the object store if there is one, else in a local folder.
+    Tables of the catalog `postgres` are in the object store if there is one, else in a local folder.
     """
     found: dict[str, dict[str, str]] = {}
     if store is not None:
@@ -38,9 +38,9 @@ def write_configuration(
     local_warehouse: Path,
     default: str | None = None,
 ) -> tuple[str, ...]:
-    """Write the file of these catalogs, which only its owner reads, and return their names.
+    """Write the configuration file for these catalogs, readable only by its owner, and return the catalogs' names.
 
-    The default catalog is the first one unless named.
+    `default` names the default catalog; without it, the first catalog is the default.
     """
     found = catalogs(store=store, database=database, local_warehouse=local_warehouse)
     text = yaml.safe_dump({"default-catalog": default or next(iter(found)), "catalog": found}, sort_keys=False)

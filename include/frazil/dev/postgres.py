@@ -1,7 +1,7 @@
-"""PostgreSQL on loopback, for development, the demo and tests: a catalog as teams have it; never for real data.
+"""PostgreSQL on loopback, for development, the demo and tests: a catalog like in production; never for real data.
 
-Its programs come from the wheel `pgserver`, or from the system where that is not installed. PostgreSQL refuses to run
-as root: a root user starts it as `postgres`, or as `nobody` where there is no such user.
+The programs come from the wheel `pgserver`, or from the system if the wheel is not installed. PostgreSQL refuses to run
+as root, so a root user starts it as the user `postgres`, or as `nobody` if that user does not exist.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ PORT_FILE = "port"
 PASSWORD_FILE = "password"
 
 _SYSTEM = Path("/usr/lib/postgresql")
-"""Debian's folder of the programs of each version, which is not on the path."""
+"""Debian's folder with the programs of each PostgreSQL version, which is not on the PATH."""
 
 
 class EmbeddedPostgres(process.EmbeddedServer):
     """A PostgreSQL server with its log and process record in one folder.
 
-    Its data are there too, unless `data` names another folder: a server that root starts must be able to reach it as
-    another user. Later starts on the same folder reuse port and password; a server that runs there is used as it is.
+    Its data are in the same folder, unless `data` names another one. Tests that run as root need this, because the
+    server then runs as another user, who must be able to reach its data. Later starts in the same folder reuse port and
+    password. If a server already runs in the folder, it is used as it is.
     """
 
     TITLE, RECORD, READY_WITHIN_S = "PostgreSQL", "postgres", 60
@@ -54,7 +55,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
         return f"postgresql+psycopg2://{USER}:{self._password()}@{process.LOOPBACK}:{self.port}/{DATABASE}"
 
     def stop(self) -> None:
-        """Stop the server with its clients' sessions. Its data stay."""
+        """Stop the server, and end its clients' sessions. Its data stay."""
         if server := self.server():
             # By SIGTERM alone it would wait for its clients.
             with suppress(ProcessLookupError):
@@ -63,7 +64,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
 
     @staticmethod
     def last_port(folder: Path) -> int | None:
-        """The port of the last start on this folder, if any."""
+        """Return the port that the last start in this folder used; None before the first start."""
         file = folder / PORT_FILE
         return int(file.read_text()) if file.is_file() else None
 
@@ -115,7 +116,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
         if done.returncode:
             said = " ".join((done.stderr or done.stdout).split())
             whose = f" as the user {_other_user()}, because it refuses to run as root" if prefix else ""
-            raise EnvironmentUnusable(f"PostgreSQL's data in {self.data} were not made{whose}: {said}")
+            raise EnvironmentUnusable(f"the PostgreSQL database in {self.data} could not be created{whose}: {said}")
 
     def _wanted_ports(self) -> str:
         return "" if self.last_port(self.folder) == self.port else f"another port than {self.port}"
@@ -146,7 +147,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
 
 
 def _programs() -> Path:
-    """The folder of PostgreSQL's programs."""
+    """Return the folder of PostgreSQL's programs."""
     spec = find_spec("pgserver")
     wheel = [Path(folder) / "pginstall" / "bin" for folder in (spec.submodule_search_locations or ())] if spec else []
     on_path = shutil.which("postgres")
@@ -165,11 +166,13 @@ def _other_user() -> str:
     for name in ("postgres", "nobody"):
         with suppress(KeyError):
             return pwd.getpwnam(name).pw_name
-    raise EnvironmentUnusable("PostgreSQL refuses to run as root, and this machine has no user postgres or nobody")
+    raise EnvironmentUnusable(
+        "PostgreSQL refuses to run as root, and this machine has neither of the users postgres and nobody"
+    )
 
 
 def _as_another_user() -> list[str]:
-    """What comes before a command of root's; nothing for everybody else."""
+    """Return the command prefix with which root runs a program as another user; empty for other users."""
     if os.geteuid() != 0:
         return []
     user = pwd.getpwnam(_other_user())

@@ -1,7 +1,8 @@
-"""Servers of a development machine, each in its own session with a record in a file, by which it is ended.
+"""Servers on a development machine. Each runs in its own session, and a record in a file identifies it to end it later.
 
-A record holds pid and start time, so that a reused pid is never signalled. It is written before a signal can interrupt
-the caller. After a Ctrl-C, a `kill -9` or a reboot, the folder of records thus has all servers that may still run.
+A record has the server's pid and start time, so that no other process with a reused pid is ever signalled. It is
+written before a signal can interrupt the caller. So after a Ctrl-C, a `kill -9` or a reboot, the folder of records
+lists all servers that may still run.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from frazil.host.processes import has_ended
 VARIABLES = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "JAVA_HOME", "LD_LIBRARY_PATH"}
 )
-"""What embedded servers get of the environment."""
+"""Environment variables that embedded servers get."""
 RECORD_SUFFIX = ".process.json"
 LOOPBACK = "127.0.0.1"
 
 PORTS = range(20_000, 32_000)
-"""Range of free ports: below the range of outgoing connections."""
+"""Range from which free ports are chosen; it is below the range that the system uses for outgoing connections."""
 
 _POLL_S = 0.1
 _SAME_START_S = 0.5
-"""The start time of one process, read at different moments, differs only by rounding."""
+"""Largest difference in seconds between two readings of one process's start time, which differ only by rounding."""
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_given: set[int] = set()
-"""Ports that this process chose before; their servers may not listen yet."""
+_chosen_ports: set[int] = set()
+"""Ports that this process has chosen already; their servers may not listen yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Server:
     name: str
     pid: int
     started_at_s: float
-    """Seconds since the epoch, from the system."""
+    """Start time in seconds since the epoch, as the system reports it."""
     log: str
 
     def record(self, folder: Path) -> Path:
@@ -60,15 +61,15 @@ class Server:
 
 
 class Embedded(ABC):
-    """What starts and stops as a context manager."""
+    """A server, or a group of servers, that starts and stops as a context manager."""
 
     @abstractmethod
     def start(self) -> Self:
-        """Start what does not run, and wait until it is ready."""
+        """Start the servers that do not run yet, and wait until they are ready."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop what runs. Its data stay."""
+        """Stop the servers that run. Their data stay."""
 
     def __enter__(self) -> Self:
         return self.start()
@@ -80,10 +81,10 @@ class Embedded(ABC):
 
 
 class EmbeddedServer(Embedded):
-    """A server with its data, log and process record in one folder, and as many processes as it starts itself."""
+    """A server with its data, log and process record in one folder. The server may start child processes."""
 
     TITLE: ClassVar[str]
-    """Name in messages."""
+    """Name of the server in messages."""
     RECORD: ClassVar[str]
     READY_WITHIN_S: ClassVar[float]
     STOP_GRACE_S: ClassVar[float] = 20
@@ -97,24 +98,25 @@ class EmbeddedServer(Embedded):
 
     @abstractmethod
     def _wanted_ports(self) -> str:
-        """The ports that are asked for, in words, if the server runs on others; otherwise nothing."""
+        """Return the requested ports, in words, if the server already runs on other ports; otherwise an empty text."""
 
     @abstractmethod
     def _launch(self) -> None:
-        """Start its process."""
+        """Start the server's process."""
 
     @abstractmethod
     def _missing(self) -> str | None:
-        """Check readiness: None if ready; otherwise the reason, or an empty text."""
+        """Check whether the server is ready: None if it is; otherwise the reason, or an empty text."""
 
     def _last_words(self) -> str:
-        """The reason for its end, from its log."""
+        """Return why the server ended, from its log."""
         return last_lines(self.log)
 
     def start(self) -> Self:
-        """Start the server, unless it runs, and wait until it is ready.
+        """Start the server, unless it already runs, and wait until it is ready.
 
-        Raises EnvironmentUnusable (a port is taken, it does not start, a program or jar cannot be had), MissingExtra.
+        Raises EnvironmentUnusable (a port is taken, the server does not start, or a program or jar cannot be obtained),
+        MissingExtra.
         """
         if self.server() is None:
             self._launch()
@@ -134,12 +136,12 @@ class EmbeddedServer(Embedded):
         stop_all(recorded(self.folder), records=self.folder, grace_s=self.STOP_GRACE_S)
 
     def kill(self) -> None:
-        """SIGKILL the server, like a crash. Its data stay, and `start` continues with them."""
+        """Kill the server with SIGKILL, like a crash. Its data stay, and `start` continues with them."""
         if server := self.server():
             kill(server)
 
     def server(self) -> Server | None:
-        """Its process, if it runs."""
+        """Return the server's process; None if it does not run."""
         return find(self.RECORD, self.folder)
 
     def _wait_until_ready(self) -> None:
@@ -160,7 +162,9 @@ class EmbeddedServer(Embedded):
 
 
 def server_environment() -> dict[str, str]:
-    """What an embedded server needs of this process's environment, and none of the shell's secrets."""
+    """Return the variables that an embedded server needs from this process's environment, without the shell's
+    secrets.
+    """
     return {name: value for name, value in os.environ.items() if name in VARIABLES or name.startswith("LC_")}
 
 
@@ -169,8 +173,8 @@ def start(
 ) -> Server:
     """Start a server detached from this terminal and session; its output is appended to `log`.
 
-    Its environment is `server_environment()` unless one is given. The record is `<records>/<name>.process.json`.
-    Ctrl-C and SIGTERM wait until it is written.
+    Without `environment`, it gets `server_environment()`. The record is `<records>/<name>.process.json`. Ctrl-C and
+    SIGTERM are delayed until the record is written.
     """
     for folder in (records, log.parent):
         make_folder(folder)
@@ -199,7 +203,7 @@ def start(
 
 
 def recorded(records: Path) -> list[Server]:
-    """All servers recorded in a folder, alive or not, in the order of their start."""
+    """Return all servers recorded in a folder, running or not, in the order of their start."""
     servers = []
     for path in records.glob(f"*{RECORD_SUFFIX}"):
         with suppress(FileNotFoundError):
@@ -208,7 +212,7 @@ def recorded(records: Path) -> list[Server]:
 
 
 def find(name: str, records: Path) -> Server | None:
-    """The server of that name, if it still runs; otherwise its record is removed."""
+    """Return the server of that name if it still runs; otherwise remove its record and return None."""
     for server in recorded(records):
         if server.name == name:
             if is_alive(server):
@@ -219,7 +223,9 @@ def find(name: str, records: Path) -> Server | None:
 
 
 def is_alive(server: Server) -> bool:
-    """Whether exactly this process still runs; neither a zombie nor a reused pid counts."""
+    """Return whether exactly this process still runs. A zombie, or another process with the same pid, does not
+    count.
+    """
     with suppress(ChildProcessError):
         os.waitpid(server.pid, os.WNOHANG)
     try:
@@ -230,12 +236,12 @@ def is_alive(server: Server) -> bool:
 
 
 def stop(server: Server, *, records: Path, grace_s: float = 20) -> None:
-    """End the server and its whole session (SIGTERM, up to `grace_s` seconds, then SIGKILL), and remove its record."""
+    """End the server and its whole session, and remove its record: SIGTERM first, SIGKILL after `grace_s` seconds."""
     stop_all([server], records=records, grace_s=grace_s)
 
 
 def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -> None:
-    """The same for several servers: all get SIGTERM before the first wait."""
+    """End several servers as `stop` does; all get SIGTERM before this waits for the first."""
     _signal(servers, signal.SIGTERM)
     if not _wait_until_gone(servers, deadline=time.monotonic() + grace_s):
         _signal(servers, signal.SIGKILL)
@@ -245,46 +251,49 @@ def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -
 
 
 def kill(server: Server) -> None:
-    """SIGKILL the whole session and wait for its end, like a crash. The record stays."""
+    """Kill the whole session with SIGKILL and wait until it has ended, like a crash. The record stays."""
     _signal([server], signal.SIGKILL)
     _wait_until_gone([server], deadline=time.monotonic() + 10)
 
 
 def last_lines(log: Path, count: int = 5) -> str:
-    """The end of a log, to explain why a server did not start."""
+    """Return the last lines of a log, to explain why a server did not start."""
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
 
 
 def free_port() -> int:
-    """A free port of `PORTS` on loopback, which this process is not given again."""
+    """Return a free port on loopback from `PORTS`. This process does not return the same port twice."""
     for _ in range(200):
         port = random.choice(PORTS)
-        if port not in _given and is_free(port):
-            _given.add(port)
+        if port not in _chosen_ports and is_free(port):
+            _chosen_ports.add(port)
             return port
     raise EnvironmentUnusable(f"found no free port from {PORTS[0]} to {PORTS[-1]}; end some of the servers there.")
 
 
 def answers(port: int) -> bool:
-    """Whether something accepts connections on this port."""
+    """Return whether a server accepts connections on this port of loopback."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((LOOPBACK, port)) == 0
 
 
 def require_free_port(port: int, *, what: str, option: str) -> None:
-    """Raise EnvironmentUnusable for a taken port, naming its owner if visible, and the option to change it."""
+    """Raise EnvironmentUnusable if the port is taken.
+
+    The error names the process that has the port, if visible, and the option with which to choose another port.
+    """
     if not is_free(port):
         raise EnvironmentUnusable(
-            f"port {port}, wanted for {what}, is taken{_by_whom(port)}. "
+            f"port {port}, wanted for {what}, is taken{_port_owner(port)}. "
             f"Choose another with {option}, or end that program."
         )
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this port of loopback."""
+    """Return whether a server could listen on this port of loopback."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -294,7 +303,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _by_whom(port: int) -> str:
+def _port_owner(port: int) -> str:
     with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr[1] == port
@@ -314,7 +323,10 @@ def _same_start(process: psutil.Process, server: Server) -> bool:
 
 
 def _members(server: Server) -> list[int]:
-    """The live processes of the server's session. It may outlive its leader, whose pid is not reused before its end."""
+    """Return the live processes of the server's session.
+
+    The session may outlive its leader. The leader's pid is not reused before the session has ended.
+    """
     with suppress(psutil.NoSuchProcess):
         if not _same_start(psutil.Process(server.pid), server):
             return []
@@ -335,7 +347,11 @@ def _session(pid: int) -> int | None:
 
 
 def _signal(servers: Sequence[Server], number: signal.Signals) -> None:
-    """SIGTERM goes to a live leader's process group, which ends its children; any other signal to every member."""
+    """Send a signal to the servers.
+
+    SIGTERM goes to the process group of a live leader, which then ends its children. Any other signal goes to every
+    process of the session.
+    """
     for server in servers:
         members = _members(server)
         with suppress(ProcessLookupError):

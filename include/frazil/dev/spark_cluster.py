@@ -1,7 +1,7 @@
 """A standalone Spark cluster on loopback, for development, the demo and tests, from PySpark's jars.
 
-Each worker has a loopback address of its own, as if it were a host: Spark runs a task's speculative copy on another
-host only. The master keeps what it knows in files, so that applications survive its restart.
+Each worker has its own loopback address, like a separate host, because Spark runs a speculative copy of a task only on
+another host. The master stores its state in files, so that applications survive its restart.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from frazil.spark.java import require_java, require_pyspark
 
 PORTS_FILE = "ports"
 WORKERS, CORES = 2, 4
-"""Cores are slots for tasks: several applications may run at once on a small machine."""
+"""Number of workers, and task slots per worker. There may be more slots than real cores, so that several applications
+can run at once on a small machine.
+"""
 
 
 class SparkMaster(process.EmbeddedServer):
-    """The master, whose folder has its state of workers and applications. Later starts reuse its ports."""
+    """The master of the cluster; its folder has its state of workers and applications. Later starts reuse its ports."""
 
     TITLE, RECORD, READY_WITHIN_S = "the Spark master", "spark-master", 60
 
@@ -45,7 +47,7 @@ class SparkMaster(process.EmbeddedServer):
         return f"spark://{process.LOOPBACK}:{self.port}"
 
     def state(self) -> Mapping[str, Any]:
-        """The master's state of itself, its workers and applications; empty while it does not answer."""
+        """Return the master's state, with its workers and applications; empty while the master does not answer."""
         with suppress(OSError, ValueError):
             answer = requests.get(f"http://{process.LOOPBACK}:{self._ui_port}/json/", timeout=5)
             if answer.ok:
@@ -54,12 +56,14 @@ class SparkMaster(process.EmbeddedServer):
         return {}
 
     def workers(self) -> list[str]:
-        """The addresses of the workers that are alive."""
+        """Return the addresses of the workers that are alive."""
         return [worker["host"] for worker in self.state().get("workers", ()) if worker["state"] == "ALIVE"]
 
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int, int] | None:
-        """Its port, its web page's and its REST server's, of the last start on this folder."""
+        """Return the ports of master, web page and REST server that the last start in this folder used; None before
+        that.
+        """
         file = folder / PORTS_FILE
         if not file.is_file():
             return None
@@ -91,7 +95,7 @@ class SparkMaster(process.EmbeddedServer):
 
 
 class SparkWorker(process.EmbeddedServer):
-    """One worker; its executors are of its process session, and end with it."""
+    """One worker. Its executors belong to its session, and end with it."""
 
     TITLE, RECORD, READY_WITHIN_S = "a Spark worker", "spark-worker", 60
 
@@ -118,7 +122,7 @@ class SparkWorker(process.EmbeddedServer):
 
 
 class EmbeddedSparkCluster(process.Embedded):
-    """A master and its workers. What runs in the folder already is left alone."""
+    """A master and its workers. Servers that already run in the folder are used as they are."""
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
         self.master = SparkMaster(folder / "master", port=port)
@@ -129,12 +133,15 @@ class EmbeddedSparkCluster(process.Embedded):
 
     @property
     def servers(self) -> dict[str, process.EmbeddedServer]:
-        """Processes by their names in `frazil dev status`."""
+        """The servers by their names in `frazil dev status`."""
         numbered = {f"spark-worker-{number}": worker for number, worker in enumerate(self.workers, 1)}
         return {"spark-master": self.master, **numbered}
 
     def start(self) -> Self:
-        """Raises EnvironmentUnusable: no Java, a taken port, or a server that does not start."""
+        """Start the master, then the workers.
+
+        Raises EnvironmentUnusable: Java is missing, a port is taken, or a server does not start.
+        """
         if platform.system() != "Linux":  # elsewhere, loopback has one address
             raise EnvironmentUnusable("the embedded Spark cluster needs Linux: each worker has a loopback address")
         require_pyspark()

@@ -1,3 +1,3 @@
-"""Checks whether this machine, and the services it reaches, can run declared streams, and how to fix each fault."""
+"""Checks whether this machine, and the services that it uses, can run declared streams, and how to fix each fault."""
 
 from __future__ import annotations

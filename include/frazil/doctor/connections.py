@@ -6,11 +6,21 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 
 from frazil import clock
-from frazil.doctor.remedies import CAPABILITY, Place, fix_of
-from frazil.errors import FrazilError, KafkaUnavailable, TopicMissing
+from frazil.errors import (
+    AccessDenied,
+    CommitUnavailable,
+    FrazilError,
+    KafkaUnavailable,
+    MissingExtra,
+    RegistryUnavailable,
+    SpecError,
+    TableLost,
+    TopicMissing,
+)
 from frazil.extras import extras_named
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.formats import envelope_of, registry_of
@@ -21,7 +31,7 @@ from frazil.spec.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that does not work, and what to do about it, if `said` does not contain it."""
+    """One failed connection or missing right. `fix` is what to do about it, if `said` does not say that."""
 
     said: str
     fix: str = ""
@@ -29,16 +39,16 @@ class Fault:
 
 @dataclass(slots=True)
 class Connections:
-    """Findings for each stream, one sentence each.
+    """Results for each stream, one sentence each.
 
-    Streams of one namespace share one check of their catalog, and brokers that did not answer are not asked again.
+    Streams of one namespace share one check of their catalog. Brokers that did not respond are not contacted again.
     """
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
-    """The stream for which brokers did not answer, by their declaration: each timeout takes seconds."""
+    """The brokers that did not respond, by their declaration, each with the first stream that declares them."""
 
     @classmethod
     def of(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
@@ -55,7 +65,7 @@ class Connections:
                 self.good.append(f"{spec.name}: {ask(spec)}")
             except FrazilError as error:
                 self.faults.append(Fault(f"{path}: {part}: {_said(error)}", fix_of(part, error)))
-        asked = len(self.faults)
+        before = len(self.faults)
         for number, place in enumerate(_namespaces(spec)):
             # A location of its own may have other rights.
             key = (place.table.catalog, _namespace(place), place.table.location, bool(place.commit.atomic))
@@ -65,7 +75,7 @@ class Connections:
             self.faults += [
                 replace(problem, said=f"{path}: table: {where}{problem.said}") for problem in self._checked[key]
             ]
-        if len(self.faults) == asked:
+        if len(self.faults) == before:
             others = ", ".join(_namespace(place) for place in _namespaces(spec)[1:])
             more = f", and tables in {others}" if others else ""
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}{more}")
@@ -94,7 +104,7 @@ def _namespace(spec: StreamSpec) -> str:
 
 
 def _namespaces(spec: StreamSpec) -> list[StreamSpec]:
-    """The stream, and a copy of it for each other namespace of its dead letters and its route's tables."""
+    """Return the stream, and a copy of it for each other namespace of its dead-letter table and its route's tables."""
     route = spec.route
     others = [spec.dead_letter_table]
     if route is not None:
@@ -108,7 +118,10 @@ def _namespaces(spec: StreamSpec) -> list[StreamSpec]:
 
 
 def _kafka(spec: StreamSpec) -> str:
-    """The topics that the brokers show, once readable. Raises SpecError, AccessDenied, KafkaUnavailable."""
+    """Check that the stream's topics exist and can be read, and describe them.
+
+    Raises SpecError, AccessDenied and KafkaUnavailable.
+    """
     from frazil.commit.opened import open_kafka  # noqa: PLC0415 - librdkafka, only where it is asked
     from frazil.kafka.admin import PERSON_WAITS_S  # noqa: PLC0415 - as above
     from frazil.kafka.readable import check_readable  # noqa: PLC0415 - as above
@@ -128,7 +141,10 @@ def _kafka(spec: StreamSpec) -> str:
 
 
 def _of_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition] | None:
-    """Partitions of the topic with the ends of transactions; None if none is declared, empty if it does not exist."""
+    """Return the partitions of the topic with the ends of transactions.
+
+    None if the stream declares no such topic; empty if the topic does not exist.
+    """
     from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets  # noqa: PLC0415 - librdkafka, only where it is asked
 
     envelope = envelope_of(spec.source.format)
@@ -154,7 +170,10 @@ def _ends_in_words(spec: StreamSpec, ends: Sequence[TopicPartition] | None) -> s
 
 
 def _registry(spec: StreamSpec) -> str:
-    """The state of the schema registry for the stream's topic. Raises RegistryUnavailable and SpecError."""
+    """Check that the schema registry answers a request for the stream's topic.
+
+    Raises RegistryUnavailable and SpecError.
+    """
     from frazil.registry.client import UnknownSchema, registry  # noqa: PLC0415 - only where it is asked
 
     declared = registry_of(spec.source.format)
@@ -185,3 +204,48 @@ def _catalog_problems(spec: StreamSpec) -> list[Fault]:
 
 def _said(error: FrazilError) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+CAPABILITY = "let the catalog do what docs/reference/catalogs.md asks of one, or name another: `table.catalog`"
+
+
+_ACLS = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"
+
+
+class Place(StrEnum):
+    """The services that a stream connects to, named as in its declaration."""
+
+    SOURCE = "source"
+    REGISTRY = "source.format.registry"
+    TABLE = "table"
+
+
+_MENDS: Mapping[Place, Sequence[tuple[type[FrazilError], str]]] = {
+    Place.SOURCE: (
+        (TopicMissing, "make the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
+        (KafkaUnavailable, "start the brokers, let this host reach them, or correct `source.bootstrap-servers`"),
+        (AccessDenied, f"correct user and secret in `source.properties`, or give the user its rights: {_ACLS}"),
+        (SpecError, "set the variables of `source` for the user who runs the writer, or correct its properties"),
+    ),
+    Place.REGISTRY: (
+        (RegistryUnavailable, "start the registry, let this host reach it, or correct its url and credentials"),
+        (SpecError, "set the variables that `source.format.registry` refers to, or correct it"),
+    ),
+    Place.TABLE: (
+        (
+            TableLost,
+            "name the right catalog, or register the table: `A lost catalog` in docs/how-to/operate-writers.md",
+        ),
+        (CommitUnavailable, "start catalog and storage, let this host reach them, or correct .pyiceberg.yaml"),
+        (AccessDenied, "correct the credentials in .pyiceberg.yaml, or let them create, write, list and delete there"),
+        (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),
+    ),
+}
+"""Fixes by error class; the first class that matches counts."""
+
+
+def fix_of(place: Place, error: FrazilError) -> str:
+    """Return the fix for an error; empty if the error's message contains the fix."""
+    if isinstance(error, MissingExtra):
+        return ""
+    return next((fix for kind, fix in _MENDS[place] if isinstance(error, kind)), "")

@@ -1,4 +1,4 @@
-"""Findings of checks, and their execution: in parallel, each with a timeout, and none ends another."""
+"""Runs checks in parallel, each with a timeout, and collects their findings. A failed check affects no other."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from frazil.errors import FrazilError
 class State(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """It works, but may fail later or elsewhere."""
+    """The checked thing works, but may fail later or elsewhere."""
     WRONG = "wrong"
     """Something that frazil needs does not work."""
     SKIPPED = "skipped"
-    """It does not concern this machine."""
+    """The check does not concern this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked."""
+    """The result of checking one thing."""
 
     subject: str
-    """The check, in a word or two."""
+    """The name of the check, in a word or two."""
     state: State
     said: str
-    """What was found."""
+    """The result of the check, in a sentence."""
     fix: str = ""
-    """What to do about it; empty if nothing is to be done, or `said` contains it."""
+    """The fix; empty if nothing is to be done, or if `said` contains the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of one subject. It may raise, which is a finding too."""
+    """A check of one subject. An error that `run` raises becomes a finding too."""
 
     run: Callable[[], Iterable[Finding]]
     within_s: float = 20.0
@@ -44,7 +44,7 @@ class Check:
 
 
 def findings(checks: Mapping[str, Check]) -> Iterator[Finding]:
-    """Run all checks at once; their findings come in the checks' order.
+    """Run all checks at once, and yield their findings in the order of the checks.
 
     A check that hangs is abandoned: its thread ends with the process.
     """

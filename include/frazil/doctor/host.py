@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import socket
@@ -24,7 +25,7 @@ from frazil.spec.units import rounded_bytes
 
 TESTED_PYTHON = (3, 11)
 FREE_BYTES = 2 << 30
-"""Free bytes that logs, and files that tasks write before they upload them, soon use."""
+"""Minimum of free bytes, which logs, and files that tasks write before they upload them, would soon use up."""
 _WORKER = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
 
 
@@ -38,7 +39,7 @@ def python() -> Iterator[Finding]:
 
 
 def java() -> Iterator[Finding]:
-    """Java, and PySpark, which is all that needs it."""
+    """Check Java, and PySpark, because only PySpark needs Java."""
     if find_spec("py4j") is None:
         yield Finding("java", State.SKIPPED, "PySpark is not installed: this machine runs no writer and no Spark job")
         return
@@ -62,7 +63,7 @@ def _pyspark() -> Iterator[Finding]:
 
 
 def jars_of_spark() -> Iterator[Finding]:
-    """Whether Iceberg's runtime has been fetched. Compares sizes, not bytes, which `fetch` checks."""
+    """Check whether Iceberg's runtime has been fetched, by the jars' sizes. `fetch` checks their content."""
     if find_spec("py4j") is None:
         yield Finding("jars", State.SKIPPED, "PySpark is not installed: this machine needs no jar")
         return
@@ -80,7 +81,7 @@ def jars_of_spark() -> Iterator[Finding]:
 
 
 def folders() -> Iterator[Finding]:
-    """FRAZIL_HOME and the cache: whether they can be written and locked, and have room."""
+    """Check whether FRAZIL_HOME and the cache folder can be written and locked, and have free space."""
     yield _folder("home", home(), "FRAZIL_HOME", locked=True)
     yield _folder("cache", cache_folder(), "XDG_CACHE_HOME", locked=False)
 
@@ -103,7 +104,7 @@ def _folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Findi
 
 
 def api_servers() -> Iterator[Finding]:
-    """Whether the processes that serve the operations page here started with the current frazil."""
+    """Check whether the processes that serve the operations page on this host started with the current frazil."""
     found = announced()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
@@ -118,7 +119,7 @@ def api_servers() -> Iterator[Finding]:
 
 
 def tasks_python() -> Iterator[Finding]:
-    """Whether the Python in PYSPARK_PYTHON can run tasks of this frazil."""
+    """Check whether the Python in PYSPARK_PYTHON can run tasks of this frazil."""
     named = os.environ.get("PYSPARK_PYTHON")
     if not named or shutil.which(named) == sys.executable:
         yield Finding("tasks' python", State.OK, "tasks on this machine run on the same Python")
@@ -138,7 +139,7 @@ def tasks_python() -> Iterator[Finding]:
 
 
 def ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
-    """Whether the ports of `frazil dev up` are free, by the server's name; `ours`: where its servers listen."""
+    """Check whether the ports of `frazil dev up` are free. `ours` has the ports on which its servers already listen."""
     taken = {name: port for name, port in wanted.items() if name not in ours and _listens(port)}
     if taken:
         said = ", ".join(f"{port} ({name})" for name, port in taken.items())
@@ -155,3 +156,35 @@ def _listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+WITHIN_S = 90.0
+"""Timeout in seconds: importing Airflow takes some seconds, and longer on a busy host."""
+
+
+def airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield the findings of `frazil.airflow.doctor` about the Airflow that this environment configures."""
+    if find_spec("airflow") is None:
+        yield Finding("airflow", State.SKIPPED, "Airflow is not installed in this Python")
+        return
+    if not _is_set_up(environment):
+        yield Finding("airflow", State.SKIPPED, "no Airflow is set up for this user: AIRFLOW_HOME has no airflow.cfg")
+        return
+    command = [sys.executable, "-m", "frazil.airflow.doctor", str(streams.absolute())]
+    ran = subprocess.run(
+        command, env=dict(environment), capture_output=True, text=True, timeout=WITHIN_S - 5, check=False
+    )
+    if ran.returncode != 0:
+        last = ran.stderr.strip().splitlines()[-1:] or [f"it ended with {ran.returncode}"]
+        yield Finding("airflow", State.WRONG, f"Airflow cannot be asked: {last[0]}", "airflow db check")
+        return
+    for one in json.loads(ran.stdout.strip().splitlines()[-1]):
+        yield Finding(one["subject"], State(one["state"]), one["said"], one["fix"])
+
+
+def _is_set_up(environment: Mapping[str, str]) -> bool:
+    """Whether an Airflow is configured. Without this check, importing Airflow would create a configuration file."""
+    if any(name.startswith("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN") for name in environment):
+        return True
+    folder = Path(environment.get("AIRFLOW_HOME") or "~/airflow").expanduser()
+    return (folder / "airflow.cfg").is_file()

@@ -1,12 +1,25 @@
-"""Checks of what declared streams name: their files, Kafka, catalogs, storage, and the clocks of those."""
+"""Checks of everything that declared streams refer to: files, Kafka, catalogs, storage, and their clocks.
+
+Compares this machine's clock with the clocks of the services that it uses.
+
+The writer's clock decides when windows become complete, the storage's clock decides when objects count as abandoned,
+and servers refuse signed requests with a wrong time. An HTTP server sends its time in each response (the `Date` header,
+in whole seconds), a database sends its time on request.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from frazil.doctor.clocks import clocks
+import requests
+
+from frazil import clock
 from frazil.doctor.connections import Connections
 from frazil.doctor.finding import Finding, State
 from frazil.errors import FrazilError
@@ -16,13 +29,14 @@ from frazil.spec.load import load_stream, stream_files
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve
 from frazil.spec.units import counted
+from frazil.timetext import ago
 
 SHOWN = 5
-"""Streams that have a line each; more are counted."""
+"""Up to twice this number of streams have a line each; beyond that, only their count is shown."""
 
 
 def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
-    """The valid streams of a folder by file, and what is wrong with the others."""
+    """Return the valid streams of a folder by file, and the errors of the other files."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in stream_files(folder) if folder.is_dir() else ():
@@ -43,7 +57,7 @@ def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
 
 
 def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Whether all that streams name answers, and allows what a writer does: `frazil validate --connect`."""
+    """Check whether all services of the streams respond and permit what a writer does: `frazil validate --connect`."""
     if not streams:
         yield Finding("connections", State.SKIPPED, "no stream is declared here")
         return
@@ -58,7 +72,7 @@ def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
 
 
 def clocks_of(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Compare clocks with registries, REST catalogs, object stores, and PostgreSQL."""
+    """Compare this machine's clock with registries, REST catalogs, object stores, and PostgreSQL."""
     from frazil.table.catalogs import catalog_config  # noqa: PLC0415 - PyIceberg is slow to load
 
     addresses: set[str] = set()
@@ -100,3 +114,80 @@ def _time_of(uri: str) -> Callable[[], int]:
         return int(float(seconds) * 1000)
 
     return ask
+
+
+WARN_MS = 5_000
+WRONG_MS = 60_000
+TIMEOUT_S = 5.0
+_HEADER_MS = 1_000
+"""Precision of the `Date` header, which has whole seconds."""
+_FIX = "let NTP (chrony, systemd-timesyncd) set the clock of both machines"
+_FIX_SILENCE = "let the server answer, then run `frazil doctor` again"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTime:
+    """A server's time, read between two readings of our clock. All times are milliseconds since the epoch, UTC."""
+
+    before_ms: int
+    theirs_ms: int
+    after_ms: int
+    precision_ms: int = 0
+    """The server's true time may be later than `theirs_ms` by up to this many milliseconds."""
+
+    @property
+    def apart_ms(self) -> int:
+        """The minimum difference of the clocks: positive if the server's clock is ahead, 0 if they may agree."""
+        if self.theirs_ms > self.after_ms:
+            return self.theirs_ms - self.after_ms
+        return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
+
+
+def evaluate(server: str, answer: ServerTime) -> Finding:
+    """Return the finding for a server's time. Pure."""
+    apart = answer.apart_ms
+    if abs(apart) < WARN_MS:
+        return Finding("clock", State.OK, f"{server} has the same time")
+    state = State.WRONG if abs(apart) >= WRONG_MS else State.WARNING
+    return Finding("clock", state, f"{server} is {ago(abs(apart))} {'ahead of' if apart > 0 else 'behind'} us", _FIX)
+
+
+def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
+    """Compare our clock with HTTP servers, by URL, and with databases, by functions that return their time in ms.
+
+    A server whose time is unknown gets a warning, because its clock may be wrong.
+    """
+    servers: dict[str, Callable[[], ServerTime]] = {
+        urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
+    }
+    servers |= {f"the database of catalog {name!r}": partial(_ask_database, ask) for name, ask in databases.items()}
+    for server, ask in servers.items():
+        try:
+            answer = ask()
+        except Exception as error:  # whatever the driver raises
+            why = str(error) if isinstance(error, _Untimed) else type(error).__name__
+            yield Finding("clock", State.WARNING, f"the clock of {server} is not compared: {why}", _FIX_SILENCE)
+        else:
+            yield evaluate(server, answer)
+    if not servers:
+        yield Finding("clock", State.SKIPPED, "nothing that streams declare here tells its time")
+
+
+class _Untimed(ValueError):
+    """A response without a time."""
+
+
+def _ask_database(ask: Callable[[], int]) -> ServerTime:
+    before = clock.now_ms()
+    return ServerTime(before, ask(), clock.now_ms())
+
+
+def _ask_http(address: str) -> ServerTime:
+    """Return the server's time. A response that refuses the request has a time too."""
+    before = clock.now_ms()
+    answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
+    try:
+        theirs = parsedate_to_datetime(answer.headers["Date"])
+    except (KeyError, ValueError):
+        raise _Untimed("its answer has no time") from None
+    return ServerTime(before, int(theirs.timestamp() * 1000), clock.now_ms(), _HEADER_MS)

@@ -1,4 +1,4 @@
-"""A stream's history: numbers by the minute, and events, kept next to its table, bounded, for people.
+"""A stream's history, for people: numbers per minute, and events, stored next to its table, limited in size.
 
-Nothing depends on it. A lost write, or two concurrent ones, cost a minute of a curve.
+Nothing depends on the history. A lost write, or two concurrent writes, cost a minute of a curve.
 """

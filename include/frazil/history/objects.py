@@ -1,8 +1,9 @@
-"""The objects of a stream's history: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`, each written whole.
+"""The objects of a stream's history: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`, each replaced whole.
 
-An epoch's writer starts with what exists, so its object of a part has everything that earlier epochs knew. Readers use
-the one of the highest epoch, and ignore what a replaced writer still writes. The writer deletes the others. The folder
-survives `frazil forget`; objects of another table that had the same folder are ignored.
+A history has several parts (`Part`). The writer of an epoch starts with the existing objects, so its object of a part
+has all data of earlier epochs. Readers use the object of the highest epoch, and ignore objects that a replaced writer
+still writes. The writer deletes the objects of earlier epochs. The folder survives `frazil forget`. Objects of another
+table that used the same folder are ignored.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class HistoryUnreadable(Exception):
 
 
 def history_location(table: Table, stream: str) -> str:
-    """The folder; no stream's name begins with an underscore."""
+    """Return the folder of a stream's history. Stream names never begin with an underscore."""
     return f"{table.location().rstrip('/')}/{STATE}/_history/{stream}"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An object, as described by its name."""
+    """An object, described by its name."""
 
     epoch: int
     part: Part
@@ -53,7 +54,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """A stream's history in the storage. Methods raise what the storage raises."""
+    """A stream's history in the storage. Methods raise the storage's errors."""
 
     store: ObjectStore
     location: str
@@ -61,7 +62,7 @@ class Objects:
 
     @classmethod
     def of(cls, table: Table, stream: str) -> Objects:
-        """The history next to a loaded table."""
+        """Return the history stored next to a loaded table."""
         location = history_location(table, stream)
         return cls(open_store(location, table.io.properties), location, str(table.metadata.table_uuid))
 
@@ -75,7 +76,7 @@ class Objects:
         self.store.delete([one.path for one in found])
 
     def read(self, found: Iterable[Found], parts: Iterable[Part] = Part) -> tuple[Past, list[str]]:
-        """The past in these objects, and what is wrong with unreadable ones, for which earlier ones are used."""
+        """Return the past in these objects, and a problem for each unreadable object. An earlier object replaces it."""
         past, problems = Past(), []
         newest_first = sorted(found, key=lambda one: one.epoch, reverse=True)
         for part in parts:
@@ -91,7 +92,7 @@ class Objects:
 
 
 def encoded(past: Past, part: Part, table_uuid: str) -> bytes:
-    """One part of a past."""
+    """Return one part of a past as JSON."""
     value: dict[str, Any] = {"format": FORMAT_VERSION, "table-uuid": table_uuid}
     if part is Part.HAPPENED:
         value["happened"] = [[what.at_ms, what.kind, what.sentence] for what in past.happened]
@@ -103,7 +104,7 @@ def encoded(past: Past, part: Part, table_uuid: str) -> bytes:
 
 
 def decode(data: bytes, part: Part, past: Past, table_uuid: str) -> bool:
-    """Add the part to the past; return False if it is another table's. Raises HistoryUnreadable.
+    """Add a part to the past. Return False if the object belongs to another table. Raises HistoryUnreadable.
 
     Fields of later versions are ignored.
     """

@@ -1,4 +1,7 @@
-"""A stream's past in memory, bounded whatever the clock does and however much happens. Pure, but mutable."""
+"""A stream's past in memory, limited in size whatever the clock does and however many events happen.
+
+Pure, but mutable.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +14,38 @@ from enum import StrEnum
 from frazil.history.points import MINUTE_MS, TEN_MS, Happened, Kind, Point, beginning, in_ten
 
 MINUTES_MS = 6 * 3_600_000
-"""Time that minutes are kept; then they are merged to ten minutes."""
+"""Milliseconds for which one-minute points are kept; after that they are merged into ten-minute points."""
 TENS_MS = 14 * 24 * 3_600_000
-"""Time that ten-minute numbers, and events, are kept."""
+"""Milliseconds for which ten-minute points, and events, are kept."""
 MAX_STREAM_EVENTS = 60
-"""Events of one kind, so that a flood of one kind does not remove the others."""
+"""Maximum of events of one kind, so that many events of one kind do not displace the others."""
 MAX_SENTENCE_CHARACTERS = 600
-"""Characters of a sentence."""
+"""Maximum of characters of a sentence."""
 
 
 class Part(StrEnum):
-    """Parts, each with its own object, in the order in which they are written."""
+    """Parts of a history, each with its own object, in the order in which they are written."""
 
     TENS = "tens"
-    """Written before the minutes that they replace are removed."""
+    """Ten-minute points; written before the one-minute points that they replace are removed."""
     MINUTES = "minutes"
     HAPPENED = "happened"
 
 
 @dataclass(slots=True)
 class Past:
-    """A stream's past. Not thread-safe. A minute is either in `minutes` or in its ten, never in both."""
+    """A stream's past. Not thread-safe.
+
+    A minute is either a point in `minutes` or part of a ten-minute point in `tens`, never both.
+    """
 
     minutes: dict[int, Point] = field(default_factory=dict)
     tens: dict[int, Point] = field(default_factory=dict)
     happened: list[Happened] = field(default_factory=list)
-    """Oldest first."""
+    """Events, oldest first."""
 
     def add(self, point: Point) -> Part:
-        """Add the numbers of a minute, or of ten, to the existing ones; returns what changed."""
+        """Add a point of one minute or of ten minutes to the existing points. Return the part that changed."""
         ten = beginning(point.at_ms, TEN_MS)
         if ten in self.tens or point.span_ms == TEN_MS:
             known = [self.tens[ten]] if ten in self.tens else self._taken(ten)
@@ -61,7 +67,7 @@ class Past:
         return Part.HAPPENED
 
     def began_with(self, earlier: Past) -> None:
-        """Take over an earlier writer's past."""
+        """Merge the past of an earlier writer into this one."""
         own, self.minutes, self.tens = ([*self.tens.values(), *self.minutes.values()], {}, {})
         for point in (*earlier.tens.values(), *earlier.minutes.values(), *own):
             self.add(point)
@@ -70,9 +76,11 @@ class Past:
             self.tell(what)
 
     def age(self, now_ms: int) -> set[Part]:
-        """Merge old minutes to tens, and drop what is too old; returns what changed.
+        """Merge old minutes into ten-minute points, and drop points and events that are too old.
 
-        A time far in the future is from a wrong clock, and treated like one far in the past.
+        Return the changed parts.
+
+        A time far in the future comes from a wrong clock, and is treated like a time far in the past.
         """
         changed = set()
         for ten in sorted({beginning(at, TEN_MS) for at in self.minutes}):
@@ -91,17 +99,17 @@ class Past:
         return Past(dict(self.minutes), dict(self.tens), list(self.happened))
 
     def points(self) -> tuple[Point, ...]:
-        """All points. If two sources overlap, such as objects of two moments, tens replace the minutes in them."""
+        """Return all points. Where sources overlap, such as objects of two times, ten-minute points replace minutes."""
         minutes = (p for at, p in self.minutes.items() if beginning(at, TEN_MS) not in self.tens)
         return tuple(sorted((*self.tens.values(), *minutes), key=lambda point: point.at_ms))
 
     def _taken(self, ten: int) -> list[Point]:
-        """Remove and return the minutes of these ten."""
+        """Remove and return the one-minute points of these ten minutes."""
         return [self.minutes.pop(at) for at in range(ten, ten + TEN_MS, MINUTE_MS) if at in self.minutes]
 
 
 def _kept(happened: Iterable[Happened], now_ms: int) -> list[Happened]:
-    """The newest events of each kind, oldest first."""
+    """Return the newest events of each kind, oldest first."""
     seen: Counter[Kind] = Counter()
     kept = []
     oldest_first = sorted(happened, key=lambda what: what.at_ms)

@@ -11,18 +11,18 @@ from typing import Any
 MINUTE_MS = 60_000
 TEN_MS = 10 * MINUTE_MS
 WRITTEN_MS = 60_000
-"""A running writer has written everything older than this."""
+"""Milliseconds after which a running writer has written a point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The numbers of one minute, or of ten. Times are milliseconds since 1970, UTC.
+    """The numbers of one minute, or of ten minutes. Times are milliseconds since 1970, UTC.
 
-    Sums are over the batches that landed in that time. A measurement between batches is None if it was not taken.
+    Sums are over the batches that landed in this time. A measurement between batches is None if it was not taken.
     """
 
     at_ms: int
-    """Start of the time."""
+    """Start of the point's time span."""
     span_ms: int = MINUTE_MS
     batches: int = 0
     records: int = 0
@@ -30,32 +30,32 @@ class Point:
     """Number of dead letters."""
     files: int = 0
     bytes: int = 0
-    """Size of the files, before a merge."""
+    """Total size of the data files, before a merge."""
     lag: int | None = None
-    """Maximum of records waiting in Kafka."""
+    """Maximum number of records waiting in Kafka."""
     freshness_ms: int | None = None
-    """Maximum age of the last commit while records waited; 0 if none did."""
+    """Maximum age of the last commit while records waited; 0 if no record waited."""
     backpressure_ms: int | None = None
-    """Maximum by which a batch exceeded the commit interval."""
+    """Maximum time by which a batch exceeded the commit interval."""
     stage_ms: int = 0
-    """Sum over batches."""
+    """Total time of staging, over all batches."""
     commit_ms: int = 0
-    """Sum over batches, including journal and merge."""
+    """Total time of commits, over all batches, including journal and merge."""
     merge_ms: int = 0
-    """Sum over batches; 0 for a stream that does not merge."""
+    """Total time of merges, over all batches; 0 for a stream that does not merge."""
     watermark_ms: int | None = None
     """The last watermark."""
     interval_ms: int | None = None
-    """The last commit interval, as stretched."""
+    """The last commit interval, including its stretching by `commit.throttle`."""
 
     @property
     def end_ms(self) -> int:
         return self.at_ms + self.span_ms
 
     def then(self, later: Point) -> Point:
-        """Combine both, with this one's time."""
+        """Combine this point with a later point; the result has this point's time span."""
         joined: dict[str, Any] = {name: getattr(self, name) + getattr(later, name) for name in _SUMS}
-        joined |= {name: _most(getattr(self, name), getattr(later, name)) for name in _MAXIMA}
+        joined |= {name: _maximum(getattr(self, name), getattr(later, name)) for name in _MAXIMA}
         joined |= {name: _last(getattr(self, name), getattr(later, name)) for name in _LAST}
         return dataclasses.replace(self, **joined)
 
@@ -77,18 +77,18 @@ class Kind(StrEnum):
     EVOLUTION = "evolution"
     THROTTLE = "throttle"
     DECISION = "decision"
-    """How batches are distributed from now on."""
+    """The distribution of batches changed."""
     NOTICE = "notice"
     FUTURE = "future"
-    """Rows with event times too far in the future."""
+    """Rows had event times too far in the future."""
     END = "end"
     """A writer ended with an error."""
     LETTERS = "dead letters"
-    """A replay or a discard, which the table has; never in a history."""
+    """Dead letters were replayed or discarded. The table has this event; it is never stored in a history."""
     SUPERVISION = "supervision"
-    """An action of a supervisor: starts, restarts with their reason, stops, giving up."""
+    """A supervisor acted: starts, restarts with their reason, stops, giving up."""
     ACT = "act"
-    """A user's action on the stream, or on a backfill of it: resets, backfills, abandonments."""
+    """A user acted on the stream or its backfill: resets, backfills, abandonments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +102,24 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A stream's known past, oldest first."""
+    """The known past of a stream."""
 
     points: tuple[Point, ...] = ()
-    """Ten-minute points for two weeks, and minutes for the last hours. Times without a writer have no point."""
+    """Points, oldest first: ten-minute points for two weeks, one-minute points for the last hours. Times without a
+    writer have no point.
+    """
     happened: tuple[Happened, ...] = ()
     problem: str | None = None
-    """Why part or all of it could not be read."""
+    """Why part or all of the past could not be read."""
 
 
 def beginning(at_ms: int, span_ms: int) -> int:
-    """Start of the span that contains a moment."""
+    """Return the start of the time span that contains a time."""
     return at_ms - at_ms % span_ms
 
 
 def in_ten(points: Iterable[Point]) -> Point:
-    """Combine points of the same ten minutes, given in order; at least one."""
+    """Combine points of the same ten minutes, given in order; at least one point is required."""
     first, *rest = points
     total = dataclasses.replace(first, at_ms=beginning(first.at_ms, TEN_MS), span_ms=TEN_MS)
     for point in rest:
@@ -126,14 +128,14 @@ def in_ten(points: Iterable[Point]) -> Point:
 
 
 def finished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
-    """Points, oldest first, without the last one if part of it is in the future or not yet written.
+    """Return the points, oldest first, without the last point if part of it is in the future or not yet written.
 
-    A point that another follows is complete: a writer writes all that it knows at once.
+    A point that is followed by another point is complete, because a writer writes all of its points at once.
     """
     return points[:-1] if points and now_ms < points[-1].end_ms + WRITTEN_MS else points
 
 
-def _most(one: int | None, other: int | None) -> int | None:
+def _maximum(one: int | None, other: int | None) -> int | None:
     return max((n for n in (one, other) if n is not None), default=None)
 
 

@@ -13,13 +13,13 @@ from frazil.spec.model import StreamSpec
 from frazil.table.tables import load_stream_table
 
 TRIES = 2
-"""Tries to read: a writer that takes over deletes the listed objects after it has written its own."""
+"""Attempts to read: a writer that takes over deletes the listed objects after it has written its own."""
 
 
 def read_history(spec: StreamSpec, *, since_ms: int) -> History:
-    """A stream's history since then. Never raises; may block as long as catalog and storage do.
+    """Return a stream's history after `since_ms`. Never raises; may block as long as catalog and storage do.
 
-    Without a table, or before the first minute, it is empty without a problem.
+    Without a table, or before the first minute, the history is empty and has no problem.
     """
     try:
         table = load_stream_table(spec)
@@ -29,7 +29,7 @@ def read_history(spec: StreamSpec, *, since_ms: int) -> History:
 
 
 def history_of(table: Table, stream: str, *, since_ms: int) -> History:
-    """Like `read_history`, for a loaded table."""
+    """Return the history as `read_history` does, for a loaded table."""
     try:
         objects = Objects.of(table, stream)
         past, problems = _read(objects, since_ms=since_ms)

@@ -34,15 +34,18 @@ from frazil.timetext import ago
 log = logging.getLogger(__name__)
 
 EVERY_MS = 50_000
-"""Time between two writes: a crash loses less than a minute."""
+"""Milliseconds between two writes: a crash loses less than a minute."""
 AT_ONCE_MS = 30_000
-"""Time between two writes if an event happened."""
+"""Milliseconds between two writes if an event happened."""
 AGAIN_MS = 60_000
-"""Time before another try after a storage error."""
+"""Milliseconds before another attempt after a storage error."""
 
 
 class Recorder:
-    """A sink. `write`, which one thread at a time may call, stores the history next to the table."""
+    """A sink of events that stores them as history next to the table.
+
+    Only one thread at a time may call `write`.
+    """
 
     def __init__(self, stream: str, *, interval_ms: int) -> None:
         self.stream = stream
@@ -67,7 +70,7 @@ class Recorder:
         """Whether nothing is wrong, and how far the interval is stretched."""
 
     def opens(self, objects: Callable[[], Objects]) -> None:
-        """Note that the table exists; `objects` opens the history next to it, with current credentials."""
+        """Record that the table exists. `objects` opens the history next to the table, with current credentials."""
         self._objects = objects
 
     def take(self, event: Event) -> None:
@@ -82,7 +85,7 @@ class Recorder:
                 self._changed |= self._past.age(event.at_ms)
 
     def ended(self, error: str, *, at_ms: int) -> None:
-        """Record that the writer ends with that error."""
+        """Record that the writer ended with this error."""
         with self._lock:
             self._changed.add(self._past.tell(Happened(at_ms, Kind.END, f"the writer ended: {error}")))
 
@@ -98,7 +101,7 @@ class Recorder:
         return abs(now_ms - self._written_ms) >= wait_ms
 
     def write(self, now_ms: int) -> None:
-        """Write what has changed. An error is logged once; the next try includes later events."""
+        """Write the changed parts. An error is logged once; the next attempt includes later events."""
         try:
             self._write(now_ms)
         except Exception as error:  # storages raise what their clients raise
@@ -135,9 +138,9 @@ class Recorder:
             self._left = []
 
     def _take_over(self, objects: Objects) -> list[Found]:
-        """Start with the objects of earlier writers; returns them.
+        """Start with the content of earlier writers' objects. Return these objects.
 
-        Includes those of a higher epoch: they are from before an operator let frazil forget the stream.
+        Objects of a higher epoch are included: they are from before an operator ran `frazil forget`.
         """
         left = [one for one in objects.found() if one.epoch != self._epoch]
         earlier, problems = objects.read(left)
@@ -148,7 +151,7 @@ class Recorder:
         return left
 
     def _point(self, event: Event) -> Point | None:
-        """The numbers that an event adds to its minute."""
+        """Return the numbers that an event adds to its minute; None for other events."""
         match event.what:
             case EpochBegan(epoch=epoch, marker=marker):
                 self._epoch, self._merge_ms = epoch, 0  # a merge of the last epoch may have had no result
@@ -187,7 +190,7 @@ class Recorder:
         )
 
     def _happened(self, event: Event) -> Happened | None:  # noqa: PLR0911 - a case for each kind of event
-        """The event as a sentence, or None."""
+        """Return the history's event for a stream's event; None if it needs none."""
         match event.what:
             case EpochBegan(epoch=epoch, settled=settled):
                 return Happened(event.at_ms, Kind.EPOCH, f"epoch {epoch} begins: {settled}")

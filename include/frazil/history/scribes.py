@@ -1,4 +1,4 @@
-"""Threads that write histories, one per storage, so that one that hangs does not block the others."""
+"""Threads that write histories, one thread per storage, so that a storage that hangs does not block the others."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from frazil import clock
 
 POLL_INTERVAL_S = 1.0
 END_S = 3.0
-"""Time that the end of a writer waits for the last minute of its history."""
+"""Maximum of seconds that the end of a writer waits until the last minute of its history is written."""
 
 
 class Recording(Protocol):
     def is_due(self, now_ms: int) -> bool: ...
 
     def write(self, now_ms: int) -> None:
-        """Write; never raises."""
+        """Write the recording. Never raises."""
 
 
 class Scribes:
-    """Writes the histories of one process's streams. Thread-safe."""
+    """Writes the histories of one process's streams, in one thread per storage. Thread-safe."""
 
     def __init__(self, *, clock_ms: Callable[[], int] = clock.now_ms, poll_interval_s: float = POLL_INTERVAL_S) -> None:
         self._clock_ms, self._poll_interval_s = clock_ms, poll_interval_s
@@ -29,7 +29,7 @@ class Scribes:
         self._lock = threading.Lock()
 
     def add(self, recording: Recording, *, storage: str) -> None:
-        """Write it from now on, whenever it is due."""
+        """Write a recording from now on, whenever it is due."""
         with self._lock:
             scribe = self._scribes.get(storage)
             if scribe is None or not scribe.add(recording):
@@ -37,7 +37,7 @@ class Scribes:
                 scribe.add(recording)
 
     def remove(self, recording: Recording, *, wait_s: float = END_S) -> None:
-        """Write it for the last time; returns when that is done, or after the timeout."""
+        """Write a recording for the last time. Return when that is done, or after the timeout."""
         with self._lock:
             scribes = list(self._scribes.values())
         for scribe in scribes:
@@ -45,7 +45,7 @@ class Scribes:
 
 
 class _Scribe:
-    """A thread that ends once nothing is recorded."""
+    """A thread that writes recordings, and ends once it has no recordings."""
 
     def __init__(self, clock_ms: Callable[[], int], poll_interval_s: float) -> None:
         self._clock_ms, self._poll_interval_s = clock_ms, poll_interval_s

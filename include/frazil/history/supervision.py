@@ -1,7 +1,7 @@
-"""Actions of supervisors and users on a stream, in one object each next to the history of its writers.
+"""Actions of supervisors and of users on a stream, stored next to the history of its writers.
 
-An object is read, extended and written back. Two writes within the same second may lose an entry; nothing depends on
-it.
+Supervisors' actions are one object, users' actions another. An object is read, extended and written back. Two writes
+within the same second may lose an entry; nothing depends on it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from frazil.history.points import Happened, Kind
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 20
-"""Actions that are not written yet, while the storage does not answer."""
+"""Maximum of unwritten actions, while the storage does not respond."""
 AGAIN_MS = 60_000
 
 
 class Acts(StrEnum):
-    """Objects for actions of others than writers."""
+    """Objects for actions that do not come from writers."""
 
     SUPERVISION = "supervision"
     ACTS = "acts"
@@ -34,7 +34,7 @@ class Acts(StrEnum):
 
 
 def read_acts(objects: Objects, acts: Acts) -> tuple[list[Happened], list[str]]:
-    """Actions in such an object, oldest first, and what is wrong with it. Raises what the storage raises."""
+    """Return the actions in such an object, oldest first, and the problems with it. Raises the storage's errors."""
     past = Past()
     data = objects.store.get(_path(objects, acts))
     try:
@@ -46,7 +46,10 @@ def read_acts(objects: Objects, acts: Acts) -> tuple[list[Happened], list[str]]:
 
 
 def tell_act(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
-    """Record an action on a stream next to its loaded table. Never raises, so that it cannot fail the action."""
+    """Record a user's action on a stream, next to the stream's loaded table.
+
+    Never raises, so that it cannot fail the action.
+    """
     try:
         _add(Objects.of(table, stream), [Happened(at_ms, Kind.ACT, sentence)], Acts.ACTS, now_ms=at_ms)
     except Exception as error:  # storages raise anything
@@ -60,7 +63,7 @@ class Supervision:
     """Records one supervisor's actions; a separate thread writes them, so the supervisor never waits."""
 
     open: Callable[[], Objects | None]
-    """Opens the history next to the table; None if the table does not exist. It may block, and raise."""
+    """Opens the history next to the table; None if the table does not exist. The call may block, and raise."""
     _waiting: list[Happened] = field(default_factory=list)
     _said: str | None = None
     _failed_at_ms: int | None = None
@@ -68,9 +71,9 @@ class Supervision:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self, what: Happened | None, *, subject: str, now_ms: int) -> None:
-        """Take each decision of the supervisor; only one with a new subject is recorded.
+        """Record a supervisor's decision, if its subject differs from the previous decision's.
 
-        None stands for a decision without interest.
+        `what` is None for a decision that the history does not need.
         """
         with self._lock:
             if subject != self._said and what is not None:
@@ -84,7 +87,7 @@ class Supervision:
                 self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the current write."""
+        """Wait until the current write ends."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 

@@ -1,4 +1,4 @@
-"""Writers whose process is the agent of a driver in a cluster: killing only the process would leave the driver."""
+"""Writers whose local process is the agent of a driver in a cluster. Killing only the agent would leave the driver."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ AGENT_KILLED = (
     "its agent was killed, or the agent's host went down; its driver in the cluster may go on, and the next start "
     "follows it"
 )
-"""All that this host knows after an agent ended without a message."""
+"""The reason that is recorded if an agent ended without a message."""
 KILLS_WITHIN_MS = 60_000
-"""Time after which an agent that was asked is killed itself; its successor reads in its order to kill the driver."""
+"""Milliseconds after which an agent that was asked to kill its driver is killed itself. The next agent reads in the
+driver's order that the driver must be killed.
+"""
 
 
 def record_agent(folder: Path) -> None:
-    """Record in the folder that this process is an agent, which obeys the signal KILL."""
+    """Record in the run folder that this process is an agent, which obeys the signal KILL."""
     replace_json(folder / AGENT_FILE, {"pid": os.getpid()})
 
 
@@ -38,17 +40,20 @@ def is_agent(folder: Path, pid: int | None) -> bool:
 
 
 def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:
-    """Ask the agent to kill its driver; False if the process is not an agent, or did not do it within a minute."""
+    """Ask the agent to kill its driver.
+
+    Return False if the process is not an agent, or did not obey within a minute.
+    """
     try:
         agent = read_json(folder / AGENT_FILE)
     except ValueError:
         return False
     if not isinstance(agent, dict) or agent.get("pid") != writer.pid:
         return False
-    asked_ms = agent.get("asked_at_ms")
-    if asked_ms is None:
-        replace_json(folder / AGENT_FILE, {**agent, "asked_at_ms": now_ms})
-    elif not 0 <= now_ms - asked_ms < KILLS_WITHIN_MS:
+    requested_ms = agent.get("requested_at_ms")
+    if requested_ms is None:
+        replace_json(folder / AGENT_FILE, {**agent, "requested_at_ms": now_ms})
+    elif not 0 <= now_ms - requested_ms < KILLS_WITHIN_MS:
         return False
     if is_alive(writer):
         with suppress(ProcessLookupError):

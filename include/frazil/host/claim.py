@@ -1,4 +1,4 @@
-"""Records the task and try of Airflow that supervises a stream: the latest one writes a claim into the run folder."""
+"""Records which run and try of an Airflow task supervises a stream, as a claim in the stream's run folder."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Claim:
 
 
 def write_claim(stream: str, claim: Claim) -> None:
-    """Record who supervises from now on. A claim only informs; the writer's lock excludes."""
+    """Record who supervises from now on. A claim is only information; the writer's lock keeps a second writer out."""
     replace_json(run_folder(stream) / CLAIM_FILE, dataclasses.asdict(claim))
 
 
 def read_claim(stream: str) -> Claim | None:
-    """The claim on the stream; None if this host never had one."""
+    """Return the claim on the stream; None if this host never had one."""
     try:
         return Claim(**json.loads((run_folder(stream) / CLAIM_FILE).read_text()))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Records how a launch ended: written by its parent, or by an observer if the parent was killed too."""
+"""Records how a launch ended. Its parent process records it, or an observer if the parent was killed too."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, app
 from frazil.host.writer_log import last_error
 
 WITH_APPLICATION = "ended with its application"
-"""Why a stream's writer ended that ran fine when its shared process ended."""
+"""The reason recorded for a stream's writer that ran well until its application's process ended."""
 KILLED = "it was killed by someone else, or by the kernel (out of memory)"
-"""The reason for a SIGKILL that frazil was not asked for."""
+"""The reason recorded for a SIGKILL that frazil did not send."""
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
-    """The last heartbeat of this launch.
+    """Return the last heartbeat of this launch.
 
-    None before its first, and if the file is malformed or from another version.
+    None before its first heartbeat, and if the file is malformed or another version wrote it.
     """
     try:
         heartbeat = Heartbeat.read(open_exchange(folder))
@@ -43,7 +43,8 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
 ) -> None:
     """Record the exit of a launch whose parent waited for it.
 
-    `error` is the reason, if the parent knows better; `stopped_for` the cause of a stop without a recorded request.
+    `error` is the reason, if the parent knows a better one than the writer's last message. `stopped_for` is the cause
+    of a stop without a recorded request.
     """
     heartbeat = read_heartbeat(folder, launch)
     if code == 128 + signal.SIGKILL and error is None:
@@ -53,7 +54,7 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
 
 
 def record_unseen_exit(folder: Path, launch: Launch) -> None:
-    """Record the exit of a launch without a waiting parent: a crash, unless its heartbeat reports a good end."""
+    """Record the exit of a launch without a waiting parent: a crash, unless its last heartbeat reports a good end."""
     heartbeat = read_heartbeat(folder, launch)
     ended_well = heartbeat is not None and heartbeat.phase is Phase.ENDED and heartbeat.error is None
     code = 0 if ended_well else None
@@ -67,21 +68,21 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
 
 
 def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> bool:
-    """Whether the process was an agent that left no message: the end of its log is about its driver."""
+    """Whether the process was an agent that left no message. If so, the end of its log is about its driver."""
     spoke = heartbeat is not None and heartbeat.phase is Phase.ENDED
     return not spoke and is_agent(folder, launch.writer.pid if launch.writer else None)
 
 
 def _killed(folder: Path, launch: Launch) -> str:
-    """Why a killed process ended: the end of its log is the reason only if it warns of it."""
-    asked = _asked(folder, launch.id)
-    how = f"it was killed after it had been asked to stop: {asked.reason}" if asked else KILLED
+    """Return why a killed process ended. The end of its log is part of the reason only if it is a warning."""
+    request = _stop_request(folder, launch.id)
+    how = f"it was killed after it had been asked to stop: {request.reason}" if request else KILLED
     warned = _warned(folder, launch)
     return f"{how}. {warned}" if warned else how
 
 
 def _unseen(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """A writer's own message about its end, or its last warning; None if neither exists."""
+    """Return the writer's own message about its end, or its last warning; None if neither exists."""
     said = heartbeat.error if heartbeat else None
     if said is None and (warned := _warned(folder, launch)):
         return f"nothing recorded why it ended. {warned}"
@@ -89,31 +90,31 @@ def _unseen(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | 
 
 
 def _warned(folder: Path, launch: Launch) -> str | None:
-    warned = _end_of_log(folder, launch, least=logging.WARNING)
+    warned = _end_of_log(folder, launch, min_level=logging.WARNING)
     return f"Its last warning: {warned}" if warned else None
 
 
 def _last_words(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """A writer's last message."""
+    """Return the writer's last message, or else the end of its log."""
     said = heartbeat.error if heartbeat else None
-    return said or _end_of_log(folder, launch, least=logging.NOTSET)
+    return said or _end_of_log(folder, launch, min_level=logging.NOTSET)
 
 
-def _end_of_log(folder: Path, launch: Launch, *, least: int) -> str | None:
-    """The end of the log; None for a hosted writer, whose log is its application's and covers other streams too."""
-    return None if launch.kind is LaunchKind.HOSTED else last_error(folder, least=least)
+def _end_of_log(folder: Path, launch: Launch, *, min_level: int) -> str | None:
+    """Return the end of the log; None for a hosted writer, whose application's log covers other streams too."""
+    return None if launch.kind is LaunchKind.HOSTED else last_error(folder, min_level=min_level)
 
 
-def _asked(folder: Path, launch_id: str) -> StopRequest | None:
-    """The stop requested of a launch, which is recorded before the signal is sent."""
-    asked = read_notes(folder).stop
-    return asked if asked is not None and asked.launch_id == launch_id else None
+def _stop_request(folder: Path, launch_id: str) -> StopRequest | None:
+    """Return the request to stop a launch, which is recorded before the signal is sent; None if there is none."""
+    request = read_notes(folder).stop
+    return request if request is not None and request.launch_id == launch_id else None
 
 
 def _append(folder: Path, exit_: ExitRecord, stopped_for: str | None) -> None:
-    """Add the exit with the cause of its stop request."""
-    asked = _asked(folder, exit_.launch_id)
-    cause = asked.cause if asked else stopped_for
+    """Add the exit record, with the cause of the launch's stop request."""
+    request = _stop_request(folder, exit_.launch_id)
+    cause = request.cause if request else stopped_for
     append_exit(folder, dataclasses.replace(exit_, stopped_for=cause))
 
 

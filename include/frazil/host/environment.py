@@ -1,4 +1,4 @@
-"""The environment of a supervised writer: its own settings, and none of Airflow's secrets."""
+"""The environment of a supervised writer: its own settings, and no secrets of Airflow."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ NAMES = frozenset(
 def writer_environment(
     referred: Collection[str], base: Mapping[str, str], *, connections: Mapping[str, str], python: str, home: str
 ) -> dict[str, str]:
-    """The whole environment of a writer application.
+    """Return the whole environment of a writer application.
 
-    `base` is the supervisor's environment; only known settings and the variables `referred` to are passed on.
-    `connections` maps the ids of the Airflow connections that streams refer to, to their `AIRFLOW_CONN_<ID>` values.
-    `home` is the absolute FRAZIL_HOME, so that writer and supervisor share one run folder.
+    `base` is the supervisor's environment; only known settings and the variables in `referred` are passed on.
+    `connections` maps ids of Airflow connections that streams refer to, to values of `AIRFLOW_CONN_<ID>`. `home` is the
+    absolute FRAZIL_HOME, so that writer and supervisor share one run folder.
     """
     passed = {
         name: value

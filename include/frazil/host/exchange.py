@@ -14,10 +14,10 @@ from frazil.host.json_file import read_json, replace_json
 
 class Exchange(Protocol):
     def read(self, name: str) -> Any:
-        """The parsed document, or None if it does not exist. Raises ValueError if it is not JSON."""
+        """Return the parsed document; None if it does not exist. Raises ValueError if it is not JSON."""
 
     def write(self, name: str, value: Any) -> None:
-        """Replace the document: a reader sees either the old one or the new one."""
+        """Replace the document: a reader sees either the old or the new document."""
 
     def clear(self, name: str) -> None:
         """Remove the document, if it exists."""
@@ -40,5 +40,5 @@ class FolderExchange:
 
 
 def open_exchange(location: str | Path) -> Exchange:
-    """The exchange at a location: a folder."""
+    """Return the exchange at a location, which is a folder."""
     return FolderExchange(Path(location))

@@ -1,8 +1,8 @@
-"""Records that the supervisor gave up, so that it does so once per cause and then holds, and others can read it.
+"""Records that the supervisor gave up, so that it gives up once per cause, and so that other processes know.
 
-The task that fails for it may run on another host than the supervisor, whose run folder it cannot reach. So the
-supervisor announces it in the run folder before it informs Airflow. As soon as another run supervises the stream there,
-the first one has failed, and the announcement holds.
+The Airflow task that fails when the supervisor gives up may run on another host, where it cannot reach this run folder.
+Therefore the supervisor first announces in the run folder that it gives up, and then informs Airflow. As soon as
+another Airflow run supervises the stream on this host, the first run has failed, and the announcement is confirmed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ def confirm_given_up(stream: str, subject: str, *, reason: str, table_fingerprin
 
 
 def announce_given_up(stream: str, subject: str, *, run_id: str, reason: str, table_fingerprint: str | None) -> None:
-    """Record that Airflow's run `run_id` is about to fail for it: Airflow may never learn of it."""
+    """Record that the Airflow run `run_id` is about to fail because the supervisor gives up.
+
+    Airflow may never be informed.
+    """
     given_up = GivenUp(subject, clock.now_ms(), reason, table_fingerprint)
     replace_json(run_folder(stream) / ANNOUNCED_FILE, {"run_id": run_id, "given_up": dataclasses.asdict(given_up)})
 
 
 def announced_given_up(stream: str, *, run_id: str) -> GivenUp | None:
-    """What that run announced; None if it announced nothing, or is unreadable."""
+    """Return what an Airflow run announced; None if it announced nothing, or the announcement is unreadable."""
     try:
         announced = read_json(run_folder(stream) / ANNOUNCED_FILE)
         return GivenUp(**announced["given_up"]) if announced and announced["run_id"] == run_id else None
@@ -39,9 +42,9 @@ def announced_given_up(stream: str, *, run_id: str) -> GivenUp | None:
 
 
 def settle_given_up(stream: str, *, run_id: str) -> None:
-    """Confirm what an earlier run announced, now that the run `run_id` supervises the stream on this host.
+    """Confirm the announcement of an earlier Airflow run, now that the run `run_id` supervises the stream on this host.
 
-    An announcement of this run itself stays as it is: Airflow did not learn of it, or tries again.
+    An announcement of this run itself stays as it is: Airflow was not informed, or tries again.
     """
     path = run_folder(stream) / ANNOUNCED_FILE
     try:
@@ -64,7 +67,7 @@ def _confirm(stream: str, given_up: GivenUp) -> None:
 
 
 def standing_given_up(stream: str, seen: Observation) -> GivenUp | None:
-    """What the supervisor gave up on, on this host, if nothing was started since.
+    """Return what the supervisor gave up on, on this host, if no writer was started since; otherwise None.
 
     Raises OSError, ValueError and TypeError for an unreadable run folder.
     """

@@ -1,4 +1,4 @@
-"""The writer's status: written by a separate thread, and readable without a JVM."""
+"""The heartbeat with a writer's status: a separate thread writes it, and it can be read without a JVM."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ class Phase(StrEnum):
 
 class StallKind(StrEnum):
     OFFSETS = "offsets"
-    """Records are unread, without progress towards committing them."""
+    """Records are unread, and the writer makes no progress towards committing them."""
     WATERMARK = "watermark"
-    """Commits advance the offsets, but the watermark stays, or stays unknown."""
+    """Commits advance the offsets, but the watermark does not advance, or stays unknown."""
     TRANSACTION = "transaction"
-    """Records wait for the end of a transaction, of Kafka's or of a captured database."""
+    """Records wait for the end of a transaction in Kafka or in a captured database."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A healthy process that makes no progress; `frazil.stream.stall` decides when."""
+    """Reports that a healthy process makes no progress; `frazil.stream.stall` decides when."""
 
     kind: StallKind
     since_ms: int
     held_back_by: str | None
-    """The topic-partition, such as `flights-3`; None if the planner is silent and no partition is known."""
+    """The topic-partition that holds the writer back, such as `flights-3`; None if it is unknown because the planner is
+    silent.
+    """
     reason: str
-    """A sentence: what, where, since when, and what to do."""
+    """A sentence that says what stalls, where, since when, and what to do."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Stall:
@@ -59,43 +61,43 @@ class Heartbeat:
     phase: Phase
     written_at_ms: int
     advanced_at_ms: int
-    """Time of the last change of the phase, the batch, or the count of the batch's records or merged rows."""
+    """The time when the phase, the batch, or the batch's count of records or merged rows last changed."""
     epoch: int | None = None
     batch: int | None = None
     batch_records: int = 0
-    """Records that the current batch has read so far."""
+    """Number of records that the current batch has read until now."""
     merged_rows: int = 0
-    """Rows of changes and of the table that the current merge has read so far."""
+    """Number of rows, of changes and of the table, that the current merge has read until now."""
     lag: int | None = None
-    """Records in Kafka, up to the last stable offset, that are not committed to the table."""
+    """Number of records in Kafka, up to the last stable offset, that are not committed to the table."""
     in_transactions: int = 0
-    """Offsets beyond these, which wait for transactions to end."""
+    """Number of offsets beyond `lag`, which wait for transactions to end."""
     backpressure_ms: int = 0
-    """Excess of the last batch's time over the commit interval, or the current one already does; 0 once nothing waits
-    in Kafka.
+    """Milliseconds by which the last batch, or already the current one, exceeds the commit interval; 0 once no record
+    waits in Kafka.
     """
     last_commit_at_ms: int | None = None
     last_commit_snapshot: int | None = None
     watermark_ms: int | None = None
     table_location: str | None = None
-    """Set once the table exists; the desired state and the journals are next to it."""
+    """Set once the table exists; the desired state and the journals are stored next to this location."""
     error: str | None = None
     stall: Stall | None = None
     throttle: str | None = None
-    """Why the commit interval is stretched, or would be (`commit.throttle`)."""
+    """Why the commit interval is longer than declared, or would be (`commit.throttle`)."""
     outage: str | None = None
-    """What catalog or storage fails to do, while the writer waits for it."""
+    """The failing operation of the catalog or storage that the writer waits for."""
     distribution: str | None = None
     """Whether the last batch's rows were shuffled, and why; None if the stream declares `distribution: none`."""
     notices: tuple[str, ...] = ()
-    """Sentences for operators while the writer runs well, such as why it reads in a slower way."""
+    """Sentences for operators about a writer that runs well, such as why it reads in a slower way."""
 
     def write(self, exchange: Exchange) -> None:
         exchange.write(NAME, dataclasses.asdict(self))
 
     @classmethod
     def read(cls, exchange: Exchange) -> Heartbeat | None:
-        """The last heartbeat, or None if no writer has run."""
+        """Return the last heartbeat; None if no writer has run."""
         raw = exchange.read(NAME)
         return None if raw is None else cls.from_json(raw)
 

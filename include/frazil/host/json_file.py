@@ -1,4 +1,4 @@
-"""Small JSON files that are replaced whole."""
+"""Small JSON files that are replaced as a whole."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from frazil.home import make_folder
 
 
 def replace_json(path: Path, value: Any) -> None:
-    """Replace a file, creating its folder if missing. A reader sees either the old content or the new.
+    """Replace a file, creating its folder if missing. A reader sees either the old or the new content.
 
-    Raises OSError; on a disk without room, for example.
+    Raises OSError, for example if the disk is full.
     """
     make_folder(path.parent)
     # The name includes the thread: a step that Airflow cancelled runs on next to the next supervisor's.

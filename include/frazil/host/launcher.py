@@ -1,4 +1,4 @@
-"""The interface between the supervisor and whatever runs a writer: a process of this host."""
+"""The interface between the supervisor and the way a writer is run: as a process of this host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What to run, and what the launch's record contains."""
+    """The command to run, and the content of the launch's record."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -38,15 +38,15 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A writer at one moment."""
+    """The state of a writer at one time."""
 
     process: ProcessState
     launch: Launch | None
-    """The latest launch; None exactly when the state is NEVER."""
+    """The latest launch; None exactly if `process` is NEVER."""
     heartbeat: Heartbeat | None
     """The heartbeat of the latest launch."""
     exits: tuple[ExitRecord, ...]
-    """Oldest first, including those of launches in the foreground."""
+    """The exits, oldest first, including exits of foreground launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +64,33 @@ class LogChunk:
 class Launcher(ABC):
     """Runs one writer application, which outlives the process that launched it.
 
-    A launcher holds no resource between calls: another process can open a second one for the same application, and
+    A launcher holds no resource between calls: another process can open a second launcher for the same application, and
     observe, stop and read the same writer. Calls block for up to a second; several processes may call at once.
     """
 
     @abstractmethod
     def launch(self, request: LaunchRequest) -> Launch:
-        """Start the writer detached, and return once it runs.
+        """Start the writer as a detached process, and return once it runs.
 
-        Raises WriterBusy if one already runs, and leaves it alone; EnvironmentUnusable if the command cannot start.
+        Raises WriterBusy if a writer already runs, and leaves it alone. Raises EnvironmentUnusable if the command
+        cannot start.
         """
 
     @abstractmethod
     def observe(self) -> Observation:
-        """The writer's current state. The only side effect is to record an unrecorded exit."""
+        """Return the writer's current state. As the only side effect, records an exit that no process has recorded."""
 
     @abstractmethod
     def stop(self, *, force: bool) -> None:
-        """Ask the writer to end after its current batch; `force` kills it and all its processes.
+        """Ask the writer to end after its current batch; `force` kills the writer and all its processes.
 
         Returns at once, is safe to repeat, and does nothing if no supervised writer runs.
         """
 
     @abstractmethod
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
-        """Whole lines of the writer's log after a position: up to its last `limit_bytes`.
+        """Return whole lines of the writer's log after a position, at most the last `limit_bytes`.
 
-        Without a position, or with one of an earlier launch, reads from the beginning. None if the log does not exist.
+        Without a position, or with a position of an earlier launch, reads from the beginning. None if the log does not
+        exist.
         """

@@ -1,6 +1,6 @@
-"""The only place that chooses how a writer application runs: as a process of a host.
+"""Chooses how a writer application runs: as a process of a host.
 
-Nothing else in the package constructs a launcher by its class.
+All other modules open launchers here, and never construct one by its class.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from frazil.host.local import LocalLauncher
 
 
 def open_launcher(application: str, *, folder: Path | None = None) -> Launcher:
-    """The launcher of one writer application, even if another process launched it.
+    """Return the launcher of one writer application, even if another process launched it.
 
-    `folder` is its run folder, if that is not below this process's FRAZIL_HOME.
+    `folder` is the application's run folder, if that is not below this process's FRAZIL_HOME.
     """
     return LocalLauncher(application, folder=folder)

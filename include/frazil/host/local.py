@@ -1,22 +1,38 @@
-"""Runs writers as detached processes of this host; each has a run folder with its complete state."""
+"""Runs writers as detached processes of this host. Each writer has a run folder with its complete state.
+
+The small parent process of a supervised writer: `python -m frazil.host.local --folder F ... -- COMMAND...`
+
+A detached child's exit code is lost unless a process waits for the child. The parent takes the writer's lock, leaves
+the caller's session, starts the command, forwards SIGTERM, waits, and records how the writer ended.
+
+The parent answers its caller with exit code 0 once the command runs. It answers with the exit code of WriterBusy if
+another writer holds the lock, and with 1 if the command cannot be started. If the parent is killed, the writer
+continues to run, and holds the lock through the inherited file descriptor.
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import os
+import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, WriterBusy
 from frazil.home import make_folder, run_folder
 from frazil.host.agents import ask_agent_to_kill
-from frazil.host.endings import read_heartbeat, record_unseen_exit
+from frazil.host.endings import read_heartbeat, record_exit, record_unseen_exit
 from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
-from frazil.host.lock import read_launch
-from frazil.host.processes import is_alive, kill_group, terminate
+from frazil.host.lock import INHERITED_LOCK, WriterLock, read_launch
+from frazil.host.processes import end_group, is_alive, kill_group, mark, terminate
 from frazil.host.records import Launch, LaunchKind, read_exits
-from frazil.host.writer_log import LOG_FILE, read_lines
+from frazil.host.writer_log import LOG_FILE, read_lines, redirect, rotate
 
 LAUNCH_TIMEOUT_S = 60
 
@@ -24,8 +40,9 @@ LAUNCH_TIMEOUT_S = 60
 class LocalLauncher(Launcher):
     """The launcher of one writer application on this host.
 
-    A small parent process (`frazil.host.parent`) in its own session starts the writer, so the writer outlives its
-    launcher. The pids and start times in the lock file say whether it runs; no list of children does.
+    A small parent process (`frazil.host.local`) in its own session starts the writer, so the writer outlives its
+    launcher. Whether the writer runs is decided by the pids and start times in the lock file, not by a list of child
+    processes.
     """
 
     def __init__(self, application: str, *, folder: Path | None = None) -> None:
@@ -59,7 +76,7 @@ class LocalLauncher(Launcher):
         return launch
 
     def observe(self) -> Observation:
-        """The state in the run folder and the process table; see `Launcher.observe`."""
+        """Return the state in the run folder and the process table; see `Launcher.observe`."""
         launch = read_launch(self.folder)
         if launch is None:
             return Observation(ProcessState.NEVER, None, None, ())
@@ -74,7 +91,7 @@ class LocalLauncher(Launcher):
     def stop(self, *, force: bool) -> None:
         """Send SIGTERM to the writer, or SIGKILL to its process group; leave a foreground writer alone.
 
-        The agent of a driver in a cluster is first asked to kill the driver. A hosted writer is left alone too: its
+        The agent of a driver in a cluster is first asked to kill the driver. A hosted writer is left alone, because its
         process writes other streams as well.
         """
         launch = read_launch(self.folder)
@@ -101,7 +118,7 @@ class LocalLauncher(Launcher):
     def _parent_command(self, launch_id: str, request: LaunchRequest) -> list[str]:
         return [
             sys.executable,
-            *("-m", "frazil.host.parent"),
+            *("-m", "frazil.host.local"),
             *("--folder", str(self.folder)),
             *("--launch-id", launch_id),
             *("--fingerprint", request.spec_fingerprint),
@@ -120,5 +137,111 @@ def _state(launch: Launch) -> ProcessState:
 
 
 def _nobody_saw(launch: Launch, state: ProcessState) -> bool:
-    """Whether nothing recorded the end. A lock released by a process that continued has no writer's mark."""
+    """Whether the end of the writer is unrecorded.
+
+    A process that released the lock and continued has removed its process from the launch's record, and is not a
+    writer.
+    """
     return state is ProcessState.ENDED and (launch.kind is LaunchKind.SUPERVISED or launch.writer is not None)
+
+
+STARTED = b"started"
+CANNOT_START = 127
+GROUP_ENDS_WITHIN_S = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Take the lock, go into the background, and report to the caller whether the writer runs."""
+    options = _parser().parse_args(arguments)
+    lock = WriterLock(options.folder)
+    try:
+        lock_fd = lock.acquire()
+    except WriterBusy as busy:
+        print(busy, file=sys.stderr)
+        return busy.exit_code
+    answer, tell = os.pipe()
+    if os.fork() == 0:
+        os.close(answer)
+        os._exit(_run_detached(options, lock, lock_fd=lock_fd, tell=tell))
+    os.close(tell)
+    said = os.fdopen(answer, "rb").read()
+    if said == STARTED:
+        return 0
+    print(said.decode() or "the parent ended before the writer ran", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Run one writer, hold its lock, write down its exit.")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--launch-id", required=True)
+    parser.add_argument("--fingerprint", required=True)
+    parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--stream", action="append", default=[], dest="streams")
+    parser.add_argument("command", nargs="+")
+    return parser
+
+
+def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int, tell: int) -> int:
+    """Start the writer in the background, in a separate session; report, wait, record the exit."""
+    os.setsid()
+    launch = Launch(
+        id=options.launch_id,
+        kind=LaunchKind.SUPERVISED,
+        launched_at_ms=clock.now_ms(),
+        spec_fingerprint=options.fingerprint,
+        generation=options.generation,
+        application=options.folder.name,
+        streams=tuple(options.streams),
+        parent=mark(os.getpid()),
+    )
+    lock.record(launch)
+    rotate(options.folder)
+    redirect(options.folder / LOG_FILE)
+    try:
+        writer = _start(options.command, lock_fd)
+    except OSError as error:
+        problem = f"the writer's command {options.command[0]} cannot be started: {error.strerror}"
+        print(problem, file=sys.stderr, flush=True)
+        record_exit(options.folder, launch, code=CANNOT_START, ended_at_ms=clock.now_ms())
+        os.write(tell, problem.encode())
+        return 1
+    lock.record(dataclasses.replace(launch, writer=mark(writer.pid)))
+    os.write(tell, STARTED)
+    os.close(tell)
+    code = writer.wait()
+    # Its JVM and Python workers must end before the lock is free for the next writer.
+    end_group(writer.pid, within_s=GROUP_ENDS_WITHIN_S, ask=True)
+    record_exit(options.folder, launch, code=code if code >= 0 else 128 - code, ended_at_ms=clock.now_ms())
+    return 0
+
+
+def _start(command: Sequence[str], lock_fd: int) -> subprocess.Popen[bytes]:
+    """Start the writer with the lock, as the leader of its own process group. Forward every SIGTERM to the writer."""
+    started: list[subprocess.Popen[bytes]] = []
+    requested = False
+
+    def pass_on(_number: int, _frame: FrameType | None) -> None:
+        nonlocal requested
+        requested = True
+        for writer in started:
+            writer.send_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    started.append(
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, INHERITED_LOCK: str(lock_fd)},
+            pass_fds=[lock_fd],
+            process_group=0,
+        )
+    )
+    if requested:
+        started[0].send_signal(signal.SIGTERM)
+    return started[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

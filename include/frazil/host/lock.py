@@ -1,7 +1,7 @@
-"""The lock that allows one writer application of a name on one host.
+"""The lock that admits one writer application of a name on a host.
 
-It is `flock` on `<run folder>/lock`, so the kernel frees it however its holders die. The file also has the holder, in
-JSON; after the holder's end, that remains as the record of the last launch.
+The lock is a `flock` on `<run folder>/lock`, so the kernel releases it however its holder dies. The file also records
+the holder, in JSON. After the holder's end, this record remains as the record of the last launch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from frazil.host.records import Launch, LaunchKind
 
 LOCK_FILE = "lock"
 INHERITED_LOCK = "FRAZIL_WRITER_LOCK_FD"
-"""The descriptor through which a supervised writer holds its parent's lock."""
+"""The environment variable with the file descriptor through which a supervised writer holds its parent's lock."""
 
 
 class WriterLock:
@@ -41,9 +41,12 @@ class WriterLock:
         self._fd: int | None = None
 
     def acquire(self) -> int:
-        """Take the lock, or raise WriterBusy naming its holder. Returns the descriptor, which is not inheritable.
+        """Take the lock, or raise WriterBusy with the name of its holder.
 
-        Records the holder as a foreground launch; the parent of a supervised writer overwrites that with `record`.
+        Returns the file descriptor, which is not inheritable.
+
+        Records the holder as a foreground launch; the parent of a supervised writer overwrites this record with
+        `record`.
         """
         if (inherited := self._inherited()) is not None:
             self._fd = inherited
@@ -70,7 +73,7 @@ class WriterLock:
             ) from None
 
     def record(self, launch: Launch) -> None:
-        """Write the holder's launch into the lock file; only the holder may."""
+        """Write the holder's launch into the lock file. Only the holder may call this."""
         if self._fd is None:
             raise RuntimeError("only the holder of the lock may write into it")
         text = json.dumps(launch.to_json()).encode()
@@ -80,7 +83,7 @@ class WriterLock:
     def release(self) -> None:
         """Release the lock; no effect if it is not held.
 
-        The process may live on and must not be taken for a writer, so its mark is removed from the record.
+        The process may continue to live and must not be mistaken for a writer, so its pid is removed from the record.
         """
         if self._fd is None:
             return
@@ -100,7 +103,10 @@ class WriterLock:
         self.release()
 
     def _inherited(self) -> int | None:
-        """The descriptor that the parent passed on, if it is of this file; our own children do not inherit it."""
+        """Return the file descriptor from the parent, if it belongs to this file.
+
+        Our own children do not inherit it.
+        """
         raw = os.environ.get(INHERITED_LOCK, "")
         if not raw.isdigit():
             return None
@@ -142,9 +148,10 @@ class WriterLock:
 
 
 def read_launch(folder: Path) -> Launch | None:
-    """The last launch that a lock file records, or None.
+    """Return the last launch that a lock file records; None if there is none.
 
-    A holder rewrites its record in place, because the lock belongs to the file; a half-written record is read again.
+    A holder overwrites its record in place, because the lock belongs to the file. A half-written record is therefore
+    read again.
     """
     for attempt in range(5):
         try:

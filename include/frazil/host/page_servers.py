@@ -22,7 +22,10 @@ from frazil.host.records import ProcessMark
 
 @dataclass(frozen=True, slots=True)
 class PageServer:
-    """A running process. `folder` is the package that it imported, and `files` what it contained."""
+    """A running process that serves the page.
+
+    `folder` is its imported package, and `files` a fingerprint of that folder.
+    """
 
     process: ProcessMark
     folder: str
@@ -43,12 +46,12 @@ def announce() -> None:
 
 
 def announced() -> list[PageServer]:
-    """The running servers. Raises OSError."""
+    """Return the processes of this host that serve the page and still run. Raises OSError."""
     return [server for _, server in _records() if server is not None and is_alive(server.process)]
 
 
 def _records() -> Iterator[tuple[Path, PageServer | None]]:
-    """This host's records; None for what another version wrote."""
+    """Yield this host's record files, each with its record; None for a record that another version wrote."""
     for file in sorted(_folder().glob(f"{socket.gethostname()}-*.json")):
         try:
             record = read_json(file)

@@ -11,14 +11,14 @@ FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class SafeFormatter(logging.Formatter):
-    """Escapes terminal control characters in what a log quotes of users and producers."""
+    """Escapes terminal control characters in log texts that come from users and producers."""
 
     def format(self, record: logging.LogRecord) -> str:
         return safe(super().format(record))
 
 
 def log_to_stderr(*, with_threads: bool = False) -> None:
-    """Log frazil's own messages, and warnings of others, to standard error."""
+    """Log frazil's own messages, and warnings of other libraries, to standard error."""
     form = FORM.replace("%(message)s", "[%(threadName)s] %(message)s") if with_threads else FORM
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(SafeFormatter(form))

@@ -11,16 +11,18 @@ import psutil
 from frazil.host.records import ProcessMark
 
 START_TOLERANCE_S = 2.0
-"""`create_time` is relative to the boot time, which shifts a little when the clock is corrected."""
+"""Maximum difference between two readings of `create_time`. It is relative to the boot time, which shifts a little when
+the clock is corrected.
+"""
 
 
 def mark(pid: int) -> ProcessMark:
-    """The mark of a running process; raises psutil.NoSuchProcess."""
+    """Return the pid and start time of a running process. Raises psutil.NoSuchProcess."""
     return ProcessMark(pid, psutil.Process(pid).create_time())
 
 
 def is_alive(process: ProcessMark | None) -> bool:
-    """Whether exactly this process still runs; a zombie does not."""
+    """Whether exactly this process still runs; a zombie does not count."""
     if process is None:
         return False
     try:
@@ -31,7 +33,10 @@ def is_alive(process: ProcessMark | None) -> bool:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether it is gone, or a zombie without threads: until then a killed JVM may hold its ports, locks and files."""
+    """Whether the process is gone, or a zombie without threads.
+
+    Before that, a killed JVM may hold ports, locks and files.
+    """
     try:
         return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
     except psutil.NoSuchProcess:
@@ -39,13 +44,13 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def terminate(process: ProcessMark) -> None:
-    """Ask exactly this process to end; no error if it has ended."""
+    """Ask exactly this process to end; no error if it has already ended."""
     if is_alive(process):
         _signal(process.pid, signal.SIGTERM)
 
 
 def kill_group(process: ProcessMark) -> None:
-    """Kill exactly this process and its whole group (a writer leads the group of its JVM and workers)."""
+    """Kill exactly this process and its process group. A writer leads the group of its JVM and workers."""
     if not is_alive(process):
         return
     try:
@@ -58,7 +63,10 @@ def kill_group(process: ProcessMark) -> None:
 
 
 def end_group(group: int, *, within_s: float, ask: bool = False) -> None:
-    """Wait until no process of a group runs, and kill what still runs after `within_s`; `ask` sends SIGTERM first."""
+    """Wait until no process of a group runs. After `within_s` seconds, kill those that still run.
+
+    With `ask`, send SIGTERM first.
+    """
     if ask:
         _signal_group(group, signal.SIGTERM)
     deadline = time.monotonic() + within_s
@@ -70,7 +78,7 @@ def end_group(group: int, *, within_s: float, ask: bool = False) -> None:
 
 
 def _group_runs(group: int) -> bool:
-    """Whether the group runs, without zombies: a container may never reap an orphan, which then stays in its group."""
+    """Whether a process of the group runs. Zombies do not count: a container may never reap an orphaned process."""
     for process in psutil.process_iter():
         try:
             if os.getpgid(process.pid) == group and not has_ended(process):

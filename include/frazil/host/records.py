@@ -1,7 +1,7 @@
 """The records of a run folder: launches, exits and stop requests.
 
-Each belongs to one launch by the launch's id, so a record of an earlier launch is never mistaken for a later one's.
-Times are milliseconds since the epoch, UTC, unless the name has another unit.
+Each record has the id of its launch, so a record of an earlier launch is never mistaken for a later launch's. Times are
+milliseconds since the epoch, UTC, unless the name has another unit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from frazil.host.json_file import read_json, replace_json
 
 EXITS_FILE = "exit.json"
-NOTES_FILE = "supervisor.json"
+SUPERVISOR_FILE = "supervisor.json"
 WATCH_FILE = "watch.json"
 EXITS_KEPT = 50
 
@@ -31,7 +31,7 @@ class LaunchKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessMark:
-    """Identifies a process: pids are reused, so the start time (psutil's `create_time`) belongs to it."""
+    """Identifies a process by pid and start time (psutil's `create_time`), because pids are reused."""
 
     pid: int
     started_at_s: float
@@ -39,7 +39,7 @@ class ProcessMark:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One start of a writer; the lock file holds the latest."""
+    """One start of a writer; the lock file has the latest launch."""
 
     id: str
     kind: LaunchKind
@@ -50,7 +50,9 @@ class Launch:
     parent: ProcessMark | None = None
     writer: ProcessMark | None = None
     application: str = ""
-    """The writer application that runs the stream. Empty in records of an earlier version, like `streams`."""
+    """The writer application that runs the stream. Empty in records of an earlier version; the same holds for
+    `streams`.
+    """
     streams: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +60,7 @@ class Launch:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Launch:
-        """Parse; ignores fields of later versions, whose writers may run next to this supervisor during an upgrade."""
+        """Parse; ignores fields of later versions, because a newer writer may run during an upgrade."""
         known = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value}
         marks = {k: ProcessMark(**value[k]) if value.get(k) else None for k in ("parent", "writer")}
         return cls(**{**known, "kind": LaunchKind(value["kind"]), "streams": tuple(value.get("streams", ())), **marks})
@@ -70,26 +72,26 @@ class ExitRecord:
 
     launch_id: str
     code: int | None
-    """Code as in a shell (128 + n for signal n); None if no process waited for it."""
+    """Exit code as in a shell (128 + n for signal n); None if no process waited for the writer."""
     started_at_ms: int
     ended_at_ms: int
     spec_fingerprint: str
     generation: int
     committed: bool
-    """Whether it committed at least one batch, so that another start may make progress too."""
+    """Whether the launch committed at least one batch, so that another start may make progress too."""
     error: str | None = None
     stopped_for: str | None = None
-    """The cause of the requested graceful stop; None if it ended by itself."""
+    """The cause of the requested graceful stop; None if the writer ended without a request."""
 
     @property
     def is_supervised(self) -> bool:
-        """Whether a supervisor launched it: a launch in the foreground has no fingerprint."""
+        """Whether a supervisor launched the writer: a foreground launch has no fingerprint."""
         return bool(self.spec_fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """A graceful stop that was requested of one launch, and why."""
+    """A request to stop one launch gracefully, and the reason."""
 
     launch_id: str
     requested_at_ms: int
@@ -99,43 +101,43 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """What the supervisor gave up on; it then holds until an operator acts."""
+    """The failed launch or problem that the supervisor gave up on; it then holds until an operator acts."""
 
     subject: str
     """The id of the launch that failed, or the problem that prevents the first launch."""
     at_ms: int
     reason: str
     table_fingerprint: str | None = None
-    """`table_fingerprint` of `frazil.supervise.desired`, at that time."""
+    """`table_fingerprint` of `frazil.supervise.desired`, at the time of giving up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a supervisor must remember across its restart."""
+    """The state that a supervisor must remember across its restart."""
 
     stop: StopRequest | None = None
     given_up: GivenUp | None = None
     cleared: str | None = None
-    """The launch after which an operator requested a fresh start."""
+    """The id of the launch after which an operator requested a fresh start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Since when this host has been supervised without a gap, by any supervisor; all 0 without a record."""
+    """When supervisors were last active on this host, and the last gap in their supervision; all 0 without a record."""
 
     last_ms: int = 0
     away_since_ms: int = 0
     returned_at_ms: int = 0
 
     def renewed(self, now_ms: int, *, gap_ms: int) -> Watch:
-        """The record after a step now. A clock that was set back makes no gap."""
+        """Return the record after a step at `now_ms`. A clock that was set back makes no gap."""
         if now_ms - self.last_ms > gap_ms:
             return Watch(now_ms, away_since_ms=self.last_ms, returned_at_ms=now_ms)
         return dataclasses.replace(self, last_ms=now_ms)
 
 
 def read_watch(folder: Path) -> Watch:
-    """The folder's record; an empty one if it is missing, malformed or from another version."""
+    """Return the folder's record; an empty record if it is missing, malformed or another version wrote it."""
     try:
         return Watch(**(read_json(folder / WATCH_FILE) or {}))
     except (ValueError, TypeError):
@@ -147,7 +149,7 @@ def write_watch(folder: Path, watch: Watch) -> None:
 
 
 def read_exits(folder: Path) -> tuple[ExitRecord, ...]:
-    """The latest exits, oldest first."""
+    """Return the latest exits, oldest first."""
     raw = read_json(folder / EXITS_FILE)
     return tuple(ExitRecord(**record) for record in raw or [])
 
@@ -162,7 +164,7 @@ def append_exit(folder: Path, record: ExitRecord) -> None:
 
 
 def read_notes(folder: Path) -> Notes:
-    raw = read_json(folder / NOTES_FILE) or {}
+    raw = read_json(folder / SUPERVISOR_FILE) or {}
     return Notes(
         stop=StopRequest(**raw["stop"]) if raw.get("stop") else None,
         given_up=GivenUp(**raw["given_up"]) if raw.get("given_up") else None,
@@ -171,4 +173,4 @@ def read_notes(folder: Path) -> Notes:
 
 
 def write_notes(folder: Path, notes: Notes) -> None:
-    replace_json(folder / NOTES_FILE, dataclasses.asdict(notes))
+    replace_json(folder / SUPERVISOR_FILE, dataclasses.asdict(notes))

@@ -1,7 +1,7 @@
 """The writer's log: rotated at each launch and when it is full, read in whole lines, searched for the last error.
 
 The writer, its JVM and Spark's workers have the file open, so a full log is copied and truncated, like logrotate's
-`copytruncate`: lines written in the microseconds between the last read and the truncation are lost.
+`copytruncate`. Lines written in the microseconds between the last copy and the truncation are lost.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ ERROR_LINES = 5
 ERROR_CHARACTERS = 2000
 _LEVELS = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL, "TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
 _LEVEL = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
-"""Our lines and Spark's begin with date, time and level."""
+"""Matches the start of a line of our log or Spark's: date, time and level."""
 _CUT = "... "
 _COPIED_AT_ONCE = 1024**2
 
 
 def rotate(folder: Path) -> None:
-    """Rename the last launch's log to `writer.log.1`, and the older ones accordingly; keep five."""
+    """Rename the last launch's log to `writer.log.1`, and the older logs to higher numbers; keep five."""
     _shift(folder, LOG_FILE)
 
 
@@ -43,10 +43,11 @@ def _shift(folder: Path, newest: str) -> None:
 
 
 def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
-    """Copy a full log that others write to `writer.log.1` and truncate it; returns whether it was full.
+    """Copy a full log to `writer.log.1` and truncate it, while other processes write to it. Return whether it was full.
 
-    Only lines written in the microseconds before the truncation are lost or incomplete. If this is killed halfway, a
-    line may be in both files. Raises OSError, usually because the disk is full, and then leaves the log unchanged.
+    Only lines written in the microseconds before the truncation are lost or incomplete. If this process is killed
+    halfway, a line may be in both files. Raises OSError, usually because the disk is full, and then leaves the log
+    unchanged.
     """
     log, copy = folder / LOG_FILE, folder / f"{LOG_FILE}.copy"
     try:
@@ -77,7 +78,7 @@ def _copy_rest(source: FileIO, to: FileIO) -> None:
 
 
 def redirect(log: Path) -> None:
-    """Send the output of this process and its children to the log: a pipe would break when its reader dies."""
+    """Send the output of this process and its children to the log. A pipe would break when its reader dies."""
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
@@ -88,9 +89,10 @@ def redirect(log: Path) -> None:
 
 
 def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_bytes: int) -> LogChunk | None:
-    """Whole lines after a position; if they exceed the limit only the last ones, after a line about omitted bytes.
+    """Return whole lines after a position. Beyond the limit, only the last lines, after a line on the omitted bytes.
 
-    A log that is shorter than the position was truncated: readers follow it more closely than it fills.
+    A log that is shorter than the position was truncated. Readers are never so far behind that a second truncation is
+    missed.
     """
     start = since.offset_bytes if since is not None and since.launch_id == launch_id else 0
     try:
@@ -106,7 +108,7 @@ def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_b
 
 
 def _lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], int]:
-    """Whole lines from an offset on (the last ones, if they exceed the limit), and the offset after them."""
+    """Return whole lines from an offset on, and the offset after them. Beyond the limit, only the last lines."""
     with path.open("rb") as log:
         size = log.seek(0, 2)
         skipped = max(0, size - start - limit_bytes)
@@ -122,9 +124,11 @@ def _lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], i
 
 
 def leveled(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
-    """Each line with its `logging` level; a line without one, as in a traceback, has that of the line before.
+    """Yield each line with its `logging` level.
 
-    `level` is that of the first lines, where they have none.
+    A line without a level, as in a traceback, has the level of the line before.
+
+    `level` is the level of the first lines, if they have none.
     """
     for line in lines:
         if found := _LEVEL.match(line):
@@ -132,10 +136,10 @@ def leveled(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tupl
         yield level, line
 
 
-def last_error(folder: Path, *, least: int = logging.NOTSET) -> str | None:
-    """The end of the log, where a process that died usually says why; None if it is empty.
+def last_error(folder: Path, *, min_level: int = logging.NOTSET) -> str | None:
+    """Return the end of the log, where a process that died usually gives the reason; None if it is empty.
 
-    `least`: the level below which lines are left out.
+    `least` is the minimum level of returned lines.
     """
     lines = _last_lines(folder / LOG_FILE)
     if CONTINUES in lines[:ERROR_LINES]:  # few lines since it was truncated
@@ -143,7 +147,7 @@ def last_error(folder: Path, *, least: int = logging.NOTSET) -> str | None:
     # What was cut off in the middle may be a traceback; a log begins with what Java and Spark greet with.
     cut = bool(lines) and lines[0].startswith(_CUT)
     first = logging.CRITICAL if cut else logging.INFO
-    lines = [line for level, line in leveled(lines[cut:], level=first) if level >= least]
+    lines = [line for level, line in leveled(lines[cut:], level=first) if level >= min_level]
     return "\n".join(lines[-ERROR_LINES:])[-ERROR_CHARACTERS:] or None
 
 

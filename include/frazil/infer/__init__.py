@@ -1,1 +1,1 @@
-"""Proposes a stream's declaration from a sample of its topic, for a user to edit."""
+"""Proposes a stream's declaration from a sample of its topic. A user then edits the declaration."""

@@ -1,4 +1,4 @@
-"""Recognises Debezium's events in a sample, and describes the rows that an upsert of them would have."""
+"""Recognises Debezium events in a sample, and describes the columns of the table that an upsert stream would write."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ from frazil.spec.upsert import UNKEYED
 ENVELOPE = frozenset({"before", "after", "source", "op"})
 _OPS = frozenset("crudtm")
 _LOGS = ({"lsn"}, {"file", "pos"})
-"""Fields of `source` with the position in PostgreSQL's log, and in MySQL's: both order events."""
+"""Fields of `source` with the log position in PostgreSQL and in MySQL. The position gives the order of the events."""
 _PLACEHOLDER = Envelope().unavailable
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The rows of another database, as described by its events."""
+    """The columns and key of the source database's table, as described by its change events."""
 
     columns: tuple[Column, ...]
-    """Columns of the key, which are required, of the other fields of `after`, and of the envelope."""
+    """The columns of the key, which are required, of the other fields of `after`, and of the envelope's metadata."""
     key: tuple[str, ...]
     is_guess: bool
-    """Whether the key is guessed, because no record's key has it."""
+    """Whether the key is guessed, because the records have no usable key."""
     metadata: Mapping[str, str]
-    """Columns that the envelope fills, with its fields."""
+    """Columns that the envelope fills, each with the name of the envelope's field."""
     order_by: str | None
     event_time: str | None
 
 
 def captured(sample: Sample, encoding: Encoding) -> Captured | None:
-    """The rows, if most records are Debezium's events in JSON; None too if none of their columns can be a key."""
+    """Return the columns if most records are Debezium events in JSON.
+
+    Returns None for other records, and if no column can be a key.
+    """
     if not isinstance(encoding.format, JsonFormat) or encoding.format.lines:
         return None
     events = [event for event in map(_unwrapped, encoding.records) if _is_event(event)]
@@ -52,7 +55,7 @@ def captured(sample: Sample, encoding: Encoding) -> Captured | None:
     guessed = key or tuple(name for name in able if name.lower() == "id") or tuple(able[:1])
     if not guessed:
         return None
-    of_rows = tuple(_of_key(c) if c.name in guessed else replace(c, required=False) for c in columns)
+    of_rows = tuple(_as_key_column(c) if c.name in guessed else replace(c, required=False) for c in columns)
     return _with_metadata(of_rows, guessed, [event["source"] for event in events], is_guess=not key)
 
 
@@ -60,7 +63,7 @@ def _with_metadata(
     columns: tuple[Column, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
 ) -> Captured:
     taken = {column.name.lower() for column in columns}
-    place, committed_at = (_free(name, taken) for name in ("place", "committed_at"))
+    place, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}
     added = []
     if all(any(all(source.get(name) is not None for name in log) for log in _LOGS) for source in sources):
@@ -80,7 +83,7 @@ def _with_metadata(
 
 
 def _unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The value without the schema that comes with it."""
+    """Return an event without the schema that Kafka Connect may send with it."""
     payload = value.get("payload")
     return payload if value.keys() == {"schema", "payload"} and isinstance(payload, dict) else value
 
@@ -93,10 +96,10 @@ def _is_event(value: Mapping[str, Any]) -> bool:
 
 
 def _key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
-    """The fields of most records' keys, if each can be part of a key."""
+    """Return the field names that most record keys have, if each field can be part of a table's key."""
     names = Counter(tuple(found) for record in sample.records if (found := _object(record.key)))
-    most = names.most_common(1)[0][0] if names else ()
-    return most if set(most) <= set(able) else ()
+    limit = names.most_common(1)[0][0] if names else ()
+    return limit if set(limit) <= set(able) else ()
 
 
 def _object(key: bytes | None) -> Mapping[str, Any] | None:
@@ -107,10 +110,10 @@ def _object(key: bytes | None) -> Mapping[str, Any] | None:
     return _unwrapped(found) if isinstance(found, dict) else None
 
 
-def _of_key(column: Column) -> Column:
-    """The column as part of a key: counters grow, so the type must not be too narrow."""
+def _as_key_column(column: Column) -> Column:
+    """Return the column as part of a key: required, and `long` instead of `int`, because counters grow."""
     return replace(column, required=True, remark="", type="long" if column.type == "int" else column.type)
 
 
-def _free(name: str, taken: set[str]) -> str:
-    return _free(f"source_{name}", taken) if name in taken else name
+def _unused_name(name: str, taken: set[str]) -> str:
+    return _unused_name(f"source_{name}", taken) if name in taken else name

@@ -1,4 +1,4 @@
-"""Proposes columns: their types, whether they are required, and which may be the event time."""
+"""Proposes columns: their types, whether they are required, and which columns may be the event time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from frazil.infer.observed import MAX_DISTINCT, Observed
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 
 REQUIRED_FROM = 100
-"""A column is proposed as required if at least this many records were sampled, and all of them have it."""
+"""Minimum number of sampled records, all with a value, from which a column is proposed as required."""
 INT_BELOW = 2**30
-"""Larger numbers are proposed as `long`; an `int` can become a `long` later."""
+"""Numbers of this size or larger are proposed as `long`. An `int` column can become a `long` later."""
 MAP_FROM = 20
-"""An object with at least this many names, few of them in each record, is proposed as a map."""
+"""Minimum number of distinct names from which an object is proposed as a map, if each record has only a few of them."""
 MAX_ODD_CHARACTERS = 40
-"""Characters of an odd text that are shown."""
+"""Maximum number of characters that are shown of an odd text, which does not fit the type of the other texts."""
 MAX_REMARKS = 3
-"""Doubts about one column that are listed."""
+"""Maximum number of remarks listed for one column."""
 NEAR_S = 400 * 86_400.0
-"""A number without a telling name counts as a time if it is this close to Kafka's timestamps."""
+"""A number counts as a time, whatever its field's name, if it is within this many seconds of Kafka's timestamps."""
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FIRST_S, _LAST_S = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2100))
@@ -35,7 +35,7 @@ _TIME_NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A proposed column, or a field that cannot be one: it then has no type."""
+    """A proposed column, or a field that cannot be a column. Such a field has no type."""
 
     name: str
     type: str | None
@@ -43,14 +43,14 @@ class Column:
     unit: str | None = None
     remark: str = ""
     distinct: int | None = None
-    """Number of distinct values seen; None if too many, or irrelevant."""
+    """Number of distinct values in the sample; None if there are too many, or if the number is irrelevant."""
     is_time: bool = False
     near_s: float = float("inf")
-    """Median distance of its times from Kafka's."""
+    """Median distance (s) of the column's times from Kafka's timestamps."""
 
 
 def columns_of(whole: Observed, *, timestamps_ms: Sequence[int]) -> tuple[Column, ...]:
-    """The columns of a sample of records, in the order in which they were first seen."""
+    """Return the columns of a sample of records, in the order in which they first appeared."""
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
     found: list[Column] = []
@@ -65,13 +65,13 @@ def columns_of(whole: Observed, *, timestamps_ms: Sequence[int]) -> tuple[Column
 
 
 def event_times(columns: Sequence[Column]) -> list[Column]:
-    """The columns that may be the event time, the likeliest first."""
+    """Return the columns that may be the event time, the likeliest first."""
     times = [column for column in columns if column.is_time]
     return sorted(times, key=lambda c: (not _TIME_NAMES.search(c.name), not c.required, c.near_s))
 
 
 def column_problem(name: str, before: Mapping[str, str]) -> str:
-    """Why a field cannot be a column; `before` has the columns by their names in lower case."""
+    """Return why a field cannot be a column; empty if it can. `before` has the earlier columns by lower-case name."""
     if not name or set(name) & set('."\\') or name != name.strip() or not name.isprintable():
         return "no column can have this name"
     if name.lower() in RESERVED:
@@ -96,7 +96,7 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
     inside = list(_guessed(observed, ""))
     remarks += inside[:MAX_REMARKS]
     if len(inside) > MAX_REMARKS:
-        remarks.append("and more like it")
+        remarks.append("and more remarks of this kind")
     return Column(
         name,
         kind,
@@ -110,7 +110,7 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
 
 
 def _guessed(observed: Observed, path: str) -> Iterator[str]:
-    """Doubts about the types of a value and its parts: not the type of all values, or based on none."""
+    """Yield remarks on doubtful types: some values have another type, or no value shows the type."""
     where = f"{path}: " if path else ""
     if observed.others:
         yield f"{where}{observed.others:,} of {observed.present:,} values are of another type"
@@ -136,11 +136,14 @@ def _guessed(observed: Observed, path: str) -> Iterator[str]:
 
 
 def _unit(name: str, observed: Observed, middle_s: float | None) -> str | None:
-    """The unit of a number that is a time since 1970: one in this century, by its name or near Kafka's timestamps."""
+    """Return the unit if a number is a time since 1970, in this century.
+
+    The field's name must suggest a time, or the time must be close to Kafka's timestamps.
+    """
     if observed.kind != "int":
         return None
     for unit, factor in _UNITS.items():
-        if _FIRST_S * factor <= observed.least and observed.most < _LAST_S * factor:
+        if _FIRST_S * factor <= observed.lowest and observed.highest < _LAST_S * factor:
             near = _distance_s(observed, unit, middle_s) <= NEAR_S and unit != "s"
             return unit if near or _TIME_NAMES.search(name) else None
     return None
@@ -150,7 +153,7 @@ def _distance_s(observed: Observed, unit: str | None, middle_s: float | None) ->
     if middle_s is None:
         return float("inf")
     if unit is not None:
-        return abs((observed.least + observed.most) / 2 / _UNITS[unit] - middle_s)
+        return abs((observed.lowest + observed.highest) / 2 / _UNITS[unit] - middle_s)
     return abs(sum(m.timestamp() for m in observed.moments) / 2 - middle_s) if observed.moments else float("inf")
 
 
@@ -170,9 +173,9 @@ def _type(observed: Observed) -> str:
 
 
 def _integer_type(observed: Observed) -> str:
-    if observed.least >= -INT_BELOW and observed.most < INT_BELOW:
+    if observed.lowest >= -INT_BELOW and observed.highest < INT_BELOW:
         return "int"
-    return "long" if observed.least >= -(2**63) and observed.most < 2**63 else "decimal(38, 0)"
+    return "long" if observed.lowest >= -(2**63) and observed.highest < 2**63 else "decimal(38, 0)"
 
 
 def _text_type(observed: Observed) -> str:

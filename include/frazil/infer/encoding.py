@@ -1,4 +1,4 @@
-"""Finds the encoding of a sample's records, and their fields in it."""
+"""Finds the encoding of a sample's records, and decodes their fields."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from frazil.infer.sample import Sample
 from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, format_of
 
 MIN_SHARE = 0.5
-"""Minimum share of records that a format must fit."""
+"""Minimum share of the records that a format must fit."""
 _DELIMITERS = ",;\t|"
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """A format, and the fields of the records that it can read."""
+    """A format, and the sample's records that were decoded with it."""
 
     format: ValueFormat
     records: tuple[dict[str, Any], ...]
 
 
 def encoding_of(sample: Sample, written: Registered | None = None) -> Encoding:
-    """The format of most values of the sample. `written` is what a registry has about them.
+    """Return the format of most values in the sample. `written` is what a registry has about the values.
 
-    Raises SpecError if there is no value, or if only a registry that was not given can tell the format.
+    Raises SpecError if no record has a value, or if the format can only be found with a registry that was not given.
     """
     if written is not None and written.is_framed and written.type != "JSON":
         return _by_schema(sample, written)
@@ -87,7 +87,7 @@ def _object(value: bytes) -> dict[str, Any] | None:
 
 
 def _objects(value: bytes) -> list[dict[str, Any]] | None:
-    """The objects of a value that has one on each line."""
+    """Parse a value with one JSON object per line; None if any line is not an object."""
     found = [_object(line) for line in value.split(b"\n") if line.strip()]
     return [one for one in found if one is not None] if found and None not in found else None
 
@@ -101,7 +101,9 @@ def _text(value: bytes) -> str | None:
 
 
 def _lines(texts: Sequence[str]) -> Encoding | None:
-    """Lines with the same number of fields, two or more; None if the texts are not such lines."""
+    """Parse the texts as delimited lines with two or more fields; None if most texts do not have the same number of
+    fields.
+    """
     for delimiter in _DELIMITERS:
         try:
             lines = [next(csv.reader([text.rstrip("\r\n")], delimiter=delimiter), []) for text in texts]
@@ -116,7 +118,7 @@ def _lines(texts: Sequence[str]) -> Encoding | None:
 
 
 def _scalar(field: str) -> object:
-    """A field as a JSON value, which has a type."""
+    """Convert a field to a JSON value, which has a type."""
     if not field:
         return None
     if field.lower() in {"true", "false"}:

@@ -1,4 +1,4 @@
-"""Collects the values of a field, record by record."""
+"""Collects statistics about the values of each field, record by record."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from frazil.timetext import parse_moment
 
 MAX_DISTINCT = 5_000
 TEXTS_FOR_AN_ODD_ONE = 500
-"""Texts per odd one: a single one among these does not decide the type of the others."""
+"""One odd text is tolerated per this many texts: it does not change the type that all other texts fit."""
 MAX_DEPTH = 32
-"""Values nested deeper are ignored."""
+"""Values nested deeper than this are ignored."""
 
 _PATTERNS = {
     "timestamptz": re.compile(
@@ -30,20 +30,20 @@ _PATTERNS = {
 
 @dataclass(slots=True)
 class Observed:
-    """All values of one field; `kinds` counts them by kind."""
+    """Statistics about all values of one field; `kinds` counts the values by kind."""
 
     kinds: Counter[str] = field(default_factory=Counter)
-    least: int = 0
-    most: int = 0
+    lowest: int = 0
+    highest: int = 0
     shapes: Counter[str] = field(default_factory=Counter)
-    """Number of texts that could also be another type."""
+    """Number of texts that fit each type to which a text could be converted."""
     odd: dict[str, str] = field(default_factory=dict)
-    """The first text that cannot be that type."""
+    """The first text that does not fit, for each type in `shapes`."""
     distinct: set[Any] = field(default_factory=set)
     moments: list[datetime] = field(default_factory=list)
-    """The first and the last of the texts' times."""
+    """The earliest and the latest time among the texts."""
     digits: tuple[int, int] = (0, 0)
-    """Maximum digits before and after the point, for texts that are decimals."""
+    """Maximum number of digits before and after the decimal point, among texts that are decimals."""
     fields: dict[str, Observed] = field(default_factory=dict)
     elements: Observed | None = None
 
@@ -54,7 +54,7 @@ class Observed:
 
     @property
     def kind(self) -> str | None:
-        """The kind of most values; None without values."""
+        """The kind of most values; None if the field has no values."""
         found = Counter({kind: count for kind, count in self.kinds.items() if kind != "null"})
         if found["int"] and found["float"]:
             found["float"] += found.pop("int")
@@ -62,20 +62,20 @@ class Observed:
 
     @property
     def others(self) -> int:
-        """Number of values of other kinds."""
+        """Number of values whose kind is not the most frequent one."""
         of_kind = self.kinds["int"] + self.kinds["float"] if self.kind == "float" else self.kinds[self.kind or ""]
         return self.present - of_kind
 
     @property
     def shape(self) -> str | None:
-        """The type that all texts could be, except for a few odd ones; None if there is no such type."""
-        least = max(1, self.kinds["text"] - self.kinds["text"] // TEXTS_FOR_AN_ODD_ONE)
+        """The type that all texts fit, except for a few odd texts; None if there is no such type."""
+        lowest = max(1, self.kinds["text"] - self.kinds["text"] // TEXTS_FOR_AN_ODD_ONE)
         of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
-        return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= least), None)
+        return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= lowest), None)
 
     @property
     def odd_texts(self) -> int:
-        """Number of odd texts."""
+        """Number of texts that do not fit `shape`."""
         return self.kinds["text"] - self.shapes[self.shape] if self.shape else 0
 
     def add(self, value: Any, depth: int = 0) -> None:
@@ -105,8 +105,8 @@ class Observed:
     def _add_number(self, value: int) -> None:
         first = not self.kinds["int"]
         self.kinds["int"] += 1
-        self.least = value if first else min(self.least, value)
-        self.most = value if first else max(self.most, value)
+        self.lowest = value if first else min(self.lowest, value)
+        self.highest = value if first else max(self.highest, value)
 
     def _add_text(self, text: str) -> None:
         self.kinds["text"] += 1
@@ -122,7 +122,7 @@ class Observed:
 
 
 def observe(records: Iterable[dict[str, Any]]) -> Observed:
-    """Combine the records as one struct."""
+    """Collect the statistics of all records, as those of one object."""
     whole = Observed()
     for record in records:
         whole.add(record)

@@ -1,12 +1,14 @@
-"""Writes a proposal as YAML, with its evidence as comments."""
+"""Writes the proposed declaration as YAML. Comments in it show the evidence."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,15 +18,22 @@ from frazil.infer.encoding import Encoding, encoding_of
 from frazil.infer.observed import observe
 from frazil.infer.registered import Registered, avro_columns, json_columns
 from frazil.infer.sample import Sample
-from frazil.infer.trial import dead_letters, decoded
+from frazil.ingest.beside_value import value_schema
+from frazil.ingest.changes import change_schema
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.coordinates import record_schema
+from frazil.ingest.decode import Decoded
+from frazil.ingest.formats import decoder
+from frazil.spec import iceberg
 from frazil.spec.formats import AvroFormat, BytesFormat, Envelope, plain_format
+from frazil.spec.load import validate_stream
 from frazil.spec.units import counted, rounded_bytes
 
 HOUR_FROM_BYTES = 24 * 128 * 2**20
-"""Parquet bytes a day from which hourly files have a good size."""
+"""Parquet bytes per day from which hourly partitions get files of a good size."""
 MONTH_BELOW_BYTES = 2**20
 MAX_SORT_COLUMN_VALUES = 1_000
-"""Columns with up to this many values, each often repeated, are worth sorting by."""
+"""Maximum number of distinct values of a column that is proposed for sorting."""
 COMMITS_A_DAY = 1440
 TARGET_FILE_BYTES = 512 * 2**20
 KAFKA_TIME = "kafka_timestamp"
@@ -35,22 +44,22 @@ _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What the user chose for the stream."""
+    """The names that the user chose for the stream."""
 
     name: str
     table: str
     bootstrap_servers: str | None = None
-    """Written to the file only if given: `_defaults.yaml` may have it."""
+    """Written to the file only if given, because `_defaults.yaml` may contain it."""
 
 
 def proposal(sample: Sample, named: Named, written: Registered | None = None) -> str:
-    """The declaration as YAML, which `frazil validate` accepts. `written` is what a registry has about the topic.
+    """Return the declaration as YAML that `frazil validate` accepts. `written` is what a registry has about the topic.
 
     Raises SpecError as `encoding_of` and `avro_columns` do, and RegistryUnavailable.
     """
     encoding = encoding_of(sample, written)
     if (rows := captured(sample, encoding)) is not None:
-        return _written([*_upsert(sample, encoding, named, rows)], sample, _of_events(rows))
+        return _written([*_upsert(sample, encoding, named, rows)], sample, _event_remarks(rows))
     columns = _columns(sample, encoding, written)
     times = event_times(columns)
     event_time = times[0].name if times else KAFKA_TIME
@@ -63,7 +72,7 @@ def proposal(sample: Sample, named: Named, written: Registered | None = None) ->
         *_event_time(times),
         *_layout(sample, columns, event_time),
     ]
-    return _written(declared, sample, _of_registry(sample.topic, written, columns))
+    return _written(declared, sample, _registry_remarks(sample.topic, written, columns))
 
 
 def _written(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> str:
@@ -73,7 +82,10 @@ def _written(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) ->
 
 
 def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: Captured) -> Iterator[str]:
-    """Lines for captured changes. Their rows move between partitions by time, so no partitioning is proposed."""
+    """Yield the lines of a declaration for captured changes.
+
+    No partitioning is proposed: if rows were partitioned by a time, an update could move a row to another partition.
+    """
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
     yield f"name: {named.name}"
     yield from _source(sample, replace(encoding, format=enveloped), named, keys_in_envelope=True)
@@ -88,7 +100,7 @@ def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: Captured) ->
         yield f"order-by: {rows.order_by}"
 
 
-def _of_events(rows: Captured) -> Iterator[str]:
+def _event_remarks(rows: Captured) -> Iterator[str]:
     yield "# These are Debezium's events: the table gets their rows, by mode: upsert with envelope: debezium."
     yield '# See "Capture changes of a database". Declare dates and times as such, though they come as numbers.'
     if rows.order_by is None:
@@ -110,7 +122,9 @@ def _columns(sample: Sample, encoding: Encoding, written: Registered | None) -> 
 
 
 def _with_units(columns: tuple[Column, ...], sample: Sample, encoding: Encoding) -> tuple[Column, ...]:
-    """Columns of an Avro schema, completed from values: which numbers are times, and the number of distinct texts."""
+    """Complete the columns of an Avro schema from sampled values: which numbers are times, and how many values are
+    distinct.
+    """
     open_to = {c.name: c for c in columns if c.type in {"int", "long", "string"}}
     if not open_to:
         return columns
@@ -135,7 +149,7 @@ def _with_unit(column: Column, seen: Column | None) -> Column:
     return replace(column, type=seen.type, unit=seen.unit, is_time=True, near_s=seen.near_s)
 
 
-def _of_registry(topic: str, written: Registered | None, columns: Sequence[Column]) -> Iterator[str]:
+def _registry_remarks(topic: str, written: Registered | None, columns: Sequence[Column]) -> Iterator[str]:
     if {column.name for column in columns} >= ENVELOPE:
         yield (
             "# These look like Debezium's events. To get their rows, declare mode: upsert, format.envelope: debezium, "
@@ -252,9 +266,32 @@ def _as_yaml(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote for both YAML and JSON: YAML does not join the halves of a surrogate pair."""
+    """Quote a text for both YAML and JSON. Surrogate pairs are not escaped, because YAML does not join their halves."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _is_plain(name: str) -> bool:
     return bool(_PLAIN.fullmatch(name)) and name.lower() not in _WORDS
+
+
+_ANY_BROKER = "localhost:9092"
+
+
+def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
+    """Count the sample's records that would become dead letters, by error class. Tombstones are included.
+
+    Raises RegistryUnavailable.
+    """
+    return Counter(rejection.error_class for rejection in decoded(declared, sample).rejections)
+
+
+def decoded(declared: Mapping[str, Any], sample: Sample) -> Decoded:
+    """Decode the sample's records with a declaration. Raises RegistryUnavailable."""
+    source = {"bootstrap-servers": _ANY_BROKER, **declared["source"]}
+    spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
+    schema = iceberg.schema(spec)
+    wanted = change_schema(schema, spec.key) if spec.mode == "upsert" else schema
+    filled = value_schema(record_schema(wanted, spec.coordinates), spec.beside_value)
+    units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
+    values = [record.value for record in sample.records]
+    return decoder(plain_format(spec.value_format), filled, units)(Chunk.of_values(values))

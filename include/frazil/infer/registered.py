@@ -1,4 +1,4 @@
-"""Derives columns from the schemas of a topic's records in a registry."""
+"""Derives columns from the schemas that a registry has for a topic's records."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ from frazil.spec.formats import Registry
 
 FRAME_BYTES = 5
 MAX_IDS = 50
-"""Schema ids of a sample that are requested, the most frequent first: unframed records look like many ids."""
+"""Maximum number of schema ids requested for a sample, the most frequent first. Records without a schema id would
+otherwise look like many ids.
+"""
 _MAX_PARTS = 10_000
-"""Limit of a JSON Schema's parts; one whose parts are named repeatedly has exponentially many."""
+"""Maximum number of parts read from a JSON Schema. A schema that refers to its own parts repeatedly can have
+exponentially many.
+"""
 _TIMES = ("timestamp", "timestamptz")
 _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
 
@@ -33,22 +37,23 @@ class Registered:
 
     registry: Registry
     schemas: tuple[SchemaText, ...]
-    """Schemas of one type; the newest version of `<topic>-value`, if it exists, comes first."""
+    """Schemas, all of the same type. The newest version of `<topic>-value`, if it exists, comes first."""
     is_framed: bool
-    """Whether most of the sample's values begin with a schema's id, or the sample has no values."""
+    """Whether most of the sample's values begin with a schema id. True also if the sample has no values."""
     unknown: tuple[int, ...] = ()
-    """Ids of the sample that the registry does not have."""
+    """Schema ids in the sample that the registry does not have."""
 
     @property
     def type(self) -> str:
-        """`AVRO`, `JSON` or `PROTOBUF`."""
+        """Schema type: `AVRO`, `JSON` or `PROTOBUF`."""
         return self.schemas[0].type
 
 
 def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Registered | None:
-    """Fetch the newest version of `<topic>-value` and the ids of the sample; None if the registry has none.
+    """Fetch the newest version of `<topic>-value`, and the schemas whose ids are in the sample.
 
-    Raises RegistryUnavailable, and SpecError if the schemas are of several types.
+    Returns None if the registry has no such schema. Raises RegistryUnavailable, and SpecError if the schemas are of
+    several types.
     """
     values = [record.value for record in sample.records if record.value]
     framed = [value for value in values if value[0] == 0 and len(value) > FRAME_BYTES]
@@ -74,20 +79,22 @@ def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Re
 
 
 def avro_columns(schemas: Sequence[SchemaText]) -> tuple[Column, ...]:
-    """Columns for the fields of all these schemas. Raises SpecError if one of them is not an Avro record."""
+    """Return columns for the fields of all these schemas. Raises SpecError if a schema is not an Avro record."""
     return _columns([_avro_fields(schema) for schema in schemas])
 
 
 def json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Column]) -> tuple[Column, ...]:
-    """Columns for the properties of JSON Schemas, and for fields that only the sample has.
+    """Return columns for the properties of JSON Schemas, and for fields that only the sample has.
 
-    The sample decides what a JSON Schema leaves open: the unit of a number that is a time, and that a text is a time.
+    The sample decides what a JSON Schema leaves open: whether a number or a text is a time, and the unit of a number.
     """
     by_name = {column.name: column for column in sampled}
     written = _columns([_json_fields(schema) for schema in schemas])
     known = {column.name for column in written}
     beyond = [
-        replace(c, required=False, remark=_also(c.remark, "not in the schema")) for c in sampled if c.name not in known
+        replace(c, required=False, remark=_joined_remarks(c.remark, "not in the schema"))
+        for c in sampled
+        if c.name not in known
     ]
     return (*(_with_sample(column, by_name.get(column.name)) for column in written), *beyond)
 
@@ -97,16 +104,18 @@ def _with_sample(column: Column, sampled: Column | None) -> Column:
         return column
     seen = replace(column, distinct=sampled.distinct, near_s=sampled.near_s)
     if column.type is None or column.remark == _NO_TYPE:
-        return replace(sampled, required=column.required, remark=_also(sampled.remark, "the schema gives no type"))
+        return replace(
+            sampled, required=column.required, remark=_joined_remarks(sampled.remark, "the schema gives no type")
+        )
     if column.type == "long" and sampled.unit:
         return replace(seen, type=sampled.type, unit=sampled.unit, is_time=True)
     if column.type == "string" and sampled.type not in {"string", "binary"} and not sampled.remark:
         remark = f"the schema says string, all that was seen is a {sampled.type}"
-        return replace(seen, type=sampled.type, is_time=sampled.is_time, remark=_also(column.remark, remark))
+        return replace(seen, type=sampled.type, is_time=sampled.is_time, remark=_joined_remarks(column.remark, remark))
     return seen
 
 
-def _also(remark: str, more: str) -> str:
+def _joined_remarks(remark: str, more: str) -> str:
     return f"{remark}; {more}" if remark else more
 
 
@@ -120,7 +129,10 @@ _NO_TYPE = "no type is known"
 
 
 def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
-    """Merge columns, those of the first schema first. A column is required if each schema has and requires it."""
+    """Merge the fields of all schemas into columns; the fields of the first schema come first.
+
+    A column is required if every schema has its field and requires it.
+    """
     names = dict.fromkeys(name for fields in schemas for name in fields)
     before: dict[str, str] = {}
     made = []
@@ -138,7 +150,7 @@ def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
         if kind is None:
             remark = "no column of one type can hold what the schemas allow"
         elif len(having) < len(schemas):
-            remark = _also(remark, f"in {len(having)} of {len(schemas)} schemas")
+            remark = _joined_remarks(remark, f"in {len(having)} of {len(schemas)} schemas")
         required = len(having) == len(schemas) and all(field.required for field in having)
         is_time = kind in _TIMES
         near_s = 0.0 if is_time else float("inf")
@@ -147,7 +159,9 @@ def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
 
 
 def _text(seen: Seen) -> str | None:
-    """The type as in a declaration; None if no column can have it. Parts inside it may be omitted."""
+    """Return the type as written in a declaration; None if no column type fits. Struct fields without a type are
+    omitted.
+    """
     match seen:
         case None:
             return "string"
@@ -186,15 +200,15 @@ def _json_fields(schema: SchemaText) -> dict[str, _Field]:
 
 
 class _JsonSchema:
-    """Reads a JSON Schema for the properties of an object and their types."""
+    """Reads the properties of an object, and their types, from a JSON Schema."""
 
     def __init__(self, schema: SchemaText) -> None:
-        """Raises SpecError if the text is not JSON."""
+        """Parse the schema. Raises SpecError if the text is not JSON."""
         try:
             self._root = json.loads(schema.text)
             self._references = {name: json.loads(text) for name, text in schema.references}
         except (ValueError, RecursionError) as error:
-            raise SpecError(f"the registry's schema is no JSON Schema: {error}") from None
+            raise SpecError(f"the registry's schema is not a JSON Schema: {error}") from None
         self._read = 0
         self._inside: set[int] = set()
 
@@ -214,7 +228,9 @@ class _JsonSchema:
         return found
 
     def _type(self, node: Any, document: Any, depth: int) -> tuple[Seen, bool]:
-        """The type of a value, and whether it may be null; MIXED for one that contains itself."""
+        """Return a value's type, and whether the value may be null. The type is MIXED if the value can contain
+        itself.
+        """
         node, document = self._resolved(node, document)
         self._read += 1
         if depth > DEEPEST or self._read > _MAX_PARTS or id(node) in self._inside:
@@ -259,7 +275,9 @@ class _JsonSchema:
         return seen, not choices or any(nullable for _, nullable in choices)
 
     def _resolved(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:
-        """The target of a node's reference, with its document; empty if it cannot be found."""
+        """Follow a node's references. Returns the target and its document; the target is empty if it cannot be
+        found.
+        """
         for _ in range(DEEPEST):
             if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):
                 break

@@ -13,21 +13,21 @@ class Record:
     key: bytes | None = None
     timestamp_ms: int = -1
     headers: tuple[str, ...] = ()
-    """The names of its headers."""
+    """The names of the record's headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Some records of a topic, from the beginnings and the ends of its partitions."""
+    """Some records of a topic, from the beginning and the end of each partition."""
 
     topic: str
     records: tuple[Record, ...]
     in_topic: int
-    """Number of records in the topic, by its offsets."""
+    """Number of records in the topic, estimated from its offsets."""
 
     @property
     def records_a_day(self) -> float | None:
-        """Records a day by Kafka's timestamps; None if unknown."""
+        """Records per day, estimated from Kafka's timestamps; None if unknown."""
         stamps = [record.timestamp_ms for record in self.records if record.timestamp_ms >= 0]
         span_ms = max(stamps) - min(stamps) if stamps else 0
         return self.in_topic * 86_400_000 / span_ms if span_ms >= 60_000 else None

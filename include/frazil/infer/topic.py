@@ -1,4 +1,4 @@
-"""Reads a sample of a topic: some records from the beginning, and some from the end of each partition."""
+"""Reads a sample of a topic: some records from the beginning and some from the end of each partition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNREACHABLE_S = 10.0
 
 
 def sample_of(properties: Mapping[str, str], topic: str, *, records: int) -> Sample:
-    """About this many records. Raises TopicMissing, AccessDenied, KafkaUnavailable."""
+    """Read about `records` records of a topic. Raises TopicMissing, AccessDenied and KafkaUnavailable."""
     with KafkaOffsets(properties, [topic]) as kafka:
         partitions = kafka.describe().partitions
         earliest, ends = kafka.earliest(partitions), kafka.ends(partitions)

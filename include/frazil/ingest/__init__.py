@@ -1,5 +1,5 @@
-"""Code that runs on executors: it reads offset ranges of Kafka into Arrow, and writes Parquet that no table refers to
-yet.
+"""Code that runs on executors: reads offset ranges of Kafka into Arrow, and writes Parquet files, which are not yet
+part of a table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads record fields into columns of another name: a user renamed the column, and records kept the old name."""
+"""Reads record fields into renamed columns: a user renamed the column, and records still use the old field name."""
 
 from __future__ import annotations
 
@@ -15,20 +15,25 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder
 
 FIRST_ID = 200_000_000
-"""Field ids from here on belong to no column. An envelope has ids of its own from 500,000,000 on."""
+"""First field id for alias columns; no table column has such a high id. An envelope's own ids start at 500,000,000."""
 
 Make = Callable[[Schema, Mapping[int, str]], Decoder]
-"""Makes a decoder for a schema, given the time units of its columns by field id."""
+"""Makes a decoder for a schema. The mapping gives the time unit of a column by field id."""
 
 
 def aliased(make: Make, schema: Schema, units: Mapping[int, str], aliases: Mapping[str, int]) -> Decoder:
-    """Return a decoder that also reads the fields in `aliases`, by name, into the columns of these field ids."""
+    """Return a decoder that also fills columns from alias fields. `aliases` maps a record field's name to a field
+    id.
+    """
     wanted = {name: schema.find_field(field_id) for name, field_id in aliases.items()}
     return AliasedDecoder(make, schema, units, wanted) if wanted else make(schema, units)
 
 
 class AliasedDecoder:
-    """Decodes aliases as separate columns, then merges them. A field with the column's own name wins."""
+    """Decodes alias fields as extra columns, then merges them into their columns.
+
+    If a record has both a field with the column's own name and an alias, the field with the column's name wins.
+    """
 
     def __init__(
         self, make: Make, schema: Schema, units: Mapping[int, str], aliases: Mapping[str, NestedField]
@@ -72,7 +77,10 @@ class AliasedDecoder:
         )
 
     def _kept(self, decoded: pa.Table, merged: pa.Table) -> pa.Table:
-        """Keep "unchanged" for a column only if the event omits its aliases too, and it has no value."""
+        """Update the lists of unchanged columns (`_frazil_kept`) after merging the aliases.
+
+        A column counts as unchanged only if the event also omits the column's aliases, and the merged value is null.
+        """
         at = decoded.schema.get_field_index(KEPT)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded
@@ -92,7 +100,7 @@ class AliasedDecoder:
 
 
 def _filled(column: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Fill nulls of a column from the other one; Arrow's `coalesce` does not support every type."""
+    """Fill the nulls of a column from another column. Arrow's `coalesce` does not support every type."""
     if not column.null_count or other.null_count == len(other):
         return column
     places = np.arange(len(column))

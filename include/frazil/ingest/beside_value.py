@@ -1,4 +1,4 @@
-"""Record keys and headers as columns of their rows."""
+"""Fills columns from the keys and headers of records."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ from frazil.ingest.headers import header_column
 
 
 def value_schema(schema: Schema, beside: Mapping[str, str | None]) -> Schema:
-    """The columns that record values fill."""
+    """Return the columns that are filled from record values, not from keys or headers."""
     return Schema(*(f for f in schema.fields if f.name not in beside), schema_id=schema.schema_id)
 
 
 class BesideValue:
-    """Adds the columns filled by record keys and headers to the decoded rows."""
+    """Adds the columns that are filled from record keys and headers to the decoded rows."""
 
     def __init__(self, schema: Schema, beside: Mapping[str, str | None]) -> None:
-        """`schema` has all columns that a record fills. The values of `beside` are header names; None means the key."""
+        """`schema` has all columns that a record fills. `beside` maps a column to a header's name; None stands for the
+        key.
+        """
         self._fields = [(schema.find_field(column), header) for column, header in beside.items()]
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
-        """Return the rows with these columns; reject records whose key or header cannot fill its column."""
+        """Return the rows with the key and header columns. Records whose key or header does not fit its column are
+        rejected.
+        """
         if not self._fields:
             return decoded
         columns: dict[str, BinaryColumn] = {}

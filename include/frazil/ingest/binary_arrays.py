@@ -1,4 +1,4 @@
-"""Converts byte strings of records to Arrow columns without creating a Python object for each."""
+"""Converts the byte strings of records to Arrow columns without creating a Python object for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from frazil.ingest.formats.json.scan import utf8_length
 Kind = TypeVar("Kind", bound=np.generic)
 
 _BEYOND_ASCII = np.int64(-0x7F7F7F7F7F7F7F80)
-"""The highest bit of each of eight bytes."""
+"""A word with the highest bit of each of its eight bytes set. ASCII bytes do not have that bit."""
 
 
 @compiled
@@ -27,7 +27,7 @@ def gather(
     offsets: NDArray[np.int64],
     to: NDArray[np.uint8],
 ) -> None:
-    """Copy values into `to`, each at its offset."""
+    """Copy each value into `to`, at the value's offset."""
     for i in range(len(starts)):
         if lengths[i] > 0:
             memcpy(to.ctypes.data + offsets[i], data.ctypes.data + starts[i], lengths[i])
@@ -37,7 +37,9 @@ def gather(
 def find_invalid_utf8(
     data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64], found: NDArray[np.int64]
 ) -> None:
-    """Store the position of each value's first byte that is not UTF-8, or -1. A newline follows each value."""
+    """Store, for each value, the position of its first byte that is not valid UTF-8, or -1. Each value is followed by a
+    newline.
+    """
     address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
         found[i] = -1
@@ -56,14 +58,14 @@ def find_invalid_utf8(
 
 
 def invalid_utf8(values: BinaryColumn) -> NDArray[np.int64]:
-    """Position of the first byte in each value that is not UTF-8; -1 if the value is valid."""
+    """Return, for each value, the position of its first byte that is not valid UTF-8; -1 for a valid value."""
     found = np.empty(len(values), np.int64)
     find_invalid_utf8(*fixed(values), found)
     return found
 
 
 def arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
-    """The values as a `large_binary` or `large_string` array, without checking that they are UTF-8."""
+    """Convert the values to a `large_binary` or `large_string` array, without checking UTF-8."""
     lengths = np.maximum(values.lengths, 0)
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -75,9 +77,9 @@ def arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
 
 
 def failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int, tuple[str, str]]:
-    """Error class and text of each value that a `string` or `binary` column cannot hold.
+    """Return error class and text for each value that does not fit the `string` or `binary` column.
 
-    `what` names the part of the record, such as its key.
+    `what` names the part of the record in the text, such as "key".
     """
     found: dict[int, tuple[str, str]] = {}
     if field.required:
@@ -92,7 +94,7 @@ def failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int
 
 
 def fixed(values: BinaryColumn) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Starts, lengths and data with the array types that the loops are compiled for: contiguous and read-only."""
+    """Return data, starts and lengths as contiguous, read-only arrays, the types for which the loops are compiled."""
     return read_only(values.data), read_only(values.starts), read_only(values.lengths)
 
 

@@ -1,4 +1,4 @@
-"""Many byte strings in one buffer: record values and keys without a Python object for each."""
+"""Many byte strings in one buffer: stores record values and keys without a Python object for each."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 NULL = -1
-"""The length of a null value, as in Kafka's protocol."""
+"""The length that marks a null value, as in Kafka's protocol."""
 _NEWLINE = b"\n"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BinaryColumn(Sequence[bytes | None]):
-    """A sequence of `bytes` or None: value i is `data[starts[i] : starts[i] + lengths[i]]`, or None if its length is
+    """A sequence of `bytes` or None. Value i is `data[starts[i] : starts[i] + lengths[i]]`, or None if its length is
     `NULL`.
 
-    A newline follows each value, even a null or empty one, so that a loop over bytes finds the end without the length.
-    A slice shares the buffer.
+    A newline follows each value, even a null or empty one, so a loop over the bytes finds the end without the length. A
+    slice shares the buffer.
     """
 
     data: NDArray[np.uint8]
@@ -57,9 +57,9 @@ class BinaryColumn(Sequence[bytes | None]):
             yield None if length == NULL else self.data[start : start + length].tobytes()
 
     def take(self, places: NDArray[np.int64]) -> Self:
-        """The values at these positions, in this order; shares the buffer."""
+        """Return the values at these positions, in this order. The result shares the buffer."""
         return type(self)(self.data, self.starts[places], self.lengths[places])
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle only these values, not the whole buffer."""
+        """Pickle only the values of this column, not the whole buffer."""
         return type(self).of, ([*self],)

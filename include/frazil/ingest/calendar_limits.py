@@ -1,4 +1,4 @@
-"""Finds dates and times outside the years 1 to 9999, which Iceberg's and Python's calendars cannot represent."""
+"""Finds dates and times outside the years 1 to 9999, the range of Iceberg's and Python's calendars."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from frazil.spec.type_ends import DAYS, MICROSECONDS
 
 MILLISECONDS = (MICROSECONDS[0] // 1000, MICROSECONDS[1] // 1000)
 OUT_OF_RANGE = "OutOfRange"
-"""Error class of a record with such a value."""
+"""Error class of a record with a date or time outside the range."""
 _OUTSIDE = "outside the years 1 to 9999"
 
 
 class Beyond(NamedTuple):
-    """A moment out of range."""
+    """A date or time outside the range."""
 
     path: tuple[str, ...]
-    """Names that lead to the value; a list entry is `element`, a map entry `key` or `value`."""
+    """Names of the fields that lead to the value. A list entry is named `element`, a map entry `key` or `value`."""
     number: int
     unit: str
 
     def text(self, sent: str | None) -> str:
-        """The error text; `sent` is the value as the record has it, or None if unknown."""
+        """Return the error text. `sent` is the value as the record has it, or None if unknown."""
         name = ".".join(self.path)
         return said(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
 
 
 def out_of_range(rows: pa.Table) -> dict[int, Beyond]:
-    """The first timestamp or date of each row, nested ones included, that is outside the years 1 to 9999 in UTC."""
+    """Return, by row, the first date or timestamp (also inside nested values) outside the years 1 to 9999 in UTC."""
     found: dict[int, Beyond] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if _has_moments(field.type) and _beyond(chunk := column.combine_chunks()):
@@ -42,7 +42,7 @@ def out_of_range(rows: pa.Table) -> dict[int, Beyond]:
 
 
 def said(name: str, value: int, unit: str) -> str:
-    """The error text for such a value."""
+    """Return the error text for a date or time outside the range."""
     return f"{name}: {value} {unit} since 1970 is {_OUTSIDE}"
 
 
@@ -59,7 +59,9 @@ def _limits(kind: pa.DataType) -> tuple[int, int] | None:
 
 
 def _beyond(array: pa.Array) -> bool:
-    """Whether any value, including hidden ones, is out of range: a cheap check that is nearly always enough."""
+    """Return whether any value, even a hidden one, may be outside the range. This cheap check suffices for most
+    chunks.
+    """
     if limits := _limits(array.type):
         ends = pc.min_max(_numbers(array)).as_py()
         return bool(ends["min"] is not None and (ends["min"] < limits[0] or ends["max"] > limits[1]))
@@ -101,7 +103,9 @@ def _entries(array: pa.Array, path: tuple[str, ...]) -> dict[int, Beyond]:
 
 
 def _enclosing(array: pa.Array) -> NDArray[np.int64]:
-    """The entry index of each value in a list's or map's child array; -1 if no entry contains it."""
+    """Return, for each value of a list's or map's child array, the index of the list or map that contains it; -1 if
+    none does.
+    """
     found = np.full(len(_parts(array)[0]), -1, np.int64)
     offsets = array.offsets.to_numpy()
     for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():

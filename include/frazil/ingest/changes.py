@@ -1,4 +1,4 @@
-"""Reads what records change in the table of an upsert stream, into the extra columns of change files."""
+"""Reads which change each record of an upsert stream makes, and stores it in extra columns of change files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from frazil.ingest.contract import ChangeRules
 from frazil.ingest.decode import Decoded, Decoder, Rejection
 
 CHANGE = "_frazil_change"
-"""The kind of change, an int: `UPSERT` or `DELETE`."""
+"""Column with the kind of change, an int: `UPSERT` or `DELETE`."""
 KEPT = "_frazil_kept"
-"""Field ids (list of int) of columns that the change leaves unchanged: the table's row keeps its values.
+"""Column with the field ids (list of int) of columns that the change omits: an updated row keeps its values there.
 
-Null or empty for most changes. An inserted row has null in these columns.
+Null or empty for most changes. If the change inserts a row, the row has null in these columns.
 """
 UPSERT, DELETE = 0, 1
 CHANGE_COLUMNS = frozenset({CHANGE, KEPT})
@@ -39,7 +39,10 @@ _COORDINATES = (
 
 
 def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
-    """Columns of a change file: the table's (only the key is required), the record's coordinates, and ours."""
+    """Return the columns of a change file: the table's columns, the record's coordinates, and `CHANGE_COLUMNS`.
+
+    Of the table's columns, only the key's columns are required.
+    """
     there = {field.name for field in table.fields}
     columns = [field if field.name in key else field.model_copy(update={"required": False}) for field in table.fields]
     places = [field for field in _COORDINATES if field.name not in there]
@@ -50,12 +53,12 @@ class ChangeReader:
     """Distinguishes deletes from upserts. An upsert needs all required columns; a delete needs only its key."""
 
     def __init__(self, rules: ChangeRules, keys: Decoder | None = None) -> None:
-        """`keys` decodes the keys of records without a value; None unless those keys have fields."""
+        """`keys` decodes the keys of records without a value; None if record keys have no fields."""
         self._rules, self._keys = rules, keys
         self._deletes = pa.array(rules.delete_values) if rules.delete_values else None
 
     def with_tombstones(self, decoded: Decoded, chunk: Chunk) -> Decoded:
-        """Turn records without a value into rows of key and nulls, instead of rejections, if tombstones delete."""
+        """Turn tombstones (records without a value) into rows that have only the key, if tombstones delete rows."""
         if not self._rules.tombstones or not decoded.rejections:
             return decoded
         absent = chunk.values.lengths == NULL
@@ -77,7 +80,7 @@ class ChangeReader:
         return Decoded(rows, kept, [*rest, *tombstones.rejections], decoded.drift)
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
-        """Return the rows with the change that each makes; reject upserts that miss a required value."""
+        """Return the rows with the kind of their change. Upserts without a required value are rejected."""
         enveloped = CHANGE in decoded.rows.column_names  # by the envelope
         deletes = self._enveloped_deletes(decoded.rows) if enveloped else self._of_deletes(decoded.rows)
         if self._rules.tombstones:
@@ -113,7 +116,7 @@ class ChangeReader:
 
 
 def as_letters(decoded: Decoded, records: int) -> Decoded:
-    """Reject records that change nothing: a replayed record must become a row or stay a dead letter."""
+    """Reject records that change nothing. A replayed record must become a row or stay a dead letter."""
     text = "the record changes no row, and the writer skips such records: discard this dead letter"
     more = [Rejection(index, "NoChange", text) for index in np.flatnonzero(decoded.neither(records)).tolist()]
     return dataclasses.replace(decoded, rejections=[*decoded.rejections, *more])

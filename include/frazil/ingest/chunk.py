@@ -1,4 +1,4 @@
-"""Records as they were read, before they are decoded."""
+"""Records as read from Kafka, before decoding."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from frazil.ingest.binary_column import BinaryColumn
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Columns of equal length: records of several ranges in order of arrival, which within a range is offset order."""
+    """Columns of equal length, with the records of several ranges. Each range's records are in offset order."""
 
     values: BinaryColumn
     keys: BinaryColumn
     range_index: NDArray[np.int32]
-    """Index of the range that each record belongs to."""
+    """Index of each record's range."""
     offsets: NDArray[np.int64]
     timestamps_ms: NDArray[np.int64]
-    """Kafka timestamps, milliseconds since the epoch; -1 if a record has none."""
+    """Kafka timestamps in milliseconds since the epoch; -1 for a record without one."""
     headers: BinaryColumn | None = field(default=None, kw_only=True)
-    """Headers as packed by `frazil.ingest.headers`. A record without headers has null; None if no record has any."""
+    """Headers, packed by `frazil.ingest.headers`. A record without headers has null; None if no record has headers."""
 
     @classmethod
     def of_values(cls, values: Sequence[bytes | None]) -> Chunk:
-        """A chunk of values without keys or coordinates, as one range from offset 0."""
+        """Create a chunk from values alone, without keys, as one range from offset 0."""
         return cls.of_column(BinaryColumn.of(values))
 
     @classmethod
     def of_column(cls, values: BinaryColumn) -> Chunk:
-        """Like `of_values`, from a `BinaryColumn`."""
+        """Like `of_values`, but from a `BinaryColumn`."""
         count = len(values)
         return Chunk(
             values,
@@ -48,7 +48,7 @@ class Chunk:
         return len(self.values)
 
     def piece(self, start: int, end: int) -> Self:
-        """Records `[start, end)` of the chunk."""
+        """Return the records `[start, end)` of the chunk."""
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         parts: dict[str, Any] = {name: column[start:end] for name, column in columns.items() if column is not None}
         return dataclasses.replace(self, **parts)

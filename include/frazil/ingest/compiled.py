@@ -1,11 +1,14 @@
-"""Compiles loops over records' bytes with Numba: the decorator, its cache, and access to raw memory.
+"""Compiles loops over the bytes of records with Numba: the decorator, its cache, and access to raw memory.
 
 Numba compiles a function at its first call, which takes a second or more. All worker processes of a user share the
-compiled code in the folder `compiled/<digest>`, below the user's cache or below a folder of the user's own in the
-system's temporary folder. The digest covers Numba's version, the Numba flags that change the code, and all sources that
-can be compiled into it: one module's code contains functions and constants of others. The digest is taken when this
-module is imported, so that a process that outlives an upgrade cannot store old code as that of the new sources. If
-neither folder can be written, each process compiles in memory and logs one warning.
+compiled code in the folder `compiled/<digest>`. That folder is below the user's cache or, if the cache cannot be
+written, below the user's own folder in the system's temporary folder.
+
+The digest covers Numba's version, the Numba flags that change the code, and all sources whose functions or constants
+may end up in compiled code. The digest is computed when this module is imported. A process that outlives an upgrade
+thus cannot store old code under the digest of the new sources.
+
+If neither folder can be written, each process compiles in memory and logs one warning.
 """
 
 # ruff: noqa: ARG001 - an intrinsic declares its arguments and generates code from their types
@@ -46,24 +49,27 @@ log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 KEPT_WITH_PYTHON = Path("share", "frazil", "compiled")
-"""Folder below Python's prefix where `frazil package` and images keep compiled code."""
+"""Folder below Python's prefix where container images, and the archives of `frazil package`, keep compiled code."""
 OLD_S = 30 * 86_400
 SOURCES = ("frazil.ingest", "frazil.kafka")
-"""Packages whose functions and constants are in compiled code; `frazil.kafka` holds the layout of a message."""
+"""Packages whose functions and constants are in compiled code; `frazil.kafka` defines the layout of a message."""
 FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT")
-"""Flags that Numba's own cache key ignores: NUMBA_BOUNDSCHECK, NUMBA_OPT and NUMBA_DEBUGINFO."""
+"""Flags that change the code but are not in Numba's cache key: NUMBA_BOUNDSCHECK, NUMBA_OPT and NUMBA_DEBUGINFO."""
 _saving = threading.Lock()
 _warned = False
 _notice: str | None = None
 
 
 def compiled(function: Function, *, allocates: bool = True) -> Function:
-    """Compile the function at its first call with these argument types, or load the code from the cache.
+    """Compile the function at its first call with given argument types, or load its code from the cache.
 
-    The code runs without the GIL, checks no index, and divides as NumPy does. Nothing happens at import. Always pass
-    arrays of the same type: a read-only or non-contiguous array is another type, and costs another compilation. An
-    address (`array.ctypes.data`) is an int64, whatever the array. A function that allocates nothing, and calls none
-    that does, needs no reference counts of its arrays, which can cost more than its work.
+    The code runs without the GIL, does not check indexes, and divides as NumPy does. Nothing is compiled at import.
+
+    Always pass arrays of the same type: a read-only or non-contiguous array is another type and causes another
+    compilation. An address (`array.ctypes.data`) is always an int64.
+
+    Pass `allocates=False` for a function that neither allocates memory nor calls a function that does. Numba then skips
+    the reference counts of arrays, which can cost more than the function's work.
     """
     dispatcher: Any = numba.njit(nogil=True, error_model="numpy", _nrt=allocates)(function)
     dispatcher._cache = _Cache(function)  # what `cache=True` sets, to a cache that cannot fail
@@ -71,7 +77,7 @@ def compiled(function: Function, *, allocates: bool = True) -> Function:
 
 
 def compiler_notices() -> tuple[str, ...]:
-    """Notices about compilation in this process; empty if all code was cached."""
+    """Return operator notices about compilation in this process; empty if all code came from the cache."""
     return () if _notice is None else (_notice,)
 
 
@@ -109,7 +115,7 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
         )
         try:
             if (folder := code_folder()) is not None:
-                with _one_at_a_time(folder):
+                with _save_lock(folder):
                     self._opened().save_overload(sig, cres)
         except Exception as error:
             _cannot_be_kept(error)
@@ -121,7 +127,7 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
 
 
 class _Locator(caching.UserProvidedCacheLocator):  # type: ignore[misc]
-    """Keeps code below `code_folder`, and finds sources inside archives."""
+    """Stores compiled code below `code_folder`, and finds sources inside archives."""
 
     def __init__(self, py_func: Any, _: str) -> None:
         self._function = py_func
@@ -147,9 +153,10 @@ class _FunctionCache(caching.Cache):  # type: ignore[misc]
 
 @cache
 def code_folder() -> Path | None:
-    """The folder of compiled code, created if missing; None if no folder can be used.
+    """Return the folder of compiled code, created if missing; None if no folder can be used.
 
-    A folder inside Python's own prefix comes first, no matter who owns it: it is trusted like the installed packages.
+    A folder inside Python's own prefix comes first. Its owner does not matter: it is trusted like the installed
+    packages.
     """
     if (own := _kept_with_python()) is not None:
         return own
@@ -173,7 +180,7 @@ def code_folder() -> Path | None:
 
 
 def _kept_with_python() -> Path | None:
-    """The folder below Python's prefix, if it exists and may hold code of these sources."""
+    """Return the folder below Python's prefix if it exists and matches the digest of these sources."""
     base = Path(sys.prefix) / KEPT_WITH_PYTHON
     folder = base / _DIGEST
     if base.is_dir():
@@ -183,7 +190,7 @@ def _kept_with_python() -> Path | None:
 
 
 def _remove_old(base: Path) -> None:
-    """Remove the code of versions that have had no additions for `OLD_S` seconds."""
+    """Remove the code of other versions if nothing was added to it for `OLD_S` seconds."""
     for folder in base.iterdir():
         with suppress(OSError):  # another process removes it
             if time.time() - folder.stat().st_mtime > OLD_S:
@@ -191,7 +198,7 @@ def _remove_old(base: Path) -> None:
 
 
 def _check_own(folder: Path) -> None:
-    """Refuse a folder that other users can write to, because code is loaded from it."""
+    """Raise PermissionError if other users can write to the folder, because code is loaded from it."""
     status = folder.stat()
     by_group = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
     if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH or by_group:
@@ -199,7 +206,7 @@ def _check_own(folder: Path) -> None:
 
 
 def _is_private(group: int) -> bool:
-    """Whether the group is the user's own, as most distributions create one for each user."""
+    """Return whether the group is the user's private group: most distributions create one group per user."""
     try:
         user, named = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
     except KeyError:
@@ -228,8 +235,8 @@ _DIGEST = _digest()
 
 
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold a lock while saving: Numba numbers files by an index, and two processes would take the same number."""
+def _save_lock(folder: Path) -> Iterator[None]:
+    """Hold a lock while code is saved. Numba numbers its files, and two processes would choose the same number."""
     with _saving, (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -251,13 +258,13 @@ _byte = ir.IntType(8).as_pointer()
 
 @intrinsic  # type: ignore[untyped-decorator]
 def load32(_: Any, address: types.Integer) -> Any:
-    """The int32 at an address, which need not be aligned."""
+    """Load the int32 at an address, which need not be aligned."""
     return types.int32(types.int64), _load(32)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def load64(_: Any, address: types.Integer) -> Any:
-    """The int64 at an address, which need not be aligned."""
+    """Load the int64 at an address, which need not be aligned."""
     return types.int64(types.int64), _load(64)
 
 
@@ -270,7 +277,7 @@ def _load(bits: int) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def memcpy(_: Any, to: types.Integer, source: types.Integer, count: types.Integer) -> Any:
-    """Copy `count` bytes from one address to another; the two must not overlap."""
+    """Copy `count` bytes from one address to another. The two areas must not overlap."""
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         pointers = [builder.inttoptr(argument, _byte) for argument in arguments[:2]]
@@ -282,7 +289,9 @@ def memcpy(_: Any, to: types.Integer, source: types.Integer, count: types.Intege
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
-    """Call the C function `void f(void *)` at an address. The address is an argument, so the caller can be cached."""
+    """Call the C function `void f(void *)` at an address. The address is an argument, so that the compiled caller can
+    be cached.
+    """
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         pointer = ir.FunctionType(ir.VoidType(), [_byte]).as_pointer()
@@ -294,7 +303,9 @@ def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call_for_three(_: Any, function: types.Integer, of: types.Integer, index: types.Integer, to: types.Integer) -> Any:
-    """Call `int f(void *, size_t, void **, void **, size_t *)`; write its three results as int64 to address `to`."""
+    """Call `int f(void *, size_t, void **, void **, size_t *)`. Its three results are written as int64 to the address
+    `to`.
+    """
 
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         word = ir.IntType(64)
@@ -308,7 +319,7 @@ def call_for_three(_: Any, function: types.Integer, of: types.Integer, index: ty
 
 @intrinsic  # type: ignore[untyped-decorator]
 def load8(_: Any, address: types.Integer) -> Any:
-    """The byte at an address."""
+    """Load the byte at an address."""
     return types.uint8(types.int64), _load(8)
 
 

@@ -1,7 +1,7 @@
-"""Values exchanged between the driver and its executors: frozen, picklable, convertible to JSON.
+"""Data classes exchanged between the driver and its executors: immutable, picklable, convertible to JSON.
 
-One batch has one `StageContext`, and one `StageTask` per Spark task; each task returns a `StageResult`.
-No record returns to the driver.
+One batch has one `StageContext`, and one `StageTask` per Spark task. Each task returns a `StageResult`. Records
+themselves are never sent to the driver.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift
 from frazil.offsets.spans import TopicPartition
 
 Target = str
-"""A table of a batch: "main", "dead-letters", or the identifier (with a dot) of a table that the stream routes to."""
+"""A table of a batch: "main", "dead-letters", or the identifier (with a dot) of a table that rows are routed to."""
 
 
 def is_routed(target: Target) -> bool:
@@ -23,20 +23,21 @@ def is_routed(target: Target) -> bool:
 
 
 Content = Literal["data", "candidates", "changes", "position-deletes"]
-"""Content of a staged file.
+"""What a staged file contains.
 
-`data`: rows of its target. `candidates`: rows that are dropped at commit if they repeat others. `changes`: changes of
-rows, which never enter a table. `position-deletes`: positions of deleted rows.
+`data`: rows of the target table. `candidates`: rows that are dropped at commit if they duplicate other rows. `changes`:
+inserts, updates and deletes that the commit applies; the file itself never becomes part of a table. `position-deletes`:
+positions of deleted rows.
 """
 
 
 PartitionKey = tuple[str | None, ...]
-"""A table partition: per partition field, an Iceberg single-value serialisation in base64."""
+"""A partition of a table: one value per partition field, as Iceberg's single-value serialisation in base64."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """Records `[start, end)` of one topic-partition. Offsets may be missing (compaction, transactions)."""
+    """Records `[start, end)` of one topic-partition. Some offsets may have no record (compaction, transactions)."""
 
     topic: str
     partition: int
@@ -46,7 +47,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """The ranges that one Spark task reads. Several Kafka partitions may share a task, and thus a file."""
+    """The offset ranges that one Spark task reads. Several Kafka partitions may share a task, and so a file."""
 
     index: int
     ranges: tuple[OffsetRange, ...]
@@ -60,25 +61,25 @@ class StageTask:
 
 
 LETTERS = ".letters"
-"""Suffix of Parquet files with copies of dead letters, whose bytes are decoded as if they came from Kafka."""
+"""Suffix of Parquet files with copies of dead letters. Their bytes are decoded as if they came from Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """A file of records that a backfill reads instead of Kafka, as listed."""
+    """A file of records that a backfill reads instead of Kafka, as found when the folder was listed."""
 
     path: str
     bytes: int
     modified_ms: int
     ranges: tuple[OffsetRange, ...]
-    """First to last record of each topic-partition."""
+    """The range of offsets in the file, from first to last record, for each topic-partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
     """A table to write files for, as its metadata was when the batch began.
 
-    `schema_json`, `spec_json` and `sort_order_json` use Iceberg's JSON. `folder` belongs to this batch alone:
+    `schema_json`, `spec_json` and `sort_order_json` use Iceberg's JSON. `folder` is used by this batch only:
     `<data>/<stream>/<epoch>/<batch>`, without a trailing slash.
     """
 
@@ -89,19 +90,20 @@ class TargetTable:
     folder: str
     target_file_bytes: int
     io: Mapping[str, str] = field(default_factory=dict)
-    """PyIceberg FileIO properties for this table only: vended credentials open no other table's files."""
+    """PyIceberg FileIO properties for this table only, because vended credentials are valid for a single table."""
     content: Content = "data"
-    """What the files hold."""
+    """What the table's staged files contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """How a batch's rows are shuffled to as many writers as it has tasks; see `frazil.ingest.shuffle`."""
+    """How a batch's rows are shuffled among as many writers as the batch has tasks; see `frazil.ingest.shuffle`."""
 
     writers: int
     shares: Mapping[PartitionKey, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """The writers of a partition, each with the end of its part of `[0, 1)`; the last end is 1. A partition that is not
-    here gets one writer."""
+    """The writers of each partition, each with the end of its share of `[0, 1)`; the last end is 1. A partition that is
+    missing here gets one writer.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +112,13 @@ class ChangeRules:
 
     key: tuple[str, ...]
     required: tuple[str, ...] = ()
-    """Required columns outside the key; a delete needs none of them."""
+    """Required columns outside the key. An upsert needs them; a delete does not."""
     delete_column: str | None = None
     delete_values: tuple[str | int | bool, ...] = ()
     tombstones: bool = False
-    """Whether a record without a value deletes its key."""
+    """Whether a record without a value (a tombstone) deletes the row with its key."""
     key_fields: tuple[str, ...] = ()
-    """Key columns filled by fields of such a record's key; empty if the whole key is the column."""
+    """Key columns that are filled from the fields of a tombstone's key; empty if the whole record key is the column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,81 +127,91 @@ class Destinations:
 
     by: Literal["topic", "field", "header"]
     name: str
-    """The column or header that selects the table; empty means the topic."""
+    """The column or header whose value selects the table; empty if the topic selects it."""
     targets: Mapping[str, Target]
-    """Targets by value; their tables are in the context."""
+    """Target by value. The context has the tables of these targets."""
     to_main: bool
-    """Whether rows without a value go to the main table; also rows with unknown values, unless tables are created."""
+    """Whether rows without a value go to the main table. Rows with unknown values do so, too, unless tables are
+    created.
+    """
     makes: bool = False
-    """Whether unknown values may get tables; if so, they are reported."""
+    """Whether tables may be created for unknown values. Tasks then report such values."""
     allow: tuple[str, ...] = ()
-    """Patterns of the values that may get tables."""
+    """Patterns of the values for which tables may be created."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Values that get no table, with the reasons."""
+    """Values for which no table is created, with the reasons."""
     full: str = ""
-    """Why no further table can be created; empty if one can."""
+    """Why no more tables can be created; empty if more can."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What all tasks of one batch share."""
+    """Settings that all tasks of one batch share."""
 
     stream: str
     epoch: int
     batch: int
     kafka: Mapping[str, str]
-    """librdkafka properties as declared, except for the brokers: executors resolve references in their own environment,
-    so no secret travels.
+    """librdkafka properties. The driver resolves the brokers' addresses; executors resolve all other references in
+    their own environment, so no secret is sent to them.
     """
     format: str | Mapping[str, Any]
-    """The result of `frazil.spec.formats.plain_format`."""
+    """The record format, as returned by `frazil.spec.formats.plain_format`."""
     event_time_column: str
     coordinates: bool
     targets: Mapping[Target, TargetTable]
-    """Tables to write files for, by target."""
+    """The tables to write files for, by target."""
     topic_ids: Mapping[str, str]
     units: Mapping[str, str] = field(default_factory=dict)
-    """The unit of each column that arrives as a number of time since the epoch: s, ms, us or ns."""
+    """Time unit (s, ms, us or ns) of each timestamp column whose values arrive as numbers since the epoch."""
     beside_value: Mapping[str, str | None] = field(default_factory=dict)
-    """Columns that are not filled from a record's value, with the name of their header; None means the key."""
+    """Columns that are not filled from the record's value: the name of their header, or None for the key."""
     max_future_us: int = 600_000_000
-    """How far an event time may be ahead of its record's Kafka timestamp and still advance the watermark."""
+    """Maximum lead (us) of an event time over its record's Kafka timestamp. A larger lead does not advance the
+    watermark.
+    """
     window_us: int | None = None
-    """Length of an event-time window; None if windows never complete and rows are not counted by window."""
+    """Length (us) of an event-time window; None if the stream has no windows, so rows are not counted by window."""
     dead_letters_held: Mapping[TopicPartition, bytes] = field(default_factory=dict)
     """Offsets of records that already are dead letters, as serialised `pyroaring.BitMap64`. They count as rejected and
-    are written to neither table, whatever the schema makes of them now.
+    are written to no table, even if they could be decoded now.
     """
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Offsets before which rejected records no longer count for the circuit breaker: an operator accepted them."""
+    """Offset per topic-partition before which rejected records do not count for the circuit breaker, because an
+    operator accepted them.
+    """
     event_times_us: tuple[int, int] | None = None
-    """Range `[from, to)` of a backfill: only rows in it are kept, and no dead letters, which have no event time."""
+    """Event-time range `[from, to)` of a backfill. Other rows are skipped, and so are rejected records, whose event
+    time is unknown.
+    """
     files: tuple[RecordFile, ...] = ()
     """Files that a backfill reads instead of Kafka; empty when Kafka is read."""
     aliases: Mapping[str, int] = field(default_factory=dict)
     """Record fields that fill a column of another name, with that column's field id."""
     evolution: Literal["off", "additive", "full"] = "off"
-    """Differences between records and columns that the tasks report, so that the driver can evolve the table."""
+    """The kinds of differences between records and columns that the tasks report, so that the driver can evolve the
+    table.
+    """
     sensitive: Mapping[str, Any] = field(default_factory=dict)
-    """Sensitive fields; empty if there are none.
+    """Declared sensitive fields; empty if there are none.
 
-    `fields`: by the column's full name in the table, `as` and `keep-last`; `dropped`: full names; `secret`: a
-    reference; `dead-letters`: omit, encrypt or keep.
+    `fields`: by the column's full name in the table, `as` and `keep-last`. `dropped`: full names. `secret`: a
+    reference. `dead-letters`: omit, encrypt or keep.
     """
     changes: ChangeRules | None = None
-    """Rules of an upsert stream, whose records are changes of rows."""
+    """Rules of an upsert stream, whose records insert, update or delete rows; None for other streams."""
     shuffle: Shuffle | None = None
-    """How rows are shuffled between decoding and writing; None if each task writes what it reads."""
+    """How rows are shuffled between decoding and writing; None if each task writes the rows that it reads."""
     destinations: Destinations | None = None
-    """Assigns rows to tables other than the main one; None if all rows go there."""
+    """How rows are assigned to tables other than the main table; None if all rows go to the main table."""
 
     def named(self) -> dict[str, Any]:
-        """The values by name, in built-in types only, so that another version of this class can read them."""
+        """Return all fields by name, in built-in types only, so that another version of this class can read them."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_named(cls, value: Mapping[str, Any]) -> StageContext:
-        """The inverse of `named`. Raises TypeError or KeyError for an unknown or missing name."""
+        """Create a context from the result of `named`. Raises TypeError or KeyError for an unknown or missing name."""
         files = tuple(
             RecordFile(**{**file, "ranges": tuple(OffsetRange(**r) for r in file["ranges"])}) for file in value["files"]
         )
@@ -212,12 +224,14 @@ class StageContext:
 
     @property
     def record_format(self) -> str | Mapping[str, Any]:
-        """The format of the records that are read. Lines of a backfill's file are JSON, whatever the topic uses."""
+        """The format of the records to be read. Lines of a backfill's file are JSON, whatever format the topic has."""
         return self.format if self._as_in_kafka else "json"
 
     @property
     def beside(self) -> Mapping[str, str | None]:
-        """`beside_value` for the records that are read: files of a backfill have keys and headers as columns."""
+        """`beside_value` for the records to be read; empty for a backfill's files, which have keys and headers as
+        columns.
+        """
         return self.beside_value if self._as_in_kafka else {}
 
     @property
@@ -235,7 +249,7 @@ class StageContext:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One Parquet file that no table refers to yet, with everything a manifest entry needs.
+    """One Parquet file that is not yet part of a table, with everything that a manifest entry needs.
 
     Bounds and `partition` (one value per partition field) are Iceberg single-value serialisations in base64.
     """
@@ -247,7 +261,7 @@ class StagedFile:
     schema_id: int
     spec_id: int
     sort_order_id: int | None
-    """Set only when the whole file is sorted."""
+    """The sort order's id; None unless the whole file is sorted."""
     partition: PartitionKey
     column_sizes: Mapping[int, int]
     value_counts: Mapping[int, int]
@@ -259,7 +273,7 @@ class StagedFile:
     content: Content = "data"
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON. Data files omit `content`, as earlier versions did."""
+        """Convert to JSON. Data files omit `content`, as earlier versions of frazil did."""
         value = dataclasses.asdict(self)
         if self.content == "data":
             del value["content"]
@@ -267,9 +281,9 @@ class StagedFile:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StagedFile:
-        """Restore integer keys and tuples, which JSON does not have.
+        """Restore a file from `to_json`, with the integer keys and tuples that JSON does not have.
 
-        Raises ValueError for an unknown content instead of committing it as another.
+        Raises ValueError for an unknown content, so that the file is not committed as something else.
         """
         content = value.get("content", "data")
         if content not in get_args(Content):
@@ -283,7 +297,9 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class RangeProgress:
-    """Result of one range: `records` rows landed; `rejected` are dead letters, including existing ones."""
+    """Result of one range. `records` of its records became rows; `rejected` are dead letters, including existing
+    ones.
+    """
 
     topic: str
     partition: int
@@ -292,9 +308,9 @@ class RangeProgress:
     records: int
     rejected: int
     max_event_time_us: int | None
-    """Microseconds since the epoch, UTC; None if no row with a credible event time landed."""
+    """Newest event time in microseconds since the epoch, UTC; None if no row has a plausible event time."""
     future: int = 0
-    """Rows that landed although their event time is too far in the future."""
+    """Number of rows whose event time is too far in the future. The rows are written nevertheless."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -303,7 +319,7 @@ class RangeProgress:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A rejected record and the text of its dead letter."""
+    """A rejected record, and the error text of its dead letter."""
 
     topic: str
     partition: int
@@ -314,14 +330,14 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Rejects:
-    """Summary of a task's or batch's new dead letters, except those that an operator accepted."""
+    """Summary of the new dead letters of a task or batch, without those that an operator accepted."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Counts by error class."""
+    """Number of dead letters by error class."""
     first: tuple[Reject, ...] = ()
-    """First reject of each topic-partition."""
+    """The first rejected record of each topic-partition."""
     samples: tuple[Reject, ...] = ()
-    """A few rejects of each error class."""
+    """A few rejected records of each error class."""
 
     @property
     def total(self) -> int:
@@ -338,16 +354,18 @@ class StageResult:
     files: tuple[StagedFile, ...]
     progress: tuple[RangeProgress, ...]
     windows: Mapping[int, int] | None = None
-    """Row counts by the window's start, in microseconds since the epoch; None if not counted."""
+    """Row counts by window start (microseconds since the epoch); None if windows are not counted."""
     notices: tuple[str, ...] = ()
     """Notices for operators about how the task ran; see `NoticeGiven`."""
     rejects: Rejects = Rejects()
     drift: SchemaDrift = NO_DRIFT
-    """What records have beyond the table's columns; nothing unless the table may evolve."""
+    """New fields and types in the records that the table's columns do not have; empty unless the table may evolve."""
     other_events: int = 0
-    """Events of a captured database that change no row, such as heartbeats, but not records without a value."""
+    """Number of events of a captured database that change no row, such as heartbeats. Records without a value are not
+    included.
+    """
     values: tuple[str, ...] = ()
-    """Values of records that may get a table. Their rows were not written: the batch is staged again."""
+    """Values for which a table may be created. Their rows were not written, so the batch is staged again."""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""Adds a record's origin to its row: topic, partition, offset and Kafka timestamp."""
+"""Adds the Kafka coordinates of a record to its row: topic, partition, offset and timestamp."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 
 
 def record_schema(schema: Schema, coordinates: bool) -> Schema:
-    """The table's columns that are filled from a record's own bytes."""
+    """Return the table's columns that are filled from the record itself, not from its Kafka coordinates."""
     if not coordinates:
         return schema
     added = {*NAMES, LINE, *CHANGE_COLUMNS}
@@ -30,10 +30,12 @@ def record_schema(schema: Schema, coordinates: bool) -> Schema:
 
 
 class Coordinates:
-    """Completes decoded rows to the table's schema."""
+    """Adds the coordinate columns to decoded rows, so that the rows have the table's schema."""
 
     def __init__(self, schema: Schema, ranges: Sequence[OffsetRange], *, wanted: bool, lines: bool = False) -> None:
-        """`lines`: a record may become several rows, which are then numbered."""
+        """`wanted`: whether the table has coordinate columns. `lines`: a record may become several rows, which are
+        numbered.
+        """
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._wanted = wanted
         self._lines = lines
@@ -41,7 +43,9 @@ class Coordinates:
         self._partitions = np.array([r.partition for r in ranges], np.int32)
 
     def complete(self, rows: pa.Table, chunk: Chunk, kept: NDArray[np.int64]) -> pa.Table:
-        """Return `rows` with the coordinates of the chunk's records `kept`, in the table's column order."""
+        """Return `rows` with their coordinates, in the table's column order. Row i comes from record `kept[i]` of the
+        chunk.
+        """
         if not self._wanted:
             return rows
         whole = len(kept) == len(chunk) and bool((kept == np.arange(len(chunk))).all())
@@ -57,7 +61,7 @@ class Coordinates:
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def out_of_range(self, chunk: Chunk, kept: NDArray[np.int64]) -> dict[int, str]:
-        """Error texts of rows whose Kafka timestamp is wanted but out of range, by row."""
+        """Return, by row, error texts for Kafka timestamps that the column `kafka_timestamp` cannot hold."""
         if not self._wanted or "kafka_timestamp" not in self._schema.names:
             return {}
         stamps = chunk.timestamps_ms[kept]

@@ -1,4 +1,4 @@
-"""Turns rejected records into rows of the dead-letter table: coordinates, raw bytes and the reason."""
+"""Turns rejected records into rows of the dead-letter table: coordinates, raw bytes and error."""
 
 from __future__ import annotations
 
@@ -39,23 +39,26 @@ COLUMNS = (
 
 
 Seal = Callable[[bytes | None, str], bytes | None]
-"""Returns what is kept of a record's part, given its coordinates."""
+"""Function that returns what a dead letter keeps of a part of the record, given the part and its coordinates."""
 
 
 class HeldLetters:
-    """Finds the records of a chunk that already are dead letters, by coordinates, whatever they would be today."""
+    """Finds the records of a chunk that already are dead letters, by their coordinates.
+
+    Such a record stays a dead letter, even if it could be decoded now.
+    """
 
     def __init__(self, ranges: Sequence[OffsetRange], held: Mapping[TopicPartition, bytes]) -> None:
-        """`held`: the offsets of each topic-partition, as a serialised `BitMap64`."""
+        """`held`: for each topic-partition, the offsets of its dead letters, as a serialised `BitMap64`."""
         found = {i: held.get((r.topic, r.partition)) for i, r in enumerate(ranges)}
         self._held = {i: BitMap64.deserialize(offsets) for i, offsets in found.items() if offsets}
 
     def offsets(self, index: int) -> BitMap64:
-        """Offsets of a range's existing dead letters, by the range's index."""
+        """Return the offsets of a range's existing dead letters. `index` is the range's index."""
         return self._held.get(index, BitMap64())
 
     def __call__(self, chunk: Chunk) -> NDArray[np.bool_]:
-        """Whether each record of the chunk already is a dead letter."""
+        """Return the mask of the chunk's records that already are dead letters."""
         there = np.zeros(len(chunk), np.bool_)
         for index, held in self._held.items():
             places = np.flatnonzero(chunk.range_index == index)
@@ -64,7 +67,7 @@ class HeldLetters:
 
 
 class DeadLetterTable:
-    """Turns rejections into Arrow tables of the dead-letter table's schema."""
+    """Converts rejections to Arrow tables with the dead-letter table's schema."""
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class DeadLetterTable:
         if strange:
             raise SpecError(
                 f"the dead-letter table's column {strange[0]} is required, but frazil does not fill it. Make "
-                "it optional, or give it its old name again"
+                "the column optional, or restore its old name"
             )
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._ranges = ranges
@@ -89,7 +92,7 @@ class DeadLetterTable:
         self._seal = seal
 
     def rows(self, chunk: Chunk, rejections: Sequence[Rejection], rejected_at_us: int) -> pa.Table:
-        """One row for each rejection; columns that others added to the table are null."""
+        """Return one row for each rejection. Columns that users added to the table are null."""
         ranges = [self._ranges[chunk.range_index[r.index]] for r in rejections]
         stamps = [int(chunk.timestamps_ms[r.index]) for r in rejections]
         values = (
@@ -132,12 +135,14 @@ class DeadLetterTable:
 
 
 def _unheld(rejection: Rejection, stamp_ms: int) -> str:
-    """Text about a Kafka timestamp that its column cannot hold: appended to the reason, so that it is not lost."""
+    """Return an addition to the error text for a Kafka timestamp that its column cannot hold, so that it is not
+    lost.
+    """
     if stamp_ms <= MILLISECONDS[1] or rejection.error.startswith("kafka_timestamp: "):
         return ""
     return f"; {said('kafka_timestamp', stamp_ms, 'milliseconds')}"
 
 
 def _text(text: str) -> str:
-    """Replace half surrogate pairs, which an error may quote and a string column cannot hold."""
+    """Replace unpaired surrogates, which an error may quote, but which a string column cannot hold."""
     return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Chooses the table of each row of a routed stream: by the record's topic, a header, or a column."""
+"""Chooses the table for each row of a routed stream: by the record's topic, a header, or a column."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from frazil.ingest.headers import header_column
 from frazil.spec.route import refusal
 
 NO_TABLE = "NoTable"
-"""Error class of a record whose value has no table."""
+"""Error class of a record whose value selects no table."""
 MAIN: Target = "main"
 MAX_REPORTED = 10_000
-"""Values without a table that one task reports, far more than the tables a route may have."""
+"""Maximum number of values without a table that one task reports; a route may have far fewer tables."""
 MAX_KNOWN = 100_000
-"""Values remembered by a task: records may have endlessly many."""
+"""Maximum number of values that a task remembers, because records may have unlimited values."""
 MAX_QUOTED = 100
 
 _Destination = Target | Rejection | None
-"""The table of a value's rows; a rejection without coordinates; or None if they wait for a table."""
+"""The destination of a value's rows: a table, a rejection (without an index), or None to wait for a new table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """Rows with their targets, without those that wait for a table."""
+    """Rows with their targets. Rows that wait for a table to be created are left out."""
 
     decoded: Decoded
     targets: tuple[Target, ...]
     codes: NDArray[np.int64]
-    """Each row's target, as an index."""
+    """Index in `targets` of each row's target."""
 
     @property
     def of_main(self) -> NDArray[np.bool_]:
@@ -47,13 +47,13 @@ class Divided:
 
     @property
     def main_rows(self) -> pa.Table:
-        """The rows of the main table."""
+        """The rows that go to the main table."""
         mine = self.of_main
         return self.decoded.rows if mine.all() else self.decoded.rows.filter(pa.array(mine))
 
 
 class Divider:
-    """Divides the rows of one task among tables. A row's table depends on its record alone."""
+    """Divides the rows of one task among tables. A row's table depends only on its record."""
 
     def __init__(
         self, destinations: Destinations, ranges: Sequence[OffsetRange], *, quote: Callable[[str], str] = repr
@@ -69,8 +69,8 @@ class Divider:
     def __call__(self, chunk: Chunk, decoded: Decoded) -> Divided:
         codes, values = self._coded(chunk, decoded)
         verdicts = [self._destination(value) for value in values]
-        waits = np.array([verdict is None for verdict in verdicts], np.bool_)[codes]
-        wrong = np.array([isinstance(verdict, Rejection) for verdict in verdicts], np.bool_)[codes]
+        waits = np.array([outcome is None for outcome in verdicts], np.bool_)[codes]
+        wrong = np.array([isinstance(outcome, Rejection) for outcome in verdicts], np.bool_)[codes]
         unwanted = wrong & _of_rows_before(decoded)
         wrong &= ~unwanted
         rejections = list(decoded.rejections)
@@ -83,11 +83,11 @@ class Divider:
         if not stays.all():
             rows, kept, codes = rows.filter(pa.array(stays)), kept[stays], codes[stays]
         # A target without rows: rejected and waiting values have no target, and no code refers to one.
-        targets = tuple(verdict if isinstance(verdict, str) else MAIN for verdict in verdicts)
+        targets = tuple(outcome if isinstance(outcome, str) else MAIN for outcome in verdicts)
         return Divided(Decoded(rows, kept, rejections, decoded.drift), targets, codes)
 
     def _coded(self, chunk: Chunk, decoded: Decoded) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
-        """Each row's value as an index into the distinct values."""
+        """Return the distinct values, and for each row the index of its value."""
         if self._to.by == "topic":
             found, codes = np.unique(chunk.range_index[decoded.kept], return_inverse=True)
             return codes, [self._ranges[index].topic for index in found]
@@ -139,5 +139,5 @@ def _of_rows_before(decoded: Decoded) -> NDArray[np.bool_]:
 
 
 def _text(value: str | bytes | None) -> str:
-    """Raises UnicodeDecodeError for bytes that are not UTF-8."""
+    """Decode a value as UTF-8; None becomes an empty text. Raises UnicodeDecodeError for invalid bytes."""
     return value.decode() if isinstance(value, bytes) else value or ""

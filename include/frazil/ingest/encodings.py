@@ -1,8 +1,8 @@
-"""Chooses how a Parquet file encodes each column, from its first rows.
+"""Chooses how a Parquet file encodes each column, from the first rows of the file.
 
-Parquet has two generations of encodings. Every reader supports dictionaries and plain values (v1). Delta
-(DELTA_BINARY_PACKED) and split bytes (BYTE_STREAM_SPLIT) are v2: some readers do not support them, so a table property
-allows them. Figures are in docs/explanation/performance.md.
+Parquet has two generations of encodings. Every reader supports those of v1: dictionaries and plain values. Some readers
+do not support those of v2: delta (DELTA_BINARY_PACKED) and split bytes (BYTE_STREAM_SPLIT). A table property therefore
+enables v2. Measurements are in docs/explanation/performance.md.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 SAMPLED_ROWS = 8_192
-"""Rows sampled; also the limit of sampled elements, keys and values of lists and maps."""
+"""Number of rows sampled. It also limits the sampled elements, keys and values of lists and maps."""
 BATCH_VALUES, BATCH_BYTES = 1_024, 2**20
-"""Values and bytes that Parquet's writer encodes before it checks whether a page is full.
+"""Maximum number and bytes of values that Parquet's writer encodes before it checks whether a page is full.
 
-Its default of 1,024 values makes a page of 100 MB from values of 100 KB, which takes three times that memory.
+The writer's default of 1,024 values makes a page of 100 MB from values of 100 KB, and needs three times as much memory.
 """
 MINIBLOCK = 32
-"""Values of DELTA_BINARY_PACKED that share a bit width; four miniblocks share a minimum."""
+"""Number of values of DELTA_BINARY_PACKED that share a bit width. Four such miniblocks form a block with one
+minimum.
+"""
 RUN = 8
-"""Indices that a dictionary page packs together unless all are equal (Parquet's RLE/bit-packing hybrid)."""
+"""Number of indices that a dictionary page packs together if they differ (Parquet's RLE/bit-packing hybrid)."""
 DELTA, SPLIT = "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"
 
 
 @dataclass(frozen=True, slots=True)
 class Encodings:
-    """Arguments of `pyarrow.parquet.ParquetWriter`: encodings by column path."""
+    """Encodings by column path, as arguments for `pyarrow.parquet.ParquetWriter`."""
 
     use_dictionary: list[str]
     column_encoding: dict[str, str]
@@ -40,10 +42,10 @@ class Encodings:
 
 
 def choose(rows: pa.Table, *, modern: bool) -> Encodings:
-    """Choose encodings for these rows; `modern` allows those of v2.
+    """Choose encodings for a file that begins with these rows; `modern` allows encodings of v2.
 
-    A number or time column gets a dictionary only if that is smaller. All other columns always get one, and Parquet's
-    writer abandons it if it grows too large.
+    Number and time columns get a dictionary only if the dictionary is smaller. All other columns get a dictionary,
+    which Parquet's writer abandons if it grows too large.
     """
     use_dictionary: list[str] = []
     column_encoding: dict[str, str] = {}
@@ -66,7 +68,7 @@ def choose(rows: pa.Table, *, modern: bool) -> Encodings:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether values are strings or bytes of any length."""
+    """Return whether the type is a string or binary type of variable length."""
     return any(
         is_one(kind)
         for is_one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
@@ -91,7 +93,9 @@ def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _instead_of_a_dictionary(array: pa.Array) -> str | None:
-    """The encoding that takes fewer bits than a dictionary; None if a dictionary is best or nothing is known."""
+    """Return the encoding that takes fewer bits than a dictionary; None if a dictionary is best, or if there are too
+    few values to decide.
+    """
     kind: Any = array.type
     real = pa.types.is_float32(kind) or pa.types.is_float64(kind)
     if not (real or pa.types.is_integer(kind) or pa.types.is_temporal(kind)):
@@ -106,7 +110,10 @@ def _instead_of_a_dictionary(array: pa.Array) -> str | None:
 
 
 def _dictionary_bits(words: NDArray[Any]) -> float:
-    """Bits per value with a dictionary: indices of one width, where runs are free, plus each distinct value once."""
+    """Estimate the bits per value with a dictionary: each distinct value once, plus indices of equal width.
+
+    Runs of equal values are assumed to need no indices.
+    """
     half = len(words) // 2
     before, distinct = (int(pc.count_distinct(pa.array(some)).as_py()) for some in (words[:half], words))
     changes = int(np.count_nonzero(words[1:] != words[:-1]))
@@ -115,7 +122,9 @@ def _dictionary_bits(words: NDArray[Any]) -> float:
 
 
 def _delta_bits(words: NDArray[Any]) -> float:
-    """Bits per value with deltas: each miniblock has the width of its largest difference above the block's minimum."""
+    """Return the bits per value with delta encoding. A miniblock's width is that of its largest difference, counted
+    from the block's minimum.
+    """
     # Differences wrap around as Parquet's do, and so may their distance from the minimum, which is unsigned.
     differences = np.diff(words)
     blocks = len(differences) // (4 * MINIBLOCK)

@@ -1,7 +1,7 @@
-"""Packs record headers into one column of bytes, so that a record without headers costs nothing.
+"""Packs the headers of each record into one byte string, so that records without headers cost nothing.
 
-Headers of a record are concatenated. Each is the length of the name and of the value (two little-endian int32; `NULL`
-for a null value), the name in UTF-8, the value, and a newline.
+A packed header begins with the lengths of its name and of its value (two little-endian int32; `NULL` for a null value).
+The name in UTF-8, the value, and a newline follow. The headers of a record are concatenated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 def packed(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | None:
-    """A record's headers as bytes; None if it has none."""
+    """Pack a record's headers into bytes; None if the record has no headers."""
     parts = []
     for name, value in headers or ():
         text = name.encode("utf-8", "surrogateescape")
@@ -32,7 +32,7 @@ def packed(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | None:
 
 
 def unpacked(data: bytes | None) -> list[tuple[str, bytes | None]]:
-    """The inverse of `packed`. A name that is not UTF-8 is escaped with backslashes."""
+    """Unpack the result of `packed`. Bytes of a name that are not UTF-8 are escaped with backslashes."""
     found, at, text = [], 0, data or b""
     while at < len(text):
         name_bytes, value_bytes = LENGTHS.unpack_from(text, at)
@@ -45,7 +45,9 @@ def unpacked(data: bytes | None) -> list[tuple[str, bytes | None]]:
 
 
 def header_column(headers: BinaryColumn | None, name: str, count: int) -> BinaryColumn:
-    """The last header of this name in each of `count` records; shares the bytes."""
+    """Return, for each of `count` records, the value of its last header with this name. The result shares the
+    buffer.
+    """
     if headers is None:
         return BinaryColumn.nulls(count)
     places = np.empty((2, count), np.int64)
@@ -61,7 +63,7 @@ def find_last(
     name: NDArray[np.uint8],
     places: NDArray[np.int64],
 ) -> None:
-    """Write start and length of the value of each record's last header of this name."""
+    """Write, for each record, the start and length of the value of its last header with this name."""
     address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
         places[0, i], places[1, i] = 0, NULL

@@ -1,15 +1,15 @@
 """Decodes in a child process, so that a record that kills the process is found and rejected.
 
-A native crash inside a decoder (a parser's bug, triggered by one record) kills the whole worker, and would kill every
-retry. Later attempts therefore decode here: when the child dies, the chunk is halved until the killing record is alone
-and is rejected as `DecoderCrashed`. Everything else lands.
+One record may trigger a bug in a native parser, whose crash kills the whole worker, and again at every retry. After a
+failed attempt, a task therefore decodes in a child process. When the child dies, the chunk is halved until the record
+that kills it is alone; that record is rejected as `DecoderCrashed`. All other records are decoded.
 
-A child may also die because of its host (memory, disk, a kill). Each new child therefore first decodes a known record,
-and a record is blamed only if it kills a child that has just decoded a known record of the same length. If no child can
-do that, the machine is at fault.
+A child may also die because of its host (memory, disk, a kill). Each new child therefore first decodes a harmless
+record. A record is rejected only if it kills a child that has just decoded a harmless record of the same length. If no
+child can decode the harmless record, the host is at fault.
 
-The child is a fresh interpreter, not a fork: the worker has librdkafka's threads. It reads pickled frames from standard
-input (first the function that makes the decoder, then chunks) and answers on standard output.
+The child is a new interpreter, not a fork, because the worker has librdkafka's threads. The child reads pickled frames
+from standard input (first the function that makes the decoder, then chunks) and answers on standard output.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ _LENGTH = struct.Struct("<Q")
 
 
 class IsolatedDecoder:
-    """A decoder that works in a child process and replaces it when it dies. `close` ends the child."""
+    """A decoder that works in a child process, and starts a new child if one dies. `close` ends the child."""
 
     def __init__(self, make: Callable[[], Decoder]) -> None:
-        """`make` must pickle; it is called in the child, and once here for the result of an empty chunk."""
+        """`make` creates the decoder and must be picklable. It is called in the child, and once here to decode an empty
+        chunk.
+        """
         self._make = make
         self._nothing = make()(Chunk.of_values([]))
         self._child: subprocess.Popen[bytes] | None = None
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Raises what the decoder raises, and EnvironmentUnusable if no child can decode."""
+        """Decode a chunk. Raises what the decoder raises, and EnvironmentUnusable if no child can decode."""
         answer = self._ask(chunk)
         if isinstance(answer, int) and len(chunk) == 1:
             self._prove(self._child or self._start(), known_record(len(chunk.values[0] or b"")))
@@ -63,13 +65,13 @@ class IsolatedDecoder:
         )
 
     def close(self) -> None:
-        """End the child, if one runs."""
+        """End the child process, if one runs."""
         if self._child is not None:
             self._child.kill()
             self._reap(self._child)
 
     def _ask(self, chunk: Chunk) -> Decoded | BaseException | int:
-        """The child's answer, or its exit code if the chunk killed it."""
+        """Return the child's answer, or the child's exit code if the chunk killed it."""
         child = self._child or self._start()
         try:
             _send(child.stdin, chunk)
@@ -90,7 +92,7 @@ class IsolatedDecoder:
         return child
 
     def _prove(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
-        """Let the child decode a record that kills no decoder; any answer is fine."""
+        """Check that the child can decode a harmless record. The result of decoding does not matter."""
         *before, known = frames
         try:
             for frame in before:
@@ -113,7 +115,7 @@ class IsolatedDecoder:
 
 
 def known_record(size: int = 0) -> bytes:
-    """A record of about this size that every decoder decodes or rejects."""
+    """Return a harmless record of about this size: every decoder decodes or rejects it."""
     return b"{" + b" " * (size - 2) + b"}"
 
 
@@ -125,7 +127,7 @@ def _send(pipe: Any, value: object) -> None:
 
 
 def _receive(pipe: Any) -> Any:
-    """The next frame. Raises EOFError when the other side ended."""
+    """Read the next frame from the pipe. Raises EOFError if the other process has ended."""
     header = pipe.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         raise EOFError
@@ -137,7 +139,7 @@ def _receive(pipe: Any) -> Any:
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """The child's loop: until its standard input ends."""
+    """Run the child's loop: decode chunks until standard input ends."""
     decode: Decoder = _receive(questions)()
     while True:
         try:

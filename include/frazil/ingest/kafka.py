@@ -1,7 +1,10 @@
-"""Reads offset ranges of many topic-partitions with one consumer: the shared part of both readers.
+"""Reads offset ranges of many topic-partitions with one consumer: the base class of both Kafka readers.
 
-Offsets may be missing, so a range ends with its last offset, or at a later record or an end of partition.
-`kafka_columns` makes no Python object per record; `kafka_messages` is the fallback; `readers` chooses.
+Some offsets may have no record. A range therefore ends with its last offset, with a later record, or with an
+end-of-partition event.
+
+`kafka_columns` is the fast reader, which creates no Python object per record; `kafka_messages` is the fallback.
+`readers` chooses one of them.
 """
 
 from __future__ import annotations
@@ -25,26 +28,30 @@ from frazil.offsets.spans import TopicPartition
 log = logging.getLogger(__name__)
 
 CHUNK_RECORDS = 50_000
-"""Records of a chunk. Parsing cost per record is flat from 20,000 on; smaller chunks need less memory and more
-cache.
+"""Maximum number of records in a chunk.
+
+The decoding cost per record no longer falls above 20,000 records. Smaller chunks need less memory and fit the CPU cache
+better.
 """
 CHUNK_BYTES = 32 * 2**20
 CONSUME_RECORDS = 2_000
-"""Messages fetched at once: enough to amortise the call, few enough that they stay in the CPU's cache."""
+"""Maximum number of messages fetched per call: enough to make the call cheap per message, and few enough to stay in the
+CPU cache.
+"""
 CONSUME_BYTES = 16 * 2**20
 POLL_S = 0.1
 UNREACHABLE_LIMIT_S = 120.0
 WATERMARKS_TIMEOUT_S = 10.0
 FETCHES_THROTTLED = 2
-"""Consecutive fetches that a quota may delay before that counts as silence."""
+"""Number of consecutive fetches that a broker's quota may delay before reading counts as stalled."""
 MAX_THROTTLED_S = 900.0
 LOGGED_THROTTLE_S = 5.0
 
 LARGEST = "receive.message.max.bytes"
 TUNING = {"fetch.queue.backoff.ms": "5", "queued.max.messages.kbytes": "32768", "log_level": "2", LARGEST: "300000000"}
-"""Overridable defaults: librdkafka backs off a whole second once its queue is full, and logs a line for each failed
-connection, twenty a second; our error quotes the last one. Its buffer for a batch of zstd grows by three up to
-`LARGEST`, so that any batch of 100 MB fits. Only a batch that needs the buffer takes the memory.
+"""Defaults that users can override. librdkafka's own default is to wait a whole second once its queue is full, and to
+log twenty lines a second for failed connections. Our error message quotes the last of these lines. Its buffer for a
+batch of zstd grows by three up to `LARGEST`, so that any batch of 100 MB fits. Other batches do not need the memory.
 """
 
 EXACTNESS = {
@@ -54,24 +61,25 @@ EXACTNESS = {
     "enable.auto.commit": "false",
     "enable.auto.offset.store": "false",
 }
-"""Properties that cannot be overridden: otherwise records would be lost, or uncommitted ones read."""
+"""Properties that users cannot override: with other values, records would be lost, or uncommitted records read."""
 
 _GONE = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 _CONSEQUENCES = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})
-"""Consequences of other errors, without their cause. Connections come and go, so these are not logged."""
+"""Errors that only follow from other errors and do not name a cause. They are frequent, so they are not logged."""
 _NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
-"""An offset that retention deleted, or that a log lost while it was read."""
+"""Errors for an offset that retention deleted, or that was lost when the log was truncated."""
 
 
 def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """All properties of the consumer. It joins no group: partitions are assigned, and no offset is committed."""
+    """Return all properties of the consumer. It joins no group and commits no offset: partitions are assigned to it."""
     return {**TUNING, "group.id": "frazil", **properties, **EXACTNESS}
 
 
 def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Each topic's first place and number of places in the lookup; and the lookup: each partition's range.
+    """Build the lookup from a topic-partition to the index of its range.
 
-    The range of a partition that is not read is -1.
+    Returns, for each topic, its first place in the lookup and its number of places; and the lookup, which has one place
+    per partition. A partition that is not read has the range -1.
     """
     sizes: dict[str, int] = {}
     for r in ranges:
@@ -84,15 +92,15 @@ def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int
 
 
 class RangeReader(ABC):
-    """Reads `[start, end)` of each range once. Iterate it to the end, then `close` (or use it as a context).
+    """Reads the records `[start, end)` of each range once. Iterate to the end, then call `close` (or use `with`).
 
     Errors name the `stream`, if it is given.
     """
 
     notice: str | None = None
-    """Notice for operators about how the reader reads."""
+    """A notice for operators about how the reader reads; None if there is nothing to report."""
     on_read: Callable[[int], None] = staticmethod(lambda _: None)
-    """Called after each fetch with the number of records read that are not yet in a chunk."""
+    """Called after each fetch with the number of records that were read but not yet returned in a chunk."""
 
     def __init__(
         self,
@@ -128,10 +136,10 @@ class RangeReader(ABC):
         self.close()
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Yield chunks of about `CHUNK_RECORDS` or `CHUNK_BYTES`, whichever is less.
+        """Yield chunks of at most about `CHUNK_RECORDS` records and `CHUNK_BYTES`.
 
         Raises OffsetGap if a range begins before Kafka's first offset, AccessDenied, TopicMissing, SpecError for a
-        batch beyond `receive.message.max.bytes`, and KafkaUnavailable if no open range advances within the limit.
+        batch beyond `receive.message.max.bytes`, and KafkaUnavailable if no open range advances within the time limit.
         """
         self._assign((*tp, int(self._positions[i])) for tp, i in self._open.items())
         advanced_at = self._monotonic()
@@ -153,15 +161,15 @@ class RangeReader(ABC):
         yield from self._rest()
 
     def _progress(self) -> tuple[int, int]:
-        """Changes when a range ends, and when a record or an end of partition moves a position."""
+        """Return a value that changes when a range ends, and when a record or an end of partition moves a position."""
         return len(self._open), int(self._positions.sum())
 
     def _silence_limit_s(self) -> float:
-        """Time without any progress after which reading fails. A quota may delay the next fetches."""
+        """Return the time (s) without progress after which reading fails. A broker's quota may extend it."""
         return self._limit_s + min(FETCHES_THROTTLED * self._throttled_s, MAX_THROTTLED_S)
 
     def _on_throttle(self, milliseconds: int) -> None:
-        """Note that a quota of the broker delays the next fetch, or no longer does."""
+        """Store by how long a broker's quota delays the next fetch; 0 if it no longer does."""
         self._throttled_s = milliseconds / 1000
         if self._throttled_s >= LOGGED_THROTTLE_S and "throttle" not in self._logged:
             self._logged.add("throttle")
@@ -178,19 +186,19 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _assign(self, places: Iterable[tuple[str, int, int]]) -> None:
-        """Read these topic-partitions, starting at these offsets."""
+        """Start reading these topic-partitions at these offsets."""
 
     @abstractmethod
     def _fetch(self, wanted: int, timeout_s: float) -> int:
-        """Take up to `wanted` messages and events from the consumer. Returns their number."""
+        """Fetch up to `wanted` messages and events. Returns the number fetched."""
 
     @abstractmethod
     def _chunks(self) -> Iterator[Chunk]:
-        """Process what was fetched; yield full chunks."""
+        """Process the fetched messages, and yield the chunks that are full."""
 
     @abstractmethod
     def _pending(self) -> int:
-        """Number of records that were read and are not in a chunk yet."""
+        """Return the number of records that were read but are not in a chunk yet."""
 
     @abstractmethod
     def _rest(self) -> Iterator[Chunk]:
@@ -201,16 +209,18 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _watermarks(self, of: OffsetRange) -> tuple[int, int]:
-        """First offset and end of a range's log in Kafka. Raises KafkaException."""
+        """Return the first offset and the end of a range's log in Kafka. Raises KafkaException."""
 
     def _wanted(self) -> int:
-        """Number of messages to fetch, limited to what remains: a larger fetch waits its whole timeout."""
+        """Return how many messages to fetch. A larger fetch than the remaining messages would wait until its
+        timeout.
+        """
         open_ranges = list(self._open.values())
         left = int((self._ends[open_ranges] - self._positions[open_ranges]).sum())
         return max(1, min(CONSUME_RECORDS, left, int(CONSUME_BYTES / self._bytes_per_record)))
 
     def _finish(self, indexes: Iterable[int]) -> None:
-        """Stop reading these ranges; those that had ended before are skipped."""
+        """Stop reading these ranges. Ranges that had already ended are skipped."""
         places = [(self._ranges[i].topic, self._ranges[i].partition) for i in indexes]
         ended = [place for place in places if self._open.pop(place, None) is not None]
         if ended:
@@ -231,7 +241,7 @@ class RangeReader(ABC):
             self._on_error(code, text, where=f"{place[0]}[{place[1]}]")
 
     def _on_error(self, code: int, text: str, where: str = "") -> None:
-        """Keep the failure, which the loop raises: an exception in a callback would be lost."""
+        """Store an error for the reading loop to raise. If a callback raised it, the exception would be lost."""
         self._troubles[code] = text
         place = where or self._place()
         if code not in _CONSEQUENCES and code not in self._logged:
@@ -266,7 +276,7 @@ class RangeReader(ABC):
         todo = "" if causes else " Are the brokers reachable?"
         if self._throttled_s:
             said.append(self._throttle_words())
-            todo = " Raise the quota, or let producers send smaller batches: one must fit into the quota of 10 s."
+            todo = " Raise the quota, or let producers send smaller batches: a batch must fit into 10 s of the quota."
         too_large = any(LARGEST in text for text in causes)  # it stays so, however often it is read
         return (SpecError if too_large else KafkaUnavailable)(
             f"no record arrived for {self._silence_limit_s():.0f} s and {len(self._open)} ranges have not ended, among "

@@ -1,10 +1,12 @@
-"""Reads offset ranges into columns: librdkafka's C API, and a compiled loop over the messages that it returns.
+"""Reads offset ranges into columns with librdkafka's C API and a compiled loop over the messages.
 
-No Python object is made for a record. The loop copies a message into the columns of the chunk, destroys it, and
-zeroes its address in `_messages`, so that each message is destroyed exactly once, whatever is raised in between. The
-loop stops at an event (an end of partition, an error), at a record that does not fit, and at an unknown topic;
-Python handles it, and the loop continues. librdkafka calls back into Python only for errors of the client; its log
-lines go to a separate queue, which is emptied after each fetch.
+The loop copies each message into the columns of the chunk, destroys the message, and zeroes its address in `_messages`.
+Each message is thus destroyed exactly once, whatever exception is raised in between. The loop stops at an event (an end
+of partition, an error), at a record that does not fit, and at an unknown topic. Python handles the case, and the loop
+continues.
+
+No Python object is created for a record. librdkafka calls Python only for errors and throttling. Its log lines go to a
+separate queue, which is emptied after each fetch.
 """
 
 from __future__ import annotations
@@ -53,20 +55,22 @@ from frazil.offsets.spans import TopicPartition
 log = logging.getLogger(__name__)
 
 _LOG_LEVELS = {4: logging.WARNING, 5: logging.INFO, 6: logging.INFO, 7: logging.DEBUG}
-"""Log levels by syslog's levels; lower ones are errors."""
+"""Python's log levels by syslog level. Syslog levels below these are logged as errors."""
 _ROOM_BYTES = 2**20
-"""Room for a first chunk's values, and for its keys; later chunks start with what the previous one needed."""
+"""Bytes of room for the values, and for the keys, of the first chunk. Later chunks start with what the previous chunk
+needed.
+"""
 
 
 def compile_now() -> None:
-    """Compile the loop, or load it from the cache, so that a failure comes before any message is held."""
+    """Compile the loop or load it from the cache. A failure then comes before any message has been fetched."""
     empty, no_words = _Columns(0, 0, 0), np.zeros(0, np.int64)
     rows, index = np.zeros((0, 3), np.int64), np.zeros(0, np.int32)
     take(no_words, np.zeros(9, np.int64), rows, index, rows, index, *empty.arrays(), no_words, 0, 0, 0, 0, 0)
 
 
 class ColumnReader(RangeReader):
-    """Raises LibraryUnfit if librdkafka's C API cannot be used."""
+    """Reads ranges through librdkafka's C API. Raises LibraryUnfit if that API cannot be used."""
 
     def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
         super().__init__(properties, ranges, **limits)
@@ -80,7 +84,7 @@ class ColumnReader(RangeReader):
         self._ended = np.zeros(len(ranges), np.int32)
         self._open_by_topic = Counter(topic for topic, _ in self._open)
         self._before = np.zeros(2, np.int64)
-        self._know({})
+        self._set_known_topics({})
         self._columns = _Columns(_ROOM_BYTES, _ROOM_BYTES, _ROOM_BYTES // 16)
         self._client: int | None = None
         self._callbacks = ErrorCallback(self._on_trouble), ThrottleCallback(self._on_wait)
@@ -91,7 +95,9 @@ class ColumnReader(RangeReader):
         self._queue = self._library.queue_get_consumer(self._client)
 
     def close(self) -> None:
-        """Close in bounded time, whatever the brokers do: there is no group to leave and no offset to commit."""
+        """Close the client in limited time, whatever state the brokers are in: no group to leave, no offsets to
+        commit.
+        """
         client, self._client = self._client, None
         if client is None or os.getpid() != self._pid:  # a forked process does not have librdkafka's threads
             return
@@ -117,7 +123,7 @@ class ColumnReader(RangeReader):
         finally:
             self._library.topic_partition_list_destroy(ended)
         self._open_by_topic.subtract(topic for topic, _ in partitions)
-        self._know({rkt: name for rkt, name in self._known.items() if self._open_by_topic[name]})
+        self._set_known_topics({rkt: name for rkt, name in self._known.items() if self._open_by_topic[name]})
 
     def _watermarks(self, of: OffsetRange) -> tuple[int, int]:
         assert self._client is not None
@@ -131,7 +137,7 @@ class ColumnReader(RangeReader):
         return int(self._at[COUNT])
 
     def _chunks(self) -> Iterator[Chunk]:
-        at, before = self._at, self._taken()
+        at, before = self._at, self._copied_totals()
         while why := self._take():
             if why == CHUNK_FULL:
                 yield from self._rest()
@@ -142,20 +148,22 @@ class ColumnReader(RangeReader):
                 self._take_event()
             else:
                 self._learn_topic()
-        records, size = self._taken() - before
+        records, size = self._copied_totals() - before
         if records:
             self._bytes_per_record = max(1.0, size / records - 2)  # value and key are each followed by a newline
 
     def _rest(self) -> Iterator[Chunk]:
         if self._at[RECORDS]:
-            self._before = self._taken()
+            self._before = self._copied_totals()
             columns, self._columns = self._columns, self._columns.successor(self._at)
             chunk = columns.chunk(self._at)
             self._at[[RECORDS, *ENDS]] = 0
             yield chunk
 
-    def _taken(self) -> NDArray[np.int64]:
-        """Records taken so far, and bytes of their values, keys and headers."""
+    def _copied_totals(self) -> NDArray[np.int64]:
+        """Return the number of records copied since the reader started, and the bytes of their values, keys and
+        headers.
+        """
         at = self._at
         taken: NDArray[np.int64] = self._before + np.array([at[RECORDS], at[ENDS].sum()])
         return taken
@@ -201,25 +209,28 @@ class ColumnReader(RangeReader):
         self._on_partition(code, text, place, offset)
 
     def _learn_topic(self) -> None:
-        """Remember only topics that are still read: librdkafka may reuse the address of any other."""
+        """Add the topic of the next message to the known topics, if the topic is still being read.
+
+        Other topics are not kept, because librdkafka may reuse the address of a topic object that is no longer in use.
+        """
         rkt = self._next_message().rkt
         name = self._library.topic_name(rkt).decode()
         if self._open_by_topic[name]:
-            self._know({**self._known, rkt: name})
+            self._set_known_topics({**self._known, rkt: name})
         else:
             self._drop_message()
 
-    def _know(self, known: dict[int, str]) -> None:
+    def _set_known_topics(self, known: dict[int, str]) -> None:
         self._known = known
         rows = [(rkt, *self._partitions[name]) for rkt, name in known.items()]
         self._topics = np.array(rows, np.int64).reshape(-1, 3)
 
     def _on_trouble(self, _: int, code: int, text: bytes, __: int) -> None:
-        """librdkafka's error callback, called in this thread while it polls."""
+        """librdkafka's error callback. It runs in this thread, while this thread polls."""
         self._on_error(code, text.decode(errors="replace"))
 
     def _on_wait(self, _: int, __: bytes, ___: int, milliseconds: int, ____: int) -> None:
-        """librdkafka's throttle callback, called like the one above."""
+        """librdkafka's throttle callback. It runs in this thread, while this thread polls."""
         self._on_throttle(milliseconds)
 
     def _pending(self) -> int:
@@ -237,7 +248,7 @@ class ColumnReader(RangeReader):
 
 
 class _Columns:
-    """The columns of a chunk that is being filled."""
+    """The columns of the chunk that is being filled."""
 
     def __init__(self, values_bytes: int, keys_bytes: int, headers_bytes: int) -> None:
         self.values = np.empty(values_bytes, np.uint8)
@@ -250,18 +261,18 @@ class _Columns:
         self.places = np.empty((2, CHUNK_RECORDS), np.int64)
 
     def arrays(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any]:
-        """The arrays, in the order of the loop's arguments."""
+        """Return the arrays in the order of the loop's arguments."""
         of_values, of_keys = (self.values, self.value_places), (self.keys, self.key_places)
         return (*of_values, *of_keys, self.headers, self.header_places, self.index, self.places)
 
     def make_room(self, at: NDArray[np.int64], value_bytes: int, key_bytes: int, headers_bytes: int) -> None:
-        """Make room for one more record of this size."""
+        """Enlarge the arrays so that one more record of this size fits."""
         self.values = _with_room(self.values, int(at[VALUES_END]), value_bytes + 1)
         self.keys = _with_room(self.keys, int(at[KEYS_END]), key_bytes + 1)
         self.headers = _with_room(self.headers, int(at[HEADERS_END]), headers_bytes)
 
     def successor(self, at: NDArray[np.int64]) -> _Columns:
-        """Empty columns, with room for a quarter more than these hold."""
+        """Return empty columns with room for a quarter more bytes than these columns hold."""
         needed = (at[ENDS] * 5 // 4 + _ROOM_BYTES // 16).tolist()
         return _Columns(*(min(size, CHUNK_BYTES) for size in needed))
 

@@ -1,9 +1,11 @@
 """Compiled: copies librdkafka's messages into the columns of a chunk, and destroys them.
 
-Asking librdkafka for headers of a record without any would cost a third of all reading. In Kafka's record format 2, the
-number of headers is the byte after the value, in the same buffer: if it is zero, the loop does not ask. It still asks
-at each `_SURE_EVERY`th offset. If librdkafka ever keeps values elsewhere, the loop notices and asks for every record
-from then on.
+Calling librdkafka for the headers of each record would cost a third of all reading time, although most records have no
+headers. In Kafka's record format 2, the byte after the value is the number of headers, and is in the same buffer. The
+loop makes no call if that byte is zero.
+
+As a check, the loop calls librdkafka nevertheless for each `_SURE_EVERY`th offset. If a future librdkafka stores values
+elsewhere, the loop detects this and calls librdkafka for every record from then on.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _KEY, _KEY_LENGTH, _OFFSET = Message.key.offset, Message.key_len.offset, Message
 
 @compiled
 def length_of_text(address: Any) -> Any:
-    """Length of the C string at an address."""
+    """Return the length of the C string at an address."""
     length = np.int64(0)
     while load8(address + length) != 0:
         length += 1
@@ -44,7 +46,7 @@ def length_of_text(address: Any) -> Any:
 
 @compiled
 def size_of_headers(headers: Any, get: int, work: Any) -> Any:
-    """Bytes that a record's headers need; `work` has room for three words."""
+    """Return the number of bytes that a record's headers need when packed. `work` is scratch space of three words."""
     index, size = np.int64(0), np.int64(0)
     while call_for_three(get, headers, index, work.ctypes.data) == 0:
         size += 9 + length_of_text(work[0])
@@ -73,7 +75,9 @@ def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
 
 @compiled
 def has_no_headers(message: Any, leader_epoch: int) -> bool:
-    """Whether the byte after the value is zero. Only records of format 2 have a leader epoch, and that byte."""
+    """Return whether the byte after the value is zero. Only records of format 2, which have a leader epoch, have that
+    byte.
+    """
     payload = load64(message + _PAYLOAD)
     if payload == 0 or call64(leader_epoch, message, 0) & 0x80000000 != 0:
         return False
@@ -106,10 +110,11 @@ def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop, which is all t
     """Copy records into columns. Returns why the loop stopped.
 
     `messages` are addresses of `rd_kafka_message_t`, from `at[NEXT]` to `at[COUNT]`. `ranges`, `topics` and `lookup`
-    select the wanted records; `ended` receives the ranges that end here. `values`, `keys` and `headers` are bytes;
-    `value_places`, `key_places` and `header_places` hold starts and lengths in them, `places` offsets and timestamps.
-    `work` has room for three words. `destroy`, `timestamp`, `leader_epoch`, `headers_of` and `get_header` are addresses
-    of librdkafka's functions.
+    select the wanted records; `ended` receives the ranges that end here.
+
+    `values`, `keys` and `headers` are bytes; `value_places`, `key_places` and `header_places` hold the starts and
+    lengths of each record's part, `places` its offset and timestamp. `work` is scratch space of three words. `destroy`,
+    `timestamp`, `leader_epoch`, `headers_of` and `get_header` are addresses of librdkafka's functions.
     """
     capacity = index.shape[0]
     i, count, record = at[NEXT], at[COUNT], at[RECORDS]

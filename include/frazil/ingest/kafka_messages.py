@@ -1,7 +1,7 @@
-"""Reads offset ranges as confluent-kafka's message objects, where `kafka_columns` cannot be used.
+"""Reads offset ranges as confluent-kafka message objects. Used where `kafka_columns` cannot be used.
 
-A Python statement for each record costs too much. Messages are therefore consumed in batches, `map` calls the C methods
-that read their attributes, and NumPy finds which ranges ended and the positions of the others.
+Running Python statements for each record would be slow, so messages are fetched in batches. `map` calls the C methods
+that read their attributes, and NumPy finds the ranges that ended and the new positions.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MessageReader(RangeReader):
             yield from self._rest()
 
     def _take_in_order(self, batch: list[Message]) -> None:
-        """Handle each event before the records that follow it."""
+        """Handle a batch that contains events: each event is handled before the records that follow it."""
         begin = 0
         for place, event in enumerate(batch):
             error: Any = event.error()
@@ -116,7 +116,7 @@ class MessageReader(RangeReader):
         self._unfinished.add(batch, index, offsets)
 
     def _indexes(self, batch: list[Message]) -> NDArray[np.int32]:
-        """The range of each message; -1 for a topic-partition that is not read."""
+        """Return, for each message, the index of its range; -1 for a topic-partition that is not read."""
         row: Any = self._topic_rows.get
         rows = np.fromiter(map(row, map(Message.topic, batch), repeat(-1)), np.int32, len(batch))
         partitions = np.fromiter(map(Message.partition, batch), np.int32, len(batch))
@@ -126,7 +126,7 @@ class MessageReader(RangeReader):
 
 
 class _Pending:
-    """Collects batches until they fill a chunk."""
+    """Collects batches of messages until they fill a chunk."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -139,7 +139,7 @@ class _Pending:
         self._timestamps: list[NDArray[np.int64]] = []
 
     def add(self, messages: list[Message], index: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-        """Copy the needed attributes, so that messages are freed while they are still in the CPU's cache."""
+        """Copy the needed attributes, so that messages are freed while they are still in the CPU cache."""
         values, keys = list(map(Message.value, messages)), list(map(Message.key, messages))
         found: Iterable[Any] = map(Message.headers, messages)
         headers = [packed(some) if some else None for some in found]

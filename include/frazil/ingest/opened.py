@@ -1,4 +1,4 @@
-"""Opens a stage's reader, decoder and writer, as described by its context."""
+"""Creates the reader, decoder and writers of a stage from its context."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_writer(context: StageContext, target: Target, file_name: Callable[[], s
 
 
 def open_reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader | FileReader:
-    """Open the reader of Kafka or of a backfill's files."""
+    """Open the reader of Kafka, or of a backfill's files."""
     if not context.files:
         return kafka_reader(resolve_all(context.kafka, os.environ), task.ranges, stream=context.stream)
     io = load_file_io(dict(context.main.io), location=context.files[0].path)
@@ -41,7 +41,7 @@ def open_reader(context: StageContext, task: StageTask) -> RangeReader | TurnRea
 
 
 def decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:
-    """Return a function that makes decoders of the records' format for columns of this schema."""
+    """Return a function that creates decoders of the records' format for the columns of this schema."""
     units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
     filled = value_schema(record_schema(schema, context.coordinates), context.beside)
     make = partial(decoder, context.record_format, evolution=context.evolution)

@@ -1,4 +1,4 @@
-"""Writes one Parquet file of a table, and collects what its manifest entry needs."""
+"""Writes one Parquet file of a table, and collects the statistics for its manifest entry."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ ROW_GROUP_ROWS = 1_048_576
 PAGE_BYTES = 2**20
 PAGE_ROWS = 20_000
 DICTIONARY_BYTES = 2 * 2**20
-"""Iceberg's own defaults for the table properties that `FileLayout.of` reads."""
+"""Iceberg's defaults for the table properties that `FileLayout.of` reads."""
 FORMAT_VERSION = "write.parquet.format-version"
-"""Version of the encodings: v2 where the table property sets it, as in new tables. Pages are always v1."""
+"""Table property that selects the generation of encodings. New tables set it to v2. Pages always have format v1."""
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """How files of a table are written, parsed once for all files of a task."""
+    """How the files of a table are written. The table's metadata is parsed once for all files of a task."""
 
     target: Target
     schema: Schema
@@ -54,24 +54,24 @@ class FileLayout:
     """Whether encodings of v2 may be used."""
     writer_options: Mapping[str, Any]
     statistics: Mapping[int, Any]
-    """Statistics that PyIceberg keeps of each column, by field id."""
+    """PyIceberg's plan of the statistics to keep of each column, by field id."""
     column_ids: Mapping[str, int]
-    """Field ids by the columns' paths in the file."""
+    """Field ids by the column's path in the file."""
     partition_types: tuple[IcebergType, ...]
     content: Content
 
     def retained_bytes(self, written: int) -> int:
-        """Approximate bytes that an open file keeps after a row group of `written` Arrow bytes: pages and dictionaries.
+        """Estimate the bytes that an open file keeps in memory after a row group of `written` Arrow bytes.
 
-        Parquet's writer frees them when the next row group begins. Measured with pyarrow 26.
+        Parquet's writer keeps pages and dictionaries until the next row group begins. Measured with pyarrow 26.
         """
         columns = len(self.schema.column_names)
-        most = 2 * int(self.writer_options["dictionary_pagesize_limit"])
-        return min(2 * written + columns * 400_000, columns * most)
+        max_bytes = 2 * int(self.writer_options["dictionary_pagesize_limit"])
+        return min(2 * written + columns * 400_000, columns * max_bytes)
 
     @classmethod
     def of(cls, table: TargetTable, target: Target) -> FileLayout:
-        """Raises SpecError for a table property that cannot be used."""
+        """Parse a table's metadata. Raises SpecError for a table property with an invalid value."""
         schema = Schema.model_validate_json(table.schema_json)
         spec = PartitionSpec.model_validate_json(table.spec_json)
         properties = table.properties
@@ -127,7 +127,7 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 class ParquetFile:
-    """A file that grows by row groups until it is closed or removed; without `io` it exists only in memory."""
+    """A Parquet file that grows by row groups until it is closed or removed. Without `io` it exists only in memory."""
 
     def __init__(
         self, io: FileIO | None, path: str, layout: FileLayout, partition: tuple[Any, ...], *, encodings: Encodings
@@ -149,24 +149,24 @@ class ParquetFile:
 
     @property
     def bytes(self) -> int:
-        """Bytes written so far, without the footer."""
+        """Number of bytes written so far, without the footer."""
         size: int = self._stream.tell()
         return size
 
     def write(self, rows: pa.Table) -> None:
-        """Write a sorted run of rows as one or more row groups."""
+        """Write rows that are sorted among themselves, as one or more row groups."""
         self._sorted_runs += 1
         self._writer.write_table(revealed(rows), row_group_size=self._layout.row_group_rows)
 
     def close(self) -> StagedFile:
-        """Finish the file; readers can open it only now."""
+        """Finish the file. Readers can open the file only after this."""
         self._writer.close()
         size = self.bytes
         self._stream.close()
         return self._staged(self._writer.writer.metadata, size)
 
     def remove(self) -> None:
-        """Close and delete the file in any state; the caller may ignore errors."""
+        """Close and delete the file, whatever its state. The caller may ignore errors."""
         try:
             self._writer.close()
         finally:
@@ -201,7 +201,7 @@ class ParquetFile:
 
 
 def partition_bytes(layout: FileLayout, values: tuple[Any, ...]) -> PartitionKey:
-    """Partition values as base64 of Iceberg's single-value serialisation."""
+    """Return partition values as Iceberg's single-value serialisation in base64."""
     return tuple(
         None if value is None else base64.b64encode(to_bytes(kind, value)).decode()  # type: ignore[arg-type]  # transforms give primitives
         for kind, value in zip(layout.partition_types, values, strict=True)

@@ -1,7 +1,7 @@
-"""Compile the loops over records before the first batch needs them: `python -m frazil.ingest.precompile`.
+"""Compiles the loops over records before the first batch needs them: `python -m frazil.ingest.precompile`.
 
-`make setup` and the image's build run it. Otherwise a user's first task on a host compiles for about 15 CPU seconds,
-once for each version of frazil and of Numba.
+`make setup` and the image's build run this program. Without it, a user's first task on a host spends about 15 CPU
+seconds on compiling, once for each version of frazil and of Numba.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMPILED: tuple[PlainFormat, ...] = (
     {"type": "avro", "schema-text": '{"type": "record", "name": "R", "fields": [{"name": "s", "type": "string"}]}'},
     {"type": "protobuf", "schema-text": 'syntax = "proto3"; message R { string s = 1; int64 l = 2; }'},
 )
-"""Formats to compile; each decoder decodes or rejects the record below."""
+"""Formats to compile. The decoder of each format decodes or rejects the record in `main`, which compiles its loop."""
 
 
 def main() -> None:

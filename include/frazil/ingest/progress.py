@@ -1,9 +1,11 @@
-"""Counts each range's rows and dead letters, and finds its newest event time."""
+"""Counts the rows and dead letters of each offset range, and finds its newest event time."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +16,14 @@ from frazil.ingest.contract import OffsetRange, RangeProgress
 NEVER = np.iinfo(np.int64).min
 MAX_PLACES = 10_000
 MAX_WINDOWS = 1_000
-"""Rows of more windows are not counted by window: a commit's summary has no room for them, and scattered event times
-would fill memory and journals.
+"""Maximum number of windows by which rows are counted. With more windows, rows are not counted by window.
+
+A commit's summary has no room for more windows, and scattered event times would fill memory and journals.
 """
 
 
 class ProgressCounter:
-    """Adds up chunks."""
+    """Counts rows, dead letters and event times of each range, over all chunks of a task."""
 
     def __init__(self, ranges: Sequence[OffsetRange], *, max_future_us: int, window_us: int | None) -> None:
         self._ranges = ranges
@@ -35,7 +38,7 @@ class ProgressCounter:
 
     @property
     def records(self) -> int:
-        """Records read so far, rejected ones included."""
+        """Number of records read so far, including rejected ones."""
         return int(self._records.sum() + self._rejected.sum())
 
     def landed(  # noqa: PLR0913 - what is counted of rows
@@ -48,11 +51,13 @@ class ProgressCounter:
         records: NDArray[np.bool_] | None = None,
         of_windows: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Count rows, given each row's range, event time and record's Kafka timestamp.
+        """Count rows. `range_index`, `event_times` and `timestamps_ms` (Kafka's) have one entry per row.
 
-        Event times are microseconds since the epoch, UTC, and may be null. A Kafka timestamp is usually the producer's
-        own clock, so this host's time limits it; one below 0 is missing. `records` masks the first row of each record,
-        if a record may be several rows. `of_windows` masks the rows that count by window.
+        Event times are in microseconds since the epoch, UTC, and may be null. Kafka's timestamp is usually set by the
+        producer's clock, so a timestamp after `now_ms` counts as `now_ms`. A timestamp below 0 is missing.
+
+        `records` masks the first row of each record, if a record may become several rows. `of_windows` masks the rows
+        that are counted by window.
         """
         if len(range_index) == 0:
             return
@@ -94,7 +99,9 @@ class ProgressCounter:
 
 
 def _by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
-    """Rows by window start. Most chunks span few windows: counting by position costs a tenth of sorting."""
+    """Count rows by window start. Most chunks span few windows, and counting by position takes a tenth of the time of
+    sorting.
+    """
     if len(times) == 0:
         return {}
     numbers = times // window_us
@@ -107,3 +114,30 @@ def _by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
         numbers, rows = np.unique(numbers, return_counts=True)
         starts = numbers * window_us
     return dict(zip(starts.tolist(), rows.tolist(), strict=True))
+
+
+log = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 1.0
+
+
+class Reporter:
+    """Reports the task's progress. If a report fails, the task continues."""
+
+    def __init__(self, on_progress: Callable[[int], None]) -> None:
+        self._on_progress = on_progress
+        self._due = time.monotonic() + REPORT_EVERY_S
+        self._warned = False
+
+    def now_and_then(self, records: int) -> None:
+        if time.monotonic() >= self._due:
+            self(records)
+            self._due = time.monotonic() + REPORT_EVERY_S
+
+    def __call__(self, records: int) -> None:
+        try:
+            self._on_progress(records)
+        except Exception as error:
+            if not self._warned:
+                log.warning("cannot report the task's progress; the task continues: %s", error)
+            self._warned = True

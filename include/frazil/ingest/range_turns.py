@@ -1,4 +1,4 @@
-"""Reads several offset ranges of one topic-partition in the fewest possible passes."""
+"""Reads several offset ranges of the same topic-partition in as few passes as possible."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from frazil.offsets.spans import TopicPartition
 
 
 class TurnReader:
-    """Reads `[start, end)` of each range once, although a `RangeReader` reads one range of a topic-partition at a time.
+    """Reads the records `[start, end)` of each range once, even if several ranges belong to one topic-partition.
 
-    Between dead letters, a backfill reads many small ranges: one task reads them all into one file.
+    A `RangeReader` reads only one range per topic-partition, so this class uses several readers, one after another. A
+    backfill of the gaps between dead letters has many small ranges, which one task reads into one file.
     """
 
     notice: str | None = None
@@ -33,10 +34,10 @@ class TurnReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: each pass closes its reader when it ends."""
+        """Do nothing: each pass closes its own reader."""
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Raises what `RangeReader` raises."""
+        """Yield the chunks of all ranges. Raises what `RangeReader` raises."""
         for turn in turns(self._ranges):
             index = np.array(turn, np.int32)
             with self._open_ranges([self._ranges[i] for i in turn]) as reader:
@@ -46,7 +47,7 @@ class TurnReader:
 
 
 def turns(ranges: Sequence[OffsetRange]) -> list[list[int]]:
-    """Group the ranges' indexes into passes, each with at most one range of a topic-partition. Pure."""
+    """Group the indexes of the ranges into passes, each with at most one range per topic-partition."""
     seen: dict[TopicPartition, int] = defaultdict(int)
     found: list[list[int]] = []
     for index, r in enumerate(ranges):

@@ -1,4 +1,4 @@
-"""Chooses the reader of Kafka's ranges."""
+"""Chooses which reader reads Kafka's offset ranges."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from frazil.kafka.librdkafka import LibraryUnfit, librdkafka
 log = logging.getLogger(__name__)
 
 FORCED = "FRAZIL_KAFKA_READER"
-"""Environment variable of executors: `messages` makes them read records as message objects."""
+"""Environment variable of executors. The value `messages` selects the slower reader, which uses message objects."""
 EACH_RECORD = "records of Kafka are read one by one, which costs more CPU"
 
 
 def kafka_reader(
     properties: Mapping[str, str], ranges: Sequence[OffsetRange], *, stream: str | None = None
 ) -> RangeReader | TurnReader:
-    """Return a reader of these ranges, even several of a topic-partition. Errors name the stream. Raises SpecError."""
+    """Return a reader of these ranges, which may include several of one topic-partition. Errors name the stream.
+
+    Raises SpecError.
+    """
     reason = why_messages(properties)
     open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
     if reason is None:
@@ -41,7 +44,7 @@ def kafka_reader(
 
 
 def why_messages(properties: Mapping[str, str]) -> str | None:
-    """Why records must be read as message objects; None if they need not be."""
+    """Return why records must be read as message objects; None if the fast reader can be used."""
     if os.environ.get(FORCED) == "messages":
         return f"the executor's {FORCED} requests it"
     return _unfit() or _unfit_properties(properties)
@@ -62,7 +65,7 @@ def _unfit_properties(properties: Mapping[str, str]) -> str | None:
 
 @cache
 def _unfit() -> str | None:
-    """Why this process cannot read columns; determined and logged once."""
+    """Return why this process cannot use the fast reader; None if it can. Determined and logged once."""
     try:
         librdkafka()
         from frazil.ingest.kafka_columns import compile_now  # noqa: PLC0415 - importing it may fail, and takes a moment

@@ -1,7 +1,7 @@
-"""Reads records from files as if Kafka had sent them; their coordinates are additional columns.
+"""Reads records from files as if Kafka had sent them. The files have the coordinates as additional columns.
 
-JSON lines go through the stream's decoder, and rejected ones become dead letters. Parquet is already typed: a file
-whose columns do not fit the table is refused as a whole, because its rows have no bytes to keep.
+JSON lines are decoded by the stream's decoder, and rejected lines become dead letters. Parquet files are already typed:
+a file whose columns do not fit the table is refused as a whole. Its rows have no raw bytes for dead letters.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
@@ -31,7 +32,6 @@ from frazil.ingest.contract import LETTERS, OffsetRange, RecordFile
 from frazil.ingest.coordinates import NAMES
 from frazil.ingest.formats import decoder
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS
-from frazil.ingest.parquet_columns import cast_columns, check_columns
 from frazil.ingest.sealing import Unsealer, header_part, place_of
 
 PARQUET = frozenset({".parquet"})
@@ -50,21 +50,21 @@ _COORDINATES = Schema(
 
 @dataclass(frozen=True, slots=True)
 class RowChunk(Chunk):
-    """Records that already are rows, with the columns that decoding would fill; they have no values."""
+    """Records that already are rows of the decoded columns. They have no raw values."""
 
     rows: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecords:
-    """Some records of one file, in file order."""
+    """Some records of one file, in the file's order."""
 
     coordinates: pa.Table
-    """`kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp`."""
+    """The columns `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp`."""
     lines: list[bytes] | None = None
     rows: pa.Table | None = None
     letters: pa.Table | None = None
-    """`key`, `value` and `headers` of dead letters, unchanged."""
+    """The columns `key`, `value` and `headers` of dead letters, as stored."""
 
 
 def is_record_file(path: str) -> bool:
@@ -72,9 +72,9 @@ def is_record_file(path: str) -> bool:
 
 
 def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
-    """Yield the coordinates of a file's records in pieces; `schema` has the columns that decoding fills.
+    """Yield the coordinates of a file's records, in pieces. `schema` has the columns that decoding fills.
 
-    Raises SpecError for a file, column or line that cannot be used: a file that passes can be staged.
+    Raises SpecError for a file, column or line that cannot be used, so that a file that passes can be staged.
     """
     with _named(path):
         if PurePosixPath(path).suffix == LETTERS:
@@ -89,7 +89,9 @@ def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
 
 
 class FileReader:
-    """Reads the records of ranges from files; a topic-partition may have several ranges. Iterate it once."""
+    """Reads the records of offset ranges from files. A topic-partition may have several ranges. A reader works only
+    once.
+    """
 
     notice: str | None = None
     on_read: Callable[[int], None] = staticmethod(lambda _: None)
@@ -105,7 +107,7 @@ class FileReader:
     ) -> None:
         self._unseal = unseal or Unsealer(None, sensitive=False)
         self._files, self._io, self._schema = files, io, schema
-        self._least, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
+        self._lowest, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
         by_partition = groupby(sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges)), _place)
         self._ranges = {tp: np.array([r[2:] for r in of], np.int64).T for tp, of in by_partition}
 
@@ -113,10 +115,10 @@ class FileReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: each file is closed when it ends."""
+        """Do nothing: each file is closed when its last record was read."""
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Raises SpecError if a file changed since its coordinates were read."""
+        """Yield the records of the ranges. Raises SpecError if a file no longer matches its coordinates."""
         for file in self._files:
             if not any(self._may_hold(r) for r in file.ranges):
                 continue
@@ -132,7 +134,7 @@ class FileReader:
         if PurePosixPath(path).suffix not in PARQUET:
             return _json_lines(path, self._io)
         offset = ds.field("kafka_offset")
-        within = (offset >= self._least) & (offset < self._end)
+        within = (offset >= self._lowest) & (offset < self._end)
         return _parquet(path, self._io, self._schema, within=within)
 
     def _may_hold(self, some: OffsetRange) -> bool:
@@ -140,7 +142,7 @@ class FileReader:
         return bool(((starts < some.end) & (some.start < ends)).any())
 
     def _find(self, table: pa.Table) -> NDArray[np.int32]:
-        """The index of each record's range, or -1."""
+        """Return, for each record, the index of its range; -1 if no range contains the record."""
         partitions, offsets = (table[name].to_numpy() for name in IDENTITY[1:])
         found = np.full(len(table), -1, np.int32)
         for (topic, partition), (starts, ends, index) in self._ranges.items():
@@ -183,7 +185,9 @@ def _unsealed(letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unse
 def _parquet(
     path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
 ) -> Iterator[FileRecords]:
-    """`wanted` are the columns to read in addition to the coordinates; by default, all of the schema."""
+    """Yield a Parquet file's records. `wanted` are the columns to read besides the coordinates; by default all
+    columns.
+    """
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
         names = [f.name for f in schema.fields] if wanted is None else [*wanted]
@@ -226,7 +230,7 @@ def _json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
 
 
 def _lines(path: str, io: FileIO) -> Iterator[list[bytes]]:
-    """Whole lines, in one list per block read."""
+    """Yield the lines of a file, in one list per block that is read."""
     rest = b""
     with io.new_input(path).open() as source:
         while block := source.read(CHUNK_BYTES):
@@ -241,3 +245,94 @@ def _named(path: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         raise SpecError(f"{path} cannot be read: {error}. Fix the file or leave it out") from error
+
+
+_Test = Callable[[pa.DataType], bool]
+
+_NESTED: tuple[_Test, ...] = (
+    pa.types.is_struct,
+    pa.types.is_map,
+    lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind),
+)
+_FAMILIES: tuple[_Test, ...] = (
+    pa.types.is_boolean,
+    pa.types.is_signed_integer,
+    pa.types.is_floating,
+    pa.types.is_date,
+    pa.types.is_time,
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
+)
+
+
+def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> set[str]:
+    """Return the file's column names. Raises SpecError for a missing required column or a wrong type."""
+    columns = file.metadata.schema
+    int96 = {columns.column(i).path for i in range(len(columns)) if columns.column(i).physical_type == "INT96"}
+    found = {field.name: field.type for field in file.physical_schema}
+    for schema in schemas:
+        for declared, field in zip(schema.fields, schema_to_pyarrow(schema), strict=True):
+            name, kind = field.name, found.get(field.name)
+            if kind is None:
+                if declared.required:
+                    raise SpecError(
+                        f"{path} has no column {name}, which every record must have. Files can be backfilled whose "
+                        "records have the table's required columns, and kafka_topic, kafka_partition and kafka_offset"
+                    )
+            # INT96 is always an instant, although Arrow reads it as a time without a zone.
+            elif not fits(pa.timestamp("us", "UTC") if name in int96 else kind, field.type):
+                raise SpecError(
+                    f"{path}: column {name} is {kind}, and cannot become the table's {declared.field_type}. "
+                    "Write the file again with that type"
+                )
+    return set(found)
+
+
+def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
+    """Cast the rows to the schema's columns and types. Columns that the file does not have become null.
+
+    Raises SpecError for a null in a required column, and ArrowInvalid for a value that its column's type cannot hold.
+    """
+    wanted = schema_to_pyarrow(schema, include_field_ids=True)
+    arrays = []
+    for declared, field in zip(schema.fields, wanted, strict=True):
+        if field.name not in rows.column_names:
+            arrays.append(pa.nulls(len(rows), field.type))
+            continue
+        column = rows[field.name]
+        if declared.required and column.null_count:
+            raise SpecError(f"{path}: column {field.name} is required, but has nulls. Remove those records")
+        # Nanoseconds are truncated to the table's microseconds, as in JSON.
+        safe = not pa.types.is_timestamp(field.type)
+        arrays.append(column.cast(field.type, safe=safe))
+    return pa.Table.from_arrays(arrays, schema=wanted)
+
+
+def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether every value of type `found` fits type `wanted`. A loss of nanoseconds is accepted."""
+    if pa.types.is_dictionary(found):
+        return fits(found.value_type, wanted)
+    if pa.types.is_nested(wanted):
+        return _nested_fit(found, wanted)
+    if pa.types.is_timestamp(wanted):
+        return pa.types.is_timestamp(found) and (found.tz is None) == (wanted.tz is None)
+    if pa.types.is_decimal(wanted):
+        alike = pa.types.is_decimal(found) and found.scale == wanted.scale
+        return bool(alike and found.precision <= wanted.precision)
+    family = next((of for of in _FAMILIES if of(wanted)), None)
+    return bool(found == wanted if family is None else family(found) and _width(found) <= _width(wanted))
+
+
+def _nested_fit(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether a nested type fits. Structs need the same field names in the same order; the parts of lists and
+    maps may have other names.
+    """
+    if not any(of(found) and of(wanted) for of in _NESTED):
+        return False
+    ours, theirs = ([kind.field(i) for i in range(kind.num_fields)] for kind in (wanted, found))
+    named = not pa.types.is_struct(wanted) or [f.name for f in ours] == [f.name for f in theirs]
+    return named and all(fits(a.type, b.type) for a, b in zip(theirs, ours, strict=True))
+
+
+def _width(kind: pa.DataType) -> int:
+    return kind.bit_width if pa.types.is_primitive(kind) else 0

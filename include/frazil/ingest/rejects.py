@@ -1,4 +1,4 @@
-"""Summarises the new dead letters of a task, from which the driver decides whether the batch may be committed."""
+"""Summarises the new dead letters of a task. The driver decides by the summary whether the batch may be committed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import safe
 
 SAMPLES = 3
-"""Samples of each error class."""
+"""Number of samples kept for each error class."""
 MAX_SAMPLE_CHARACTERS = 300
-"""Characters of a sample's text; the dead letter itself has more."""
+"""Maximum number of characters of a sample's error text. The dead letter itself has more."""
 
 
 class RejectCounter:
-    """Adds up chunks."""
+    """Counts rejected records by error class, over all chunks of a task."""
 
     def __init__(self, ranges: Sequence[OffsetRange], accepted: Mapping[TopicPartition, int]) -> None:
-        """`accepted`: offsets before which rejected records are not counted."""
+        """`accepted`: for each topic-partition, the offset before which rejected records are not counted."""
         self._ranges = ranges
         self._from = [accepted.get((r.topic, r.partition), 0) for r in ranges]
         self._counts: Counter[str] = Counter()
@@ -53,7 +53,7 @@ class RejectCounter:
 
 
 def join_rejects(parts: Iterable[Rejects]) -> Rejects:
-    """Join the dead letters of several tasks, each topic-partition in offset order."""
+    """Join the summaries of several tasks. Samples are in the order of topic, partition and offset."""
     counts: Counter[str] = Counter()
     first: dict[TopicPartition, Reject] = {}
     samples: dict[str, list[Reject]] = {}
@@ -77,5 +77,5 @@ def _place(reject: Reject) -> tuple[str, int, int]:
 
 
 def _one_line(text: str) -> str:
-    """The text without characters that break a log line."""
+    """Return the text without characters that break a log line."""
     return safe(text[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False)

@@ -1,7 +1,7 @@
-"""Hides nulls in required fields from Parquet's writer where the enclosing value is null.
+"""Hides nulls in required fields from Parquet's writer if the enclosing value is null.
 
-In Arrow, the fields of a null struct are null too. Parquet's writer refuses the column if such a field is required,
-although the format stores nothing there.
+In Arrow, the fields of a null struct are null, too. Parquet's writer refuses such a column if one of these fields is
+required, although the Parquet format stores nothing for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 def revealed(rows: pa.Table) -> pa.Table:
     """Return the rows without nulls in required fields of null values.
 
-    Raises ArrowInvalid if a required value is null although everything that encloses it is present.
+    Raises ArrowInvalid if a required field is null although all enclosing values are present.
     """
     if not any(_has_required(field.type) for field in rows.schema):
         return rows
@@ -28,7 +28,7 @@ def revealed(rows: pa.Table) -> pa.Table:
 
 
 def plain_row(schema: pa.Schema) -> pa.Table:
-    """One row of nulls; required values are zero or empty."""
+    """Return one row in which optional columns are null, and required columns are zero or empty."""
     return pa.Table.from_arrays([_plain(field) for field in schema], schema=schema)
 
 
@@ -45,7 +45,9 @@ def _plain(field: pa.Field) -> pa.Array:
 
 
 def _has_required(kind: pa.DataType) -> bool:
-    """Whether a null of this type may enclose a null in a required field. A map's keys are never null."""
+    """Return whether a null of this type may contain a required field. Keys of maps do not matter: they are never
+    null.
+    """
     if pa.types.is_map(kind):
         return not kind.item_field.nullable or _has_required(kind.item_type)
     if not pa.types.is_nested(kind):
@@ -54,7 +56,7 @@ def _has_required(kind: pa.DataType) -> bool:
 
 
 def _array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Reveal one array; `seen` masks the entries that no null encloses."""
+    """Remove such nulls from one array. `seen` has the same entries as `array`, without those inside a null value."""
     if not _has_required(kind):
         return array
     if array.offset:
@@ -81,7 +83,7 @@ def _part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _without_nulls(array: pa.Array) -> pa.Array:
-    """The array with nulls replaced by whatever its buffers hold."""
+    """Return the array with all values marked as present. A former null has whatever value the buffers contain."""
     if isinstance(array, pa.ExtensionArray):
         return pa.ExtensionArray.from_storage(array.type, _without_nulls(array.storage))
     kind: Any = array.type

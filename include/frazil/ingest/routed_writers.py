@@ -1,31 +1,35 @@
-"""Writes a task's rows to the many tables of a route, in the memory of one writer."""
+"""Writes a task's rows to the many tables of a route, with the memory of a single writer."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.schema import Schema
 
 from frazil.ingest.changes import KEPT
 from frazil.ingest.contract import StageContext, StagedFile, Target, TargetTable
 from frazil.ingest.destinations import MAIN, Divided
 from frazil.ingest.parquet import FileLayout
 from frazil.ingest.write import BUFFER_BYTES, UNSPLIT_BYTES, TableWriter, held_bytes
+from frazil.spec.former_columns import former_columns, names_in_rows
 
+NO_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
 FIELD_ID = b"PARQUET:field_id"
-"""Where an Arrow field has the id of its column."""
+"""The metadata key under which an Arrow field has its column's field id."""
 
 
 class RoutedWriters:
-    """One `TableWriter` for each table of the route that gets rows.
+    """Manages one `TableWriter` for each routed table that gets rows.
 
-    Rows are buffered and then divided at once: a table's part of a single chunk may be a few rows, which cost as much
-    as hundreds.
+    Rows are collected from several chunks before they are divided among the tables. A single chunk may have only a few
+    rows for a table, and writing a few rows costs as much as writing hundreds.
     """
 
     def __init__(
@@ -43,12 +47,13 @@ class RoutedWriters:
         self._layouts: dict[tuple[Any, ...], FileLayout] = {}
         self._ios: dict[tuple[Any, ...], FileIO] = {}
         self._codes: dict[Target, int] = {}
+        self._other_names: dict[Target, Mapping[str, Collection[str]]] = {}
         self._waiting: list[tuple[pa.Table, NDArray[np.int64]]] = []
         self._waiting_bytes = 0
         self._held = 0
 
     def add(self, divided: Divided) -> None:
-        """Add the rows of all tables except the main one."""
+        """Add the rows of all tables except the main table."""
         for target in divided.targets:
             self._codes.setdefault(target, len(self._codes))
         codes = np.array([self._codes[target] for target in divided.targets], np.int64)[divided.codes]
@@ -71,7 +76,7 @@ class RoutedWriters:
         for code, part in _parts(rows, codes):
             writer = self._writer(targets[code])
             self._held -= writer.held
-            writer.add(fitted(part, writer.layout.arrow_schema))
+            writer.add(fitted(part, writer.layout.arrow_schema, self._names(targets[code])))
             self._held += writer.held
         while self._held > self._buffer_bytes:
             largest = max(self._writers.values(), key=lambda writer: writer.held)
@@ -80,11 +85,11 @@ class RoutedWriters:
             self._held += largest.held
 
     def rehearse(self, divided: Divided) -> None:
-        """Do in memory what `add` and `finish` would do with these rows. Raises what they would raise."""
+        """Do in memory what `add` and `finish` would do with these rows, and raise the same errors."""
         for code, rows in _parts(divided.decoded.rows, divided.codes):
             if (target := divided.targets[code]) != MAIN:
                 writer = self._writer(target)
-                writer.rehearse(fitted(rows, writer.layout.arrow_schema))
+                writer.rehearse(fitted(rows, writer.layout.arrow_schema, self._names(target)))
 
     def _writer(self, target: Target) -> TableWriter:
         if target not in self._writers:
@@ -94,8 +99,16 @@ class RoutedWriters:
             self._writers[target] = TableWriter(table, target, io=io, file_name=self._file_name, layout=layout)
         return self._writers[target]
 
+    def _names(self, target: Target) -> Mapping[str, Collection[str]]:
+        if target not in self._other_names:
+            own, main = self._context.targets[target], self._context.main
+            self._other_names[target] = other_names(own.schema_json, own.properties, main.schema_json, main.properties)
+        return self._other_names[target]
+
     def _layout(self, table: TargetTable, target: Target) -> FileLayout:
-        """The layout of a table, parsed once for all similar tables: parsing costs more than writing a few rows."""
+        """Return the file layout of a table. Tables with equal metadata share it, because parsing costs more than a few
+        rows.
+        """
         properties = sorted((name, text) for name, text in table.properties.items() if not name.startswith("frazil."))
         alike = (table.schema_json, table.spec_json, table.sort_order_json, table.content, *properties)
         if alike not in self._layouts:
@@ -114,13 +127,13 @@ class RoutedWriters:
         return [file for writer in self._writers.values() for file in writer.finish()]
 
     def abort(self) -> None:
-        """Remove every file, as far as possible now."""
+        """Remove the files of all writers. Files that cannot be removed now are left for the sweeper."""
         for writer in self._writers.values():
             writer.abort()
 
 
 def _parts(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table]]:
-    """The rows of each code, in order. Each part is a copy, so it keeps no other part in memory."""
+    """Return the rows of each code. Each part is a copy, so that it does not keep the other parts in memory."""
     if len(codes) == 0:
         return []
     order = np.argsort(codes, kind="stable")
@@ -134,8 +147,27 @@ def _parts(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table
     ]
 
 
-def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Fit rows of the main table to another table: columns by name, null where the main table has no such column."""
+def other_names(
+    own: str, own_properties: Mapping[str, str], main: str, main_properties: Mapping[str, str]
+) -> dict[str, set[str]]:
+    """Return the names of `names_in_rows` for tables with these schemas, as JSON, and properties."""
+    own_former, main_former = former_columns(own_properties), former_columns(main_properties)
+    if not (own_former or main_former):
+        return {}
+    schemas = (Schema.model_validate_json(text) for text in (own, main))
+    return names_in_rows(next(schemas), own_former, next(schemas), main_former)
+
+
+def fitted(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collection[str]] = NO_NAMES) -> pa.Table:
+    """Convert rows of the main table to another table's schema, by column name. Columns that the main table does not
+    have are null.
+    """
+    there = set(rows.column_names)
+    called = {
+        name: column for column, names in other_names.items() if column not in there for name in names if name in there
+    }
+    if called:
+        rows = rows.rename_columns([called.get(name, name) for name in rows.column_names])
     if rows.schema.equals(schema, check_metadata=True):
         return rows
     there = set(rows.column_names)
@@ -148,7 +180,9 @@ def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _with_own_ids(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Replace the main table's field ids in the lists of unchanged columns by those of the other table."""
+    """Translate the lists of unchanged columns (`_frazil_kept`) from the main table's field ids to the other table's
+    ids.
+    """
     at = rows.schema.get_field_index(KEPT)
     if at < 0 or rows.column(at).null_count == rows.num_rows:
         return rows
@@ -158,5 +192,5 @@ def _with_own_ids(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _ids(schema: pa.Schema) -> dict[str, int]:
-    """The field ids of columns, by name."""
+    """Return the field id of each column, by name."""
     return {f.name: int(f.metadata[FIELD_ID]) for f in schema if f.metadata and FIELD_ID in f.metadata}

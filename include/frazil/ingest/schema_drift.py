@@ -1,7 +1,7 @@
 """What records have that a table cannot hold yet: new fields, and values that need wider or optional columns.
 
-Decoders find it in records, tasks report it, and the driver evolves the table. Types form a lattice, so the order of
-records and tasks does not matter: `merged` is associative, commutative and idempotent. Pure.
+Decoders find this schema drift in records, tasks report it, and the driver evolves the table. The order of records and
+tasks does not matter, because `merged` is associative, commutative and idempotent: the types form a lattice.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from pyiceberg import types as iceberg
 
 Path = tuple[str, ...]
-"""Names from the top; `element` and `value` lead into lists and maps, as in Iceberg's schemas."""
+"""Names of the fields that lead to a value. `element` and `value` lead into lists and maps, as in Iceberg's schemas."""
 
 MIXED = "mixed"
-"""Values whose types have no common type."""
+"""The type of values that have no common type."""
 DEEPEST = 20
-"""Values nested deeper than this are MIXED and get no column: engines limit the depth of a schema."""
+"""Maximum nesting. Deeper values are MIXED and get no column, because query engines limit the depth of a schema."""
 MAX_OBJECT_FIELDS = 1_000
-"""Objects with more fields are MIXED: their keys are data, and would cost unlimited time and memory."""
+"""Maximum number of an object's fields. An object with more is MIXED: its keys are data, and could be unlimited."""
 CROWD = "\0"
-"""Replaces the names of new fields of an object that has too many. No column can have this name."""
+"""Stands for the new fields of an object that has too many. No column can have this name."""
 MAX_NEW_FIELDS = 10_000
-"""New fields that are kept, the first in path order, so that the order of records does not matter."""
+"""Maximum number of new fields that are kept: the first in path order, so that the order of records does not matter."""
 _LONGS = range(-(2**63), 2**63)
 _NUMBERS = ("int", "long", "float", "double")
 _PRIMITIVES: dict[str, type[iceberg.IcebergType]] = {
@@ -55,21 +55,23 @@ class StructOf:
 
 @dataclass(frozen=True, slots=True)
 class MapOf:
-    """A map from strings."""
+    """A map with string keys."""
 
     value: Seen
 
 
 Seen = None | str | ListOf | StructOf | MapOf
-"""A type as seen in values; None if all were null. A string is a primitive type's name, or MIXED."""
+"""A type found in values; None if all values were null. A string is a primitive type's name, or MIXED."""
 
 
 class Within(NamedTuple):
-    """A part of records, a struct, whose fields are examined; their paths begin in it."""
+    """A struct inside the records whose fields are examined. The paths of new fields begin in this struct."""
 
     path: Path = ()
     beside: str = ""
-    """A field next to the part: only records where it is one of `values` count. Empty: all records count."""
+    """A field next to the struct, as a condition: only records in which it has one of the `values` are examined. If
+    empty, all records are examined.
+    """
     values: frozenset[str] = frozenset()
 
 
@@ -78,31 +80,32 @@ WHOLE = (Within(),)
 
 @runtime_checkable
 class DriftDecoder(Protocol):
-    """A decoder that can report what records have beyond its schema, in `Decoded.drift`."""
+    """A decoder that can report new fields and types of records, in `Decoded.drift`."""
 
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        """Report from now on; with `widening`, also which wider and optional columns would hold refused records.
+        """Report drift from now on. With `widening`, also report which wider or optional columns would accept refused
+        records.
 
-        All parts must have the same fields. A decoder that knows the fields without examining records ignores the
-        conditions of parts.
+        All structs in `within` must have the same fields. A decoder that learns the fields from schemas, without
+        examining records, ignores the conditions on records.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaDrift:
-    """What some records have beyond a schema."""
+    """New fields and types that some records have, and the schema does not."""
 
     new: Mapping[Path, Seen] = field(default_factory=dict)
-    """New fields by path."""
+    """Type of each new field, by path."""
     wider: Mapping[Path, str] = field(default_factory=dict)
-    """Columns that refused a value, with the type that holds it: `long`, `double`, or a decimal."""
+    """Columns that could not hold a value, with the type that can: `long`, `double`, or a decimal."""
     optional: frozenset[Path] = frozenset()
-    """Required columns without a value in an otherwise valid record."""
+    """Required columns that have no value in an otherwise valid record."""
     records: int = 0
-    """Records with a new field that is not null."""
+    """Number of records with a new field that is not null."""
 
     def within(self, parts: Sequence[Within]) -> SchemaDrift:
-        """The part of this that concerns these parts of records, with paths that begin there."""
+        """Return the drift inside these structs, with paths that begin in the struct."""
         if parts == WHOLE:
             return self
         new = [(path[len(p) :], seen) for p, *_ in parts for path, seen in self.new.items() if _is_in(path, p)]
@@ -142,7 +145,7 @@ def _is_in(path: Path, part: Path) -> bool:
 
 
 def joined_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
-    """Join them into one."""
+    """Join several drifts into one."""
     new: dict[Path, Seen] = {}
     wider: dict[Path, str] = {}
     optional: set[Path] = set()
@@ -160,7 +163,7 @@ def joined_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
 
 
 def merged(one: Seen, other: Seen) -> Seen:  # noqa: PLR0911 - a table
-    """The narrowest type that holds the values of both."""
+    """Return the narrowest type that holds the values of both types."""
     if one is None:
         return other
     if other is None or one is other:
@@ -180,7 +183,9 @@ def merged(one: Seen, other: Seen) -> Seen:  # noqa: PLR0911 - a table
 
 
 def _merged_structs(one: StructOf, other: StructOf) -> Seen:
-    """Merge in time linear in `other`, unless `one` changes, which the limits of types bound."""
+    """Merge two struct types. The time is linear in `other`, except when `one` changes, which can happen only a limited
+    number of times.
+    """
     parts = {name: merged(one.fields.get(name), part) for name, part in other.fields.items()}
     if all(name in one.fields and one.fields[name] is part for name, part in parts.items()):
         return one
@@ -188,7 +193,7 @@ def _merged_structs(one: StructOf, other: StructOf) -> Seen:
 
 
 def struct_of(fields: Mapping[str, Seen]) -> Seen:
-    """An object's type; MIXED if it has too many fields."""
+    """Return the type of an object with these fields; MIXED if the object has too many fields."""
     return MIXED if len(fields) > MAX_OBJECT_FIELDS else StructOf(fields)
 
 
@@ -202,7 +207,10 @@ def _merged_names(one: str, other: str) -> str:
 
 
 def seen_in(value: object, depth: int = 0) -> Seen:  # noqa: PLR0911 - a table
-    """The type of a parsed JSON value: an integer is a long, or a double beyond 64 bits; a text is always a string."""
+    """Return the type of a parsed JSON value.
+
+    An integer is a long, or a double beyond 64 bits. A text is always a string.
+    """
     if depth > DEEPEST:
         return MIXED
     match value:
@@ -227,7 +235,7 @@ def seen_in(value: object, depth: int = 0) -> Seen:  # noqa: PLR0911 - a table
 
 
 def is_open(seen: Seen) -> bool:
-    """Whether part of the type is unknown, because its values were all null or missing."""
+    """Return whether a part of the type is unknown, because all of its values were null or missing."""
     match seen:
         case ListOf():
             return is_open(seen.element)
@@ -240,7 +248,7 @@ def is_open(seen: Seen) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NewField:
-    """A field that could become a column: `type` with temporary field ids, or None and the reason."""
+    """A field that could become a column. `type` has temporary field ids, or is None with a `problem`."""
 
     path: Path
     type: iceberg.IcebergType | None
@@ -248,7 +256,7 @@ class NewField:
 
 
 def new_fields(schema_drift: SchemaDrift) -> Iterator[NewField]:
-    """The new fields, each with the problems inside it, except those that were always null."""
+    """Yield the new fields, followed by the problems inside each. Fields that were always null are left out."""
     for path, seen in sorted(schema_drift.new.items()):
         yield from _new_field(path, seen)
 
@@ -302,7 +310,7 @@ def _type(path: Path, seen: Seen, problems: list[NewField], ids: Iterator[int]) 
 
 
 def name_problem(name: str) -> str:  # noqa: PLR0911 - a table
-    """Why a field's name cannot be a column's; empty if it can."""
+    """Return why a field's name cannot be a column name; empty if it can."""
     if name == CROWD:
         return (
             f"stands for more than {MAX_OBJECT_FIELDS:,} fields of one object that are not columns: its keys are data"
@@ -321,12 +329,12 @@ def name_problem(name: str) -> str:  # noqa: PLR0911 - a table
 
 
 def wider_of(one: str, other: str) -> str:
-    """The wider of two types of one column: decimals of its scale, or equal types."""
+    """Return the wider of two types of one column. The types must be decimals of equal scale, or equal."""
     return max(one, other, key=lambda kind: _decimal(kind) or (0, 0))
 
 
 def wide_type(kind: str) -> iceberg.IcebergType:
-    """The type with this name."""
+    """Return the Iceberg type with this name."""
     if (decimal := _decimal(kind)) is not None:
         return iceberg.DecimalType(*decimal)
     if kind.startswith("fixed["):

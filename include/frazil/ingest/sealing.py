@@ -1,8 +1,8 @@
-"""Hashes, tokens and encryption with a stream's secret, using the package `cryptography`.
+"""Hashes, tokens and encryption with a stream's secret, by the package `cryptography`.
 
-Each purpose has its own key, derived from the secret (HKDF-SHA-256). Equal texts have equal hashes and tokens in all
-columns, streams and tables with the same secret, so that they can be joined. A sealed value is bound to its
-coordinates.
+Each purpose has its own key, derived from the secret (HKDF-SHA-256). With the same secret, equal texts have equal
+hashes and tokens in all columns, streams and tables, so that tables can be joined by them. An encrypted part of a dead
+letter is bound to its record's coordinates.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from frazil.spec.references import resolve
 MIN_SECRET_CHARACTERS = 16
 """Minimum length of a secret."""
 RESERVED = b"frazil\0"
-"""Prefix of everything that replaces a value."""
+"""Prefix of everything that replaces a record's part in a dead letter."""
 OMITTED = RESERVED + b"omitted"
-"""Replaces a value that a dead letter omits."""
+"""Stored instead of a part that a dead letter omits."""
 SEALED = RESERVED + b"sealed1"
-"""Prefix of an encrypted value; a nonce of 12 bytes and AES-256-GCM's output follow."""
+"""Prefix of an encrypted part. A nonce of 12 bytes and the output of AES-256-GCM follow."""
 NONCE = 12
 
 
 class Secret:
-    """Keys derived from a stream's secret."""
+    """The keys derived from a stream's secret."""
 
     def __init__(self, text: str) -> None:
         """Raises SpecError for a text that is too short, and MissingExtra without `cryptography`."""
@@ -42,7 +42,7 @@ class Secret:
 
     @classmethod
     def of(cls, reference: str, environment: Mapping[str, str]) -> Secret:
-        """Resolve the secret. Raises SpecError if the reference cannot be resolved."""
+        """Resolve the reference and derive the keys. Raises SpecError if the reference cannot be resolved."""
         try:
             return cls(resolve(reference, environment))
         except SpecError as error:
@@ -71,16 +71,16 @@ class Secret:
         return AESGCM(self._derived("dead letters", 32))
 
     def hashed(self, text: str) -> str:
-        """HMAC-SHA-256 of the text in UTF-8, as 64 hexadecimal digits."""
+        """Return the HMAC-SHA-256 of the text in UTF-8, as 64 hexadecimal digits."""
         return hmac.digest(self._hash_key, text.encode(), "sha256").hex()
 
     def token(self, text: str) -> str:
-        """The text encrypted with AES-SIV, in URL-safe base64 without padding."""
+        """Encrypt the text with AES-SIV, and return it in URL-safe base64 without padding."""
         # AES-SIV accepts no empty text, so every text gets a prefix.
         return base64.urlsafe_b64encode(self._siv.encrypt(b"t" + text.encode(), None)).decode().rstrip("=")
 
     def revealed(self, token: str) -> str:
-        """The text of a token. Raises ValueError if it was made with another secret."""
+        """Decrypt a token. Raises ValueError if the token was made with another secret."""
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra's
 
         try:
@@ -91,12 +91,12 @@ class Secret:
         return text[1:].decode()
 
     def sealed(self, value: bytes, place: str) -> bytes:
-        """Encrypt the value, bound to these coordinates."""
+        """Encrypt the value, bound to the coordinates in `place`."""
         nonce = os.urandom(NONCE)
         return SEALED + nonce + bytes(self._gcm.encrypt(nonce, value, place.encode()))
 
     def unsealed(self, sealed: bytes, place: str) -> bytes:
-        """The inverse of `sealed`. Raises SpecError for another secret or other coordinates."""
+        """Decrypt the result of `sealed`. Raises SpecError for another secret or other coordinates."""
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra's
 
         nonce, data = sealed[len(SEALED) : len(SEALED) + NONCE], sealed[len(SEALED) + NONCE :]
@@ -110,18 +110,19 @@ class Secret:
 
 
 class Unsealer:
-    """Decrypts the parts of records that dead letters keep."""
+    """Decrypts the encrypted parts of dead letters."""
 
     def __init__(self, reference: str | None, *, sensitive: bool) -> None:
-        """`reference` is that of the secret; it is resolved when a sealed part is found.
+        """`reference` refers to the secret. It is resolved only when an encrypted part is found.
 
-        For a stream that is not `sensitive`, parts are returned unchanged: any producer can send what looks sealed.
+        For a stream that is not `sensitive`, parts are returned unchanged, because any producer can send bytes that
+        look encrypted.
         """
         self._reference, self._sensitive = reference, sensitive
         self._secret: Secret | None = None
 
     def __call__(self, value: bytes | None, place: str) -> bytes | None:
-        """The original part. Raises SpecError if it is sealed and the secret is missing or wrong."""
+        """Return the original part. Raises SpecError if the part is encrypted and the secret is missing or wrong."""
         if not self._sensitive or value is None or not value.startswith(SEALED):
             return value
         if self._reference is None:
@@ -135,13 +136,13 @@ def unsealer_of(spec: StreamSpec) -> Unsealer:
 
 
 def check_secret(spec: StreamSpec) -> None:
-    """Raises SpecError or MissingExtra if the stream needs a secret that cannot be used here."""
+    """Raise SpecError or MissingExtra if the stream needs a secret that cannot be used here."""
     if spec.sensitive and spec.sensitive.needs_secret and spec.sensitive.secret:
         Secret.of(spec.sensitive.secret, os.environ)
 
 
 def place_of(topic: str, partition: int, offset: int, part: str) -> str:
-    """Coordinates of a record's part: its `key`, its `value`, or a `header_part`."""
+    """Return the coordinates of a record's part: of its `key`, its `value`, or a `header_part`."""
     return f"{topic}[{partition}]@{offset} {part}"
 
 

@@ -1,7 +1,7 @@
-"""Protects the sensitive values of a stream's records before anything is staged, logged or kept.
+"""Protects sensitive values of records before they are staged, logged or kept as dead letters.
 
-Columns are changed after decoding: masked with Arrow, hashed and tokenized once per distinct text of a chunk. A
-rejection's text is reduced to the column's name, because the rest may quote a value.
+Columns are changed after decoding. Masking uses Arrow; hashes and tokens are computed once per distinct text of a
+chunk. A rejection's error text is reduced to the column's name, because the rest may quote a value.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ MASK = "****"
 WITHHELD = "the text is withheld, because the stream has sensitive fields"
 
 Change = Callable[[pa.Array], pa.Array]
-"""Changes an array of texts."""
+"""Function that replaces each text of an array."""
 
 
 class Protector:
-    """Protects the records of one task."""
+    """Protects the sensitive values of one task's records."""
 
     def __init__(self, context: StageContext) -> None:
         """Raises SpecError if the secret or a column is missing, or if a dropped field still has a column.
 
-        Nothing may pass unprotected.
+        Otherwise a sensitive value might be written unprotected.
         """
         declared = context.sensitive
         schema = Schema.model_validate_json(context.main.schema_json)
@@ -53,7 +53,7 @@ class Protector:
         return partial(_each, self._secret.hashed if how == "hash" else self._secret.token)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        """The rows with protected columns."""
+        """Return the rows with the sensitive columns masked, hashed or tokenized."""
         for (first, *rest), change in self._changes:
             place = rows.schema.get_field_index(first)
             column = rows.column(place)
@@ -62,7 +62,7 @@ class Protector:
         return rows
 
     def masked(self, rejections: Sequence[Rejection]) -> list[Rejection]:
-        """The rejections without texts that may quote a value."""
+        """Return the rejections with error texts that do not quote values."""
         return [r._replace(error=self._without_values(r.error)) for r in rejections]
 
     def _without_values(self, error: str) -> str:
@@ -70,7 +70,9 @@ class Protector:
         return WITHHELD if name is None else f"{name}: {WITHHELD}"
 
     def letter(self, value: bytes | None, place: str) -> bytes | None:
-        """What a dead letter keeps of a record's part."""
+        """Return what a dead letter keeps of a part of the record: the part itself, its encryption, or a
+        placeholder.
+        """
         if value is None:
             return None
         if self._letters == "keep" and not value.startswith(RESERVED):
@@ -82,14 +84,14 @@ class Protector:
 
 
 def speakable(error: Exception, context: StageContext) -> Exception:
-    """The error in a form that may be raised and logged: one that is not ours may quote a record."""
+    """Return the error in a form that is safe to raise and log. Errors of other libraries may quote a record."""
     if not context.sensitive or isinstance(error, FrazilError):
         return error
     return RuntimeError(f"{type(error).__name__}: {WITHHELD}")
 
 
 def _check_dropped(dropped: Sequence[str], schema: Schema, aliases: Iterable[str]) -> None:
-    """Raises SpecError if the table has a column for a dropped field, in upper or lower case."""
+    """Raise SpecError if the table still has a column for a dropped field. Names are compared case-insensitively."""
     there = {name.lower(): name for name in (*aliases, *schema.column_names)}
     for name in dropped:
         if (column := there.get(name.lower())) is not None:
@@ -100,7 +102,9 @@ def _check_dropped(dropped: Sequence[str], schema: Schema, aliases: Iterable[str
 
 
 def _steps(schema: Schema, name: str) -> list[str]:
-    """The column and the path within it. Raises SpecError if the table does not have the column."""
+    """Return the path of a column, from the top-level column inwards. Raises SpecError if the table has no such
+    column.
+    """
     try:
         schema.find_field(name)
     except ValueError:
@@ -112,7 +116,7 @@ def _steps(schema: Schema, name: str) -> list[str]:
 
 
 def _changed(array: pa.Array, steps: Sequence[str], change: Change) -> pa.Array:
-    """The array with the texts at this path changed. Nulls stay null at every level."""
+    """Return the array with the texts at this path replaced. Nulls stay null at every level."""
     if not steps:
         return change(array).cast(array.type)
     first, rest = steps[0], steps[1:]
@@ -134,7 +138,7 @@ def _changed(array: pa.Array, steps: Sequence[str], change: Change) -> pa.Array:
 
 
 def _compact(array: pa.Array) -> pa.Array:
-    """The array without an offset, which `from_arrays` does not accept with a mask."""
+    """Return the array without an offset, because `from_arrays` does not accept a mask together with an offset."""
     return pa.concat_arrays([array]) if not array.offset else array.take(pa.array(range(len(array))))
 
 

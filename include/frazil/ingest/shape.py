@@ -1,30 +1,38 @@
-"""Turns a chunk of records into rows that the table can hold; all other records become rejections."""
+"""Turns a chunk of records into rows that fit the table. All other records become rejections.
+
+Fills the key columns of tombstones (records without a value) from the fields of the record key.
+
+Record keys are decoded in the same format as record values.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, localcontext
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import TruncateTransform
-from pyiceberg.types import DecimalType
+from pyiceberg.types import DecimalType, NestedField, StructType
 
 from frazil.errors import SpecError
+from frazil.ingest.aliases import Make, aliased
 from frazil.ingest.beside_value import BesideValue
+from frazil.ingest.binary_column import NULL
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, Beyond, out_of_range
 from frazil.ingest.changes import ChangeReader
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates, record_schema
 from frazil.ingest.decode import Decoded, Decoder, Rejection, line_numbers, whole_records
-from frazil.ingest.formats import Quoter, has_lines, has_several_rows, quoter
-from frazil.ingest.key_fields import key_decoder
+from frazil.ingest.formats import Quoter, decoder, has_lines, has_several_rows, quoter
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, joined_drift
 from frazil.ingest.sensitive import Protector
@@ -33,7 +41,7 @@ from frazil.spec.type_ends import ends_of
 
 
 class Shaper:
-    """Shapes chunks; a record's result depends on no other record."""
+    """Turns chunks into rows of the table. A record's result does not depend on other records."""
 
     def __init__(
         self,
@@ -52,7 +60,7 @@ class Shaper:
         lines = has_lines(context.record_format)
         self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=lines)
         self._schema = schema
-        self._least = list(least_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
+        self._lowest = list(lowest_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
         self._within = context.event_times_us
         self._quote = quoter(context.record_format)
@@ -61,9 +69,10 @@ class Shaper:
         """What the records so far have beyond the schema."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Return rows of the table's schema. A record outside a backfill's range is neither row nor rejection.
+        """Return rows with the table's schema. A record outside a backfill's time range becomes neither row nor
+        rejection.
 
-        A record of several rows lands whole or not at all: its offset is in one table, once.
+        A record with several rows is accepted or rejected as a whole, because one offset may be in only one table.
         """
         decoded = self._decoded(chunk)
         if self._several:
@@ -85,7 +94,7 @@ class Shaper:
         return whole_records(found) if self._several else found
 
     def records_of(self, kept: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Mask of the first row of each record, given each row's record; None if each record is one row."""
+        """Return the mask of each record's first row, given each row's record; None if each record is one row."""
         return line_numbers(kept) == 0 if self._several else None
 
     def _decoded(self, chunk: Chunk) -> Decoded:
@@ -115,36 +124,39 @@ class Shaper:
 
     def _untruncatable(self, rows: pa.Table) -> dict[int, str]:
         found: dict[int, str] = {}
-        for field, least in self._least:
+        for field, lowest in self._lowest:
             values = column_of(rows, self._schema, field.source_id)
-            below = pc.less(values, pa.scalar(least, values.type)).fill_null(False)
+            below = pc.less(values, pa.scalar(lowest, values.type)).fill_null(False)
             name = self._schema.find_column_name(field.source_id)
             for row in np.flatnonzero(below.to_numpy(zero_copy_only=False)).tolist():
                 found[row] = f"{name}: {values[row].as_py()} is too low for the partition field {field.name}"
         return found
 
     def event_times(self, rows: pa.Table) -> pa.Array:
-        """Event times in microseconds since the epoch."""
+        """Return the event times in microseconds since the epoch."""
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
 
 
 def sentence_of(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, str]) -> str:
-    """The error text for a moment out of range; quotes the record if it has bytes.
+    """Return the error text for a date or time out of range. The text quotes the record if its bytes are known.
 
-    `units` has the unit of each column that arrives as a number.
+    `units` has the unit of each column whose values arrive as numbers.
     """
     words = None if record is None else quote(record, moment.path)
     unit = units.get(".".join(moment.path))
     return moment.text(words if words is None or unit is None else f"{words} (unit: {unit})")
 
 
-def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
-    """Partition fields that truncate numbers, each with the minimum whose truncation the type can hold."""
+def lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
+    """Yield the partition fields that truncate numbers, each with the lowest number that can be truncated.
+
+    Truncating a lower number would leave the range of the column's type.
+    """
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
         if isinstance(field.transform, TruncateTransform) and (ends := ends_of(kind)):
-            least = -(-ends[0] // field.transform.width * field.transform.width)
-            yield field, _scaled(least, kind) if isinstance(kind, DecimalType) else least
+            lowest = -(-ends[0] // field.transform.width * field.transform.width)
+            yield field, _scaled(lowest, kind) if isinstance(kind, DecimalType) else lowest
 
 
 def _scaled(number: int, kind: DecimalType) -> Decimal:
@@ -153,9 +165,63 @@ def _scaled(number: int, kind: DecimalType) -> Decimal:
 
 
 def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
-    """The same result with these rows as rejections."""
+    """Return the result with these rows as rejections."""
     rows = np.array(sorted(wrong))
     good = np.ones(len(shaped.kept), bool)
     good[rows] = False
     rejections = [Rejection(int(shaped.kept[row]), OUT_OF_RANGE, wrong[row]) for row in rows.tolist()]
     return Decoded(shaped.rows.filter(pa.array(good)), shaped.kept[good], [*shaped.rejections, *rejections])
+
+
+PAYLOAD_ID, PAYLOAD_IDS = 300_000_000, 300_000_001
+"""Field ids of `payload`, in which Kafka Connect wraps JSON that comes with its schema, and of its first inner
+field.
+"""
+
+
+def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
+    """Return a decoder for the keys of tombstones; None if no key column is filled from a field of the key."""
+    if context.changes is None or not context.changes.key_fields:
+        return None
+    key = schema.select(*context.changes.key_fields)
+    units = {key.find_field(name).field_id: unit for name, unit in context.units.items() if name in key.column_names}
+    of_key = {name: field_id for name, field_id in context.aliases.items() if key.find_column_name(field_id)}
+    make = partial(decoder, context.record_format)
+    return KeyFields(lambda columns, units: aliased(make, columns, units, of_key), key, units)
+
+
+class KeyFields:
+    """Decodes record keys, passed as the values of a chunk, to rows of the key columns."""
+
+    def __init__(self, make: Make, key: Schema, units: Mapping[int, str]) -> None:
+        plain = [field.model_copy(update={"required": False}) for field in key.fields]
+        inner = [field.model_copy(update={"field_id": PAYLOAD_IDS + n}) for n, field in enumerate(plain)]
+        # With a column of this name, a key with its schema looks the same as one without.
+        self._wrapped = "payload" not in key.column_names
+        payload = [NestedField(PAYLOAD_ID, "payload", StructType(*inner), required=False)] * self._wrapped
+        of_inner = {PAYLOAD_IDS + n: units[f.field_id] for n, f in enumerate(plain) if f.field_id in units}
+        self._schema = schema_to_pyarrow(Schema(*plain), include_field_ids=True)
+        self._decode = make(Schema(*plain, *payload), {**units, **(of_inner if payload else {})})
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        there = np.flatnonzero(chunk.values.lengths != NULL)
+        decoded = self._decode(Chunk.of_column(chunk.values.take(there))).moved(there)
+        columns = [self._column(field.name, decoded.rows) for field in self._schema]
+        wrong = {r.index: r._replace(error=f"the record's key: {r.error}") for r in decoded.rejections}
+        for field, column in zip(self._schema, columns, strict=True):
+            text = f"the record's key: {field.name}: required, and missing or null"
+            missing = decoded.kept[column.is_null().to_numpy(zero_copy_only=False)]
+            for index in (*missing.tolist(), *np.setdiff1d(np.arange(len(chunk)), there).tolist()):
+                wrong.setdefault(index, Rejection(index, "MissingRequired", text))
+        good = ~np.isin(decoded.kept, np.array([*wrong], np.int64))
+        rows = pa.Table.from_arrays(columns, schema=self._schema).filter(pa.array(good))
+        return Decoded(rows, decoded.kept[good], [wrong[index] for index in sorted(wrong)])
+
+    def _column(self, name: str, rows: pa.Table) -> pa.Array:
+        own = rows.column(name).combine_chunks()
+        if not self._wrapped:
+            return own
+        within = pc.struct_field(rows.column("payload").combine_chunks(), name)
+        if isinstance(own, pa.ExtensionArray):  # a UUID, which Arrow's functions do not accept
+            return pa.ExtensionArray.from_storage(own.type, pc.coalesce(own.storage, within.storage))
+        return pc.coalesce(own, within)

@@ -1,7 +1,7 @@
-"""Chooses each row's writer, where rows are shuffled between decoding and writing.
+"""Chooses the writer of each row, if rows are shuffled between decoding and writing.
 
-A row's writer depends on its table partition and its place in Kafka alone. So a task that is run again sends each row
-to the same writer.
+A row's writer depends only on the row's table partition and Kafka coordinates. A task that runs again therefore sends
+each row to the same writer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from frazil.ingest.parquet import FileLayout, partition_bytes
 from frazil.ingest.split import group
 
 _IPC = pa.ipc.IpcWriteOptions(compression="lz4")
-"""Compressed here, so that fewer bytes pass between Python and the JVM; Spark's own compression is off."""
+"""Compress here, so that fewer bytes pass between Python and the JVM. Spark's own compression is off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Rows of one task for one writer: an Arrow IPC stream."""
+    """Rows that one task sends to one writer, as an Arrow IPC stream."""
 
     writer: int
     task: int
@@ -44,11 +44,11 @@ class Shuffler:
 
     @property
     def partitions(self) -> int:
-        """How many table partitions the task has had rows for."""
+        """Number of table partitions for which the task has had rows."""
         return len(self._found)
 
     def __call__(self, rows: pa.Table, *, range_index: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[Parcel]:
-        """The rows, each with its range and its offset, as one parcel for each writer that gets any."""
+        """Divide the rows among the writers. Returns one parcel for each writer that gets rows."""
         if rows.num_rows == 0:
             return []
         writers = self._writers(rows, range_index, offsets)
@@ -99,7 +99,9 @@ class _Writers:
 
 
 def writer_of_unknown(key: PartitionKey, writers: int) -> int:
-    """The writer of a partition that recent batches did not have: one, so that it gets one file."""
+    """Return the writer of a partition that recent batches did not have. Such a partition gets a single writer, and so
+    one file.
+    """
     return zlib.crc32(repr(key).encode()) % writers
 
 
@@ -117,7 +119,10 @@ def _packed(rows: pa.Table) -> bytes:
 
 
 def _scattered(salts: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Each record's own number of `[0, 1)`: the finalizer of SplitMix64 (Steele, Lea, Flood: OOPSLA 2014)."""
+    """Return a pseudo-random number in `[0, 1)` for each record, from its range's salt and its offset.
+
+    This is the finalizer of SplitMix64 (Steele, Lea, Flood: OOPSLA 2014).
+    """
     with np.errstate(over="ignore"):
         mixed = offsets.astype(np.uint64) + salts * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

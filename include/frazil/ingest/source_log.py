@@ -1,8 +1,8 @@
-"""Encodes an event's position in its source's log as a text that sorts later events of the same log higher.
+"""Encodes an event's position in its source's log as a text. Later events of the same log have greater texts.
 
-The text ends with the time of the change at the source, and with the server. Within one log only the position counts: a
-binlog has the start times of statements, which are not monotonic. Time and server reveal a new log: another server, a
-restored one, `RESET MASTER`.
+The text ends with the time of the change at the source, and the server. Within one log only the position is compared: a
+binlog has the start times of statements, which are not monotonic. Time and server show that a new log began: another
+server, a restored server, or `RESET MASTER`.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ POSITIONS: Mapping[str, IcebergType] = {
 }
 """Fields of `source` with an event's position in PostgreSQL's or MySQL's log, its time and its server."""
 MIN_NEW_LOG_GAP_MS = 3_600_000
-"""A lower position that is later by this much belongs to a new log. No statement should take as long."""
+"""Minimum time (ms) after which a lower position means a new log. No statement should take this long."""
 MAX_FILE_CHARACTERS = 255
-"""The longest binlog name that file systems allow."""
+"""Maximum length of a binlog's file name; file systems allow no longer names."""
 _TIME_DIGITS = 13
 _DIGITS = 20
-"""Digits of each number in a position."""
+"""Number of digits to which the numbers in a position are padded."""
 _LAYOUT = (
     r"^(?:(?P<name>.*?)(?:\.[a-d]?[0-9]+)?/[0-9]+/[0-9]+|[0-9]+)"
     rf"@(?P<ms>[0-9]{{{_TIME_DIGITS}}})(?:#(?P<server>[0-9]{{1,18}}))?$"
 )
-"""The layout of a position with a time."""
+"""Pattern of a position that includes a time."""
 _PARTS = re.compile(_LAYOUT)
 _LONG_NUMBERS = (7, 8, 9, 10)
-"""Digits of a binlog number beyond the six to which MySQL and MariaDB pad it; it ends at 2**31."""
+"""Lengths of binlog numbers that exceed the six digits to which MySQL and MariaDB pad them. The maximum is 2**31."""
 
 
 class Logs(NamedTuple):
-    """Times of positions in milliseconds since 1970, and their logs; 0 and empty texts if unknown."""
+    """Time (milliseconds since 1970) of each position, and its log. Unknown times are 0, unknown texts empty."""
 
     ms: NDArray[np.int64]
     name: pa.Array
-    """The name of the binlog files without their number."""
+    """The name of the binlog files, without their number."""
     server: pa.Array
 
 
 def positions(source: Mapping[str, pa.Array]) -> pa.Array:
-    """A position for each event; null for an event without one, such as those of an incremental snapshot.
+    """Return the position of each event; null for an event without one, as in an incremental snapshot.
 
     `source` has the fields of `POSITIONS`.
     """
@@ -69,7 +69,10 @@ def positions(source: Mapping[str, pa.Array]) -> pa.Array:
 
 
 def began_anew(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
-    """Mask of positions in `new` whose log began after the one in `old`: much later, or another server."""
+    """Return the mask of positions in `new` whose log began after the log of the position in `old`.
+
+    A new log is recognised by a much later time, or by another server or binlog name.
+    """
     one, other = logs(new), logs(old)
     moved = _differ(one.name, other.name) | _differ(one.server, other.server)
     found: NDArray[np.bool_] = (other.ms > 0) & (one.ms >= other.ms + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
@@ -77,7 +80,7 @@ def began_anew(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
 
 
 def is_after(one: str | None, other: str | None) -> bool:
-    """Whether the first position is after the second one in the same log, or in a newer log."""
+    """Return whether the first position comes after the second one, in the same log or in a newer log."""
     if one is None or other is None:
         return False
     if one > other:
@@ -90,12 +93,12 @@ def is_after(one: str | None, other: str | None) -> bool:
 
 
 def is_before(one: str | None, other: str | None) -> bool:
-    """Whether the first position is before the second one in the same log."""
+    """Return whether the first position comes before the second one in the same log."""
     return one is not None and other is not None and one != other and not is_after(one, other)
 
 
 def logs(places: pa.Array) -> Logs:
-    """The logs of positions."""
+    """Return the time and the log of each position."""
     found = pc.extract_regex(places.cast(pa.string()), _LAYOUT)
     name, ms, server = (pc.fill_null(pc.struct_field(found, part), "") for part in ("name", "ms", "server"))
     milliseconds = pc.if_else(pc.equal(ms, ""), "0", ms).cast(pa.int64()).to_numpy(zero_copy_only=False)
@@ -109,9 +112,10 @@ def _differ(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
 
 
 def _in_order(file: pa.Array) -> pa.Array:
-    """Names of binlogs as texts that sort in log order; null for an empty or invalid name.
+    """Return binlog file names as texts that sort in log order; null for an empty or invalid name.
 
-    A letter before a number of seven digits or more sorts it after shorter ones, which tables have unchanged.
+    A letter is inserted before numbers of seven or more digits, so that they sort after shorter numbers. Names with
+    shorter numbers are not changed, because tables already contain them.
     """
     is_name = pc.and_(pc.not_equal(file, ""), pc.less_equal(pc.utf8_length(file), MAX_FILE_CHARACTERS))
     file = pc.if_else(is_name, file, None)
@@ -121,7 +125,10 @@ def _in_order(file: pa.Array) -> pa.Array:
 
 
 def _whole(numbers: pa.Array) -> pa.Array:
-    """A field that a column may read as well, with another type: times in milliseconds, null for other types."""
+    """Return a numeric field of `source`. A time is converted to milliseconds; a field of any other type becomes null.
+
+    A field has another type if a column of the table reads it, too.
+    """
     if pa.types.is_timestamp(numbers.type):
         numbers = pc.floor_temporal(numbers, unit="millisecond").cast(pa.timestamp("ms", numbers.type.tz))
         numbers = numbers.cast(pa.int64())

@@ -1,4 +1,4 @@
-"""Splits rows by a table's partition values, and sorts them by its sort order."""
+"""Splits rows by a table's partition values, and sorts them by the table's sort order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from frazil.ingest.arrow_values import plain
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one partition value: one value per partition field, as Python values of the transforms' results."""
+    """The rows of one partition. `values` has one Python value per partition field, the result of the field's
+    transform.
+    """
 
     values: tuple[Any, ...]
     rows: pa.Table
 
 
 def column_of(table: pa.Table, schema: Schema, field_id: int) -> pa.Array:
-    """A field's column, even a nested one, in one piece; UUIDs as their 16 bytes."""
+    """Return the column of a field, which may be nested, as one array. UUIDs are returned as their 16 bytes."""
     path = schema.accessor_for_field(field_id)
     array = table.column(path.position).combine_chunks()
     while path.inner is not None:
@@ -49,10 +51,10 @@ def transformed(array: pa.Array, transform: Transform[Any, Any], source: Iceberg
 
 
 def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part]:
-    """Yield the table's rows as one part per partition value; each part keeps the rows' order.
+    """Yield one part per partition value. Each part keeps the order of its rows.
 
-    Most chunks have one value and are not copied. Otherwise each part is a copy of its rows: a slice would keep the
-    whole chunk in memory while its rarest value is buffered.
+    Most chunks have one partition value and are not copied. Otherwise each part is a copy of its rows: a buffered slice
+    would keep the whole chunk in memory.
     """
     if table.num_rows == 0:
         return
@@ -74,7 +76,7 @@ def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part
 
 
 def group(table: pa.Table, schema: Schema, spec: PartitionSpec) -> tuple[NDArray[np.int64], list[tuple[Any, ...]]]:
-    """Each row's partition value as an index into the list of distinct values."""
+    """Return the distinct partition values, and for each row the index of its value."""
     encoded = [_codes(table, schema, field.source_id, field.transform) for field in spec.fields]
     if len(encoded) == 1:
         code, dictionary = encoded[0]
@@ -90,7 +92,9 @@ def group(table: pa.Table, schema: Schema, spec: PartitionSpec) -> tuple[NDArray
 def _codes(
     table: pa.Table, schema: Schema, source_id: int, transform: Transform[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], pa.Array]:
-    """Each row's value as an index into the distinct values; nulls and NaNs are ordinary values."""
+    """Return the distinct values of a transformed column, and for each row the index of its value. Nulls and NaNs count
+    as values.
+    """
     source = schema.find_type(source_id)
     array = transformed(column_of(table, schema, source_id), transform, source)
     encoded = array.dictionary_encode(null_encoding="encode")
@@ -98,7 +102,9 @@ def _codes(
 
 
 def sort(table: pa.Table, schema: Schema, order: SortOrder) -> pa.Table:
-    """Rows in the table's sort order: per key a direction and a position of nulls; NaN sorts above every number."""
+    """Sort rows by the table's sort order: each key has a direction and a position of nulls. NaN is above all
+    numbers.
+    """
     keys: dict[str, pa.Array] = {}
     directions: list[tuple[str, str]] = []
 

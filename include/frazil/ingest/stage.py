@@ -1,7 +1,7 @@
-"""Stages one task of a batch on an executor: from Kafka or a backfill's files to Parquet outside any table.
+"""Stages one task of a batch on an executor: reads Kafka or a backfill's files, and writes Parquet files.
 
-The same parts are composed in two ways: `stage` is a whole task, and `read` and `write` are the tasks before and after
-a shuffle.
+The files are not part of a table yet. `stage` is a whole task; `read` and `write` are the tasks before and after a
+shuffle.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from frazil.ingest.kafka import RangeReader
 from frazil.ingest.narrow import is_environment, narrowed
 from frazil.ingest.no_rows import no_rows
 from frazil.ingest.opened import decoder_maker, open_reader, open_writer
-from frazil.ingest.progress import ProgressCounter
+from frazil.ingest.progress import ProgressCounter, Reporter
 from frazil.ingest.range_turns import TurnReader
 from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.rejects import RejectCounter
-from frazil.ingest.reporter import Reporter
 from frazil.ingest.required import plain_row
 from frazil.ingest.routed_writers import RoutedWriters
 from frazil.ingest.sensitive import Protector, speakable
@@ -55,7 +54,7 @@ def _now_us() -> int:
 
 
 class Suspect(Exception):
-    """An error that a record may have caused; only `read` and `write` raise it."""
+    """An error that a record may have caused. Only `read` and `write` raise it."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -69,17 +68,17 @@ def stage(
     on_progress: Callable[[int], None],
     now_us: Callable[[], int] = _now_us,
 ) -> StageResult:
-    """Read the task's ranges, decode, split, sort and write them.
+    """Read the task's ranges, then decode, split, sort and write their records.
 
-    `attempt` counts from 0; later attempts decode in a child process, in case a record killed the first. The result has
-    each range once, even empty ones. `on_progress` gets the records read, about once a second; an Exception that it
-    raises is logged, any other BaseException ends the stage.
+    `attempt` counts from 0. Later attempts decode in a child process, in case a record killed the first attempt. The
+    result has each range once, even an empty one. `on_progress` gets the number of records read, about once a second.
+    An Exception that it raises is logged; any other BaseException ends the stage.
 
-    Any error that does not certainly come from the environment may be caused by a record. The ranges are then read
-    again, and each chunk is tried in memory before it is written: a record that fails alone becomes a dead letter. If
-    no record does, the error recurs and is raised.
+    A record may cause any error that does not certainly come from the environment. After such an error, the ranges are
+    read again, and each chunk is tried in memory before it is written. A record that fails alone becomes a dead letter.
+    If no record fails alone, the error recurs and is raised.
 
-    Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and what the storage raises; the
+    Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and what the storage raises. The
     files of a failed stage are removed as far as possible.
     """
 
@@ -98,7 +97,10 @@ def stage(
 
 
 def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Generator[Parcel, None, StageResult]:
-    """Consume everything that the task reads, yield what is sent to writers, and return the result."""
+    """Stage everything that the task reads. Yields the parcels for writers after a shuffle, and returns the result.
+
+    If `tried`, each chunk is tried in memory before it is written.
+    """
     take = run.take_tried if tried else run.take
     report = Reporter(on_progress)
     try:
@@ -135,13 +137,13 @@ def _drained(reading: Generator[Parcel, None, StageResult]) -> StageResult:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Result of a task before a shuffle, other than sent rows; `result` has only the files of its dead letters."""
+    """Result of a task before a shuffle, without the rows it sent. `result.files` has only files of dead letters."""
 
     result: StageResult
     sent: tuple[int, ...]
-    """Rows by writer."""
+    """Number of rows sent to each writer."""
     partitions: int
-    """Number of table partitions of the rows: each would be a file if the task wrote its own rows."""
+    """Number of table partitions of the sent rows. Without a shuffle, the task would write a file for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class Written:
 
     files: tuple[StagedFile, ...]
     received: Mapping[int, int]
-    """Rows by the task that sent them."""
+    """Number of rows received from each task."""
 
 
 def read(
@@ -161,10 +163,10 @@ def read(
     on_progress: Callable[[int], None],
     now_us: Callable[[], int] = _now_us,
 ) -> Iterator[Parcel | Read]:
-    """Like `stage`, but send rows of the main table to the writers of `context.shuffle`.
+    """Like `stage`, but send the rows of the main table to the writers of `context.shuffle`.
 
-    `Read` comes last. Raises what `stage` raises, and Suspect: sent rows cannot be recalled, so the whole batch must be
-    staged without a shuffle to find the record.
+    Yields parcels, and the `Read` last. Raises what `stage` raises, and Suspect. Rows that were sent cannot be taken
+    back, so the whole batch must then be staged without a shuffle to find the failing record.
     """
     run = _ShuffledStage(context, task, attempt=attempt, now_us=now_us)
     result = yield from _read(run, on_progress, tried=False)
@@ -181,8 +183,8 @@ def write(
 ) -> Written:
     """Write the rows that `read` sent to one writer, in any order.
 
-    `on_progress` gets the rows written, about once a second and at the end, as in `stage`. Raises Suspect, what the
-    storage raises, and what `on_progress` raises; the files are then removed.
+    `on_progress` gets the number of rows written, about once a second and at the end, as in `stage`. Raises Suspect,
+    what the storage raises, and what `on_progress` raises; the files are then removed.
     """
     table = open_writer(context, "main", file_namer(writer, attempt))
     received: Counter[int] = Counter()
@@ -224,7 +226,7 @@ def _suspicion() -> Iterator[None]:
 
 
 class _Stage:
-    """The connected parts of one stage."""
+    """The objects that take part in staging one task."""
 
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         schema = Schema.model_validate_json(context.main.schema_json)
@@ -259,14 +261,14 @@ class _Stage:
         )
 
     def parcels(self) -> Iterable[Parcel]:
-        """What was sent to writers since the last call."""
+        """Return the parcels for writers that were made since the last call."""
         return ()
 
     def take(self, chunk: Chunk) -> None:
         self._land(chunk, self._shape(chunk))
 
     def take_tried(self, chunk: Chunk) -> None:
-        """Like `take`, but try each piece first, and reject a record that fails alone."""
+        """Like `take`, but try the records in memory first, and reject records that fail alone."""
         parts = []
         for start, end, tried in narrowed(len(chunk), lambda start, end: self._rehearsed(chunk.piece(start, end))):
             part = self._unwritable(tried) if isinstance(tried, Exception) else tried
@@ -278,7 +280,7 @@ class _Stage:
         return Decoded(no_rows(self._main.layout.arrow_schema), np.arange(0), [rejection])
 
     def check_table(self) -> None:
-        """Write a row of nulls and zeros in memory: if that raises, the table is at fault, not a record."""
+        """Write a row of nulls and zeros in memory. If this raises, the table is at fault, not a record."""
         self._main.rehearse(plain_row(self._main.layout.arrow_schema))
 
     def _rehearsed(self, chunk: Chunk) -> Decoded:
@@ -361,7 +363,7 @@ class _Stage:
 
 
 class _ShuffledStage(_Stage):
-    """Sends the rows of the main table to writers."""
+    """Sends the rows of the main table to the writers after the shuffle."""
 
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         super().__init__(context, task, attempt=attempt, now_us=now_us)
@@ -381,7 +383,9 @@ class _ShuffledStage(_Stage):
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pause garbage collection: hundreds of thousands of live messages, none cyclic, make every collection slow."""
+    """Pause garbage collection. Each collection would scan hundreds of thousands of live messages, none of them
+    cyclic.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

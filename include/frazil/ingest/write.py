@@ -1,4 +1,4 @@
-"""Buffers a task's rows by partition value, in bounded memory, and writes them to few, large files."""
+"""Buffers a task's rows by partition value in limited memory, and writes few, large files."""
 
 from __future__ import annotations
 
@@ -19,25 +19,31 @@ from frazil.ingest.parquet import FileLayout, ParquetFile, partition_bytes
 from frazil.ingest.split import sort, split
 
 BUFFER_BYTES = 256 * 2**20
-"""Arrow bytes that a writer may hold in memory before it writes the largest partition value."""
+"""Maximum Arrow bytes that a writer buffers. Beyond this, the writer writes the largest partition."""
 OPEN_BYTES = 512 * 2**20
-"""Bytes that a writer's open files may retain before it closes the least recently written one."""
+"""Maximum bytes that a writer's open files may keep in memory. Beyond this, the least recently written file is
+closed.
+"""
 FIRST_GUESS_BYTES_PER_BYTE = 3.0
-"""Arrow bytes per Parquet byte, until the first write measures it."""
+"""Initial estimate of Arrow bytes per Parquet byte, until the first write measures the ratio."""
 MERGED_BYTES = 2**20
-"""Larger tables of a partition value are not merged: their overhead is small compared with their values."""
+"""Maximum size of buffered tables that are merged. Larger tables are not merged, because their overhead is relatively
+small.
+"""
 MERGED_TABLES = 8
 UNSPLIT_BYTES = 64 * 2**20
-"""Bytes that are buffered to be split together, if splitting each table alone would make tiny parts."""
+"""Bytes that are buffered before they are split, if splitting each added table would give tiny parts."""
 PART_ROWS = 512
-"""Rows per partition value, on average, from which a table is split at once: a part costs as much as these."""
+"""Average number of rows per partition from which an added table is split at once. Splitting off a part costs as much
+as handling about this many rows.
+"""
 COLUMN_BYTES = 512
-"""Approximate overhead of a column of a table, in addition to its values."""
+"""Approximate overhead of each column of a table, in addition to its values."""
 
 
 @dataclass
 class _Gathered:
-    """One partition value: its rows in memory, and the file of earlier rows."""
+    """One partition: its buffered rows, and the open file with its earlier rows."""
 
     values: tuple[Any, ...]
     rows: list[pa.Table] = field(default_factory=list)
@@ -45,10 +51,10 @@ class _Gathered:
     bytes: int = 0
     file: ParquetFile | None = None
     retained: int = 0
-    """Approximate bytes that the open file keeps of its last row group, until the next row group begins."""
+    """Approximate bytes that the open file keeps in memory of its last row group."""
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows, and merge small tables of similar size: each has kilobytes of overhead."""
+        """Add rows. Small tables of similar size are merged, because each table has kilobytes of overhead."""
         self._append(rows)
         while (alike := self._alike()) >= MERGED_TABLES:
             merged = pa.concat_tables(self.rows[-alike:]).combine_chunks()
@@ -63,13 +69,15 @@ class _Gathered:
         self.bytes += size
 
     def _alike(self) -> int:
-        """Number of last tables that are small and not much larger than the last one."""
-        most = min(2 * self.sizes[-1], MERGED_BYTES)
-        return sum(1 for _ in takewhile(lambda size: size <= most, reversed(self.sizes)))
+        """Return how many of the last tables are small and not much larger than the last one."""
+        max_bytes = min(2 * self.sizes[-1], MERGED_BYTES)
+        return sum(1 for _ in takewhile(lambda size: size <= max_bytes, reversed(self.sizes)))
 
 
 def held_bytes(rows: pa.Table) -> int:
-    """Bytes that a table keeps in memory: whole buffers, even if it uses only a part, and its overhead."""
+    """Return the bytes that a table keeps in memory: its overhead and its whole buffers, even if it uses only a
+    part.
+    """
     buffers: int = rows.get_total_buffer_size()
     return buffers + COLUMN_BYTES * len(rows.column_names)
 
@@ -77,9 +85,9 @@ def held_bytes(rows: pa.Table) -> int:
 class TableWriter:
     """Writes a task's rows of one table.
 
-    A partition value gets a second file only when the first has reached the target size, or when so many files are open
-    that memory is short. With a sort order, rows are buffered until they fill a file or memory is short, so that a file
-    is one sorted run if possible.
+    A partition gets a second file only if its first file has reached the target size, or was closed because open files
+    took too much memory. With a sort order, rows are buffered until they fill a file or memory is short, so that the
+    whole file is sorted if possible.
     """
 
     def __init__(  # noqa: PLR0913 - the two bounds are for tests
@@ -93,7 +101,7 @@ class TableWriter:
         open_bytes: int = OPEN_BYTES,
         layout: FileLayout | None = None,
     ) -> None:
-        """`layout` is the table's, if known."""
+        """`layout` is the table's file layout, if the caller already has it."""
         self._layout = layout or FileLayout.of(table, target)
         self._folder = table.folder
         self._target_bytes = table.target_file_bytes
@@ -124,11 +132,11 @@ class TableWriter:
 
     @property
     def held(self) -> int:
-        """Bytes of rows in memory."""
+        """Bytes of buffered rows in memory."""
         return self._held
 
     def release(self) -> None:
-        """Write the partition value that holds most, and close its file."""
+        """Write out the partition that buffers the most bytes, and close its file."""
         self._split()
         largest = max(self._gathered.values(), key=lambda g: g.bytes, default=None)
         if largest is not None:
@@ -137,7 +145,7 @@ class TableWriter:
                 self._close(largest, largest.file)
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows of the table's schema, in any order of partitions."""
+        """Add rows with the table's schema, in any order of partitions."""
         if rows.num_rows:
             self._unsplit.append(rows)
             self._unsplit_held += (size := held_bytes(rows))
@@ -148,7 +156,7 @@ class TableWriter:
             self._flush(max(self._gathered.values(), key=lambda g: g.bytes))
 
     def _split(self) -> None:
-        """Move buffered rows to their partition values."""
+        """Move the buffered rows to their partitions."""
         if not self._unsplit:
             return
         rows = pa.concat_tables(self._unsplit).combine_chunks()
@@ -162,11 +170,11 @@ class TableWriter:
             self._held -= gathered.bytes
             gathered.add(part.rows)
             self._held += gathered.bytes
-            if gathered.bytes >= self._enough():
+            if gathered.bytes >= self._bytes_worth_writing():
                 self._flush(gathered)
 
     def rehearse(self, rows: pa.Table) -> None:
-        """Do in memory what `add` and `finish` would do with these rows. Raises what they would raise."""
+        """Do in memory what `add` and `finish` would do with these rows, and raise the same errors."""
         trial = copy.copy(self)
         trial._io = None
         trial._begin()
@@ -183,7 +191,7 @@ class TableWriter:
         return self._staged
 
     def abort(self) -> None:
-        """Remove every file of this writer, as far as possible now; the sweeper finds the rest."""
+        """Remove every file of this writer. Files that cannot be removed now are left for the sweeper."""
         for gathered in self._gathered.values():
             if gathered.file is not None:
                 with contextlib.suppress(Exception):
@@ -193,8 +201,10 @@ class TableWriter:
                 if self._io:
                     self._io.delete(staged.path)
 
-    def _enough(self) -> float:
-        """Arrow bytes of one partition value that are worth a write: a row group, or with a sort order a file."""
+    def _bytes_worth_writing(self) -> float:
+        """Return how many Arrow bytes of a partition are worth a write: a row group or, with a sort order, a whole
+        file.
+        """
         file_bytes = self._target_bytes * self._expansion
         if self._layout.order.is_unsorted:
             return min(self._layout.row_group_bytes, file_bytes)
@@ -206,7 +216,9 @@ class TableWriter:
         rows = sort(pa.concat_tables(gathered.rows), self._layout.schema, self._layout.order)
         if gathered.file is None:
             path = f"{self._folder}/{self._file_name()}"
-            gathered.file = ParquetFile(self._io, path, self._layout, gathered.values, encodings=self._suited(rows))
+            gathered.file = ParquetFile(
+                self._io, path, self._layout, gathered.values, encodings=self._encodings_for(rows)
+            )
         before = gathered.file.bytes
         gathered.file.write(rows)
         self._expansion = gathered.bytes / max(1, gathered.file.bytes - before)
@@ -220,9 +232,10 @@ class TableWriter:
             assert oldest.file
             self._close(oldest, oldest.file)
 
-    def _suited(self, rows: pa.Table) -> Encodings:
-        """Encodings for a file that begins with these rows; chosen again until an earlier file began with enough
-        rows.
+    def _encodings_for(self, rows: pa.Table) -> Encodings:
+        """Return the encodings for a file that begins with these rows.
+
+        Encodings are chosen again for later files, until a file began with enough rows for a reliable choice.
         """
         if self._sampled < SAMPLED_ROWS and rows.num_rows > 2 * self._sampled:
             self._sampled = rows.num_rows
@@ -230,7 +243,7 @@ class TableWriter:
         return self._encodings
 
     def _retain(self, gathered: _Gathered, size: int) -> None:
-        """Update the retained bytes of a partition value's open file."""
+        """Update how many bytes the open file of a partition keeps in memory."""
         self._retained += size - gathered.retained
         gathered.retained = size
         self._open.pop(id(gathered), None)
@@ -244,5 +257,7 @@ class TableWriter:
 
 
 def file_namer(task: int, attempt: int) -> Callable[[], str]:
-    """`<task>-<attempt>-<uuid>.parquet`: the name identifies an attempt's files."""
+    """Return a function that makes names `<task>-<attempt>-<uuid>.parquet`, by which an attempt's files can be
+    found.
+    """
     return lambda: f"{task:05d}-{attempt}-{uuid.uuid4()}.parquet"

@@ -1,4 +1,4 @@
-"""The driver's requests to Kafka: identities of cluster and topics, and first and last offsets of partitions."""
+"""The driver's metadata requests to Kafka: ids of cluster and topics, and first and last offsets of partitions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from frazil.spec.topics import TopicPattern
 
 TIMEOUT_S = 10.0
 POLL_S = 0.1
-"""Interval at which a client without an answer is polled for the reason."""
+"""Interval (s) at which a client that waits for an answer is checked for connection errors."""
 PERSON_WAITS_S = 5.0
-"""Seconds that an interactive command waits for an answer; the first timeout ends it."""
+"""Seconds that an interactive command waits for Kafka. The command gives up at the first timeout."""
 MAX_TOPICS = 1000
-"""Topics that may match a pattern: each commit writes the offsets of all."""
+"""Maximum number of topics that may match a pattern, because each commit stores the offsets of all topics."""
 LEADER_MOVES = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -39,21 +39,21 @@ LEADER_MOVES = frozenset(
         KafkaError.KAFKA_STORAGE_ERROR,
     }
 )
-"""Errors of a partition whose leader is moving or not serving it yet: a retry succeeds a moment later."""
+"""Errors of a partition whose leader is moving, or does not serve the partition yet. A retry soon succeeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The source as Kafka currently describes it."""
+    """Ids and partitions of the topics that a stream reads, as Kafka currently describes them."""
 
     identity: SourceIdentity
     partitions: tuple[TopicPartition, ...]
 
 
 class KafkaOffsets:
-    """An admin client for frazil's requests. Each takes one batched request per broker.
+    """An admin client for the requests that frazil makes. Each method sends one batched request per broker.
 
-    Errors name the `stream`, if it is given. `client` may return a shared client.
+    Errors name the `stream`, if it is given. `client` creates the underlying client, or returns a shared one.
     """
 
     def __init__(
@@ -83,17 +83,18 @@ class KafkaOffsets:
         del self._admin
 
     def describe(self) -> Topics:
-        """Cluster id, topic ids and all partitions; with a pattern, of the topics that match it now, if any.
+        """Return the cluster id, the topic ids and all partitions. For a pattern, only topics that match now are
+        included.
 
-        Raises TopicMissing if a named topic does not exist (yet), and SpecError if too many match the pattern.
+        Raises TopicMissing if a named topic does not exist (yet), and SpecError if too many topics match the pattern.
         """
         try:
             cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
             if isinstance(self._topics, TopicPattern):
                 cluster_id = self._result(cluster).cluster_id
-                described = self._described(self._asked_of(self._matching(self._topics)), missing_fails=False)
+                described = self._described(self._described_topics(self._matching(self._topics)), missing_fails=False)
             else:
-                answers = self._asked_of(self._topics)
+                answers = self._described_topics(self._topics)
                 cluster_id = self._result(cluster).cluster_id
                 described = self._described(answers)
         except (KafkaException, TimeoutError) as error:
@@ -104,13 +105,14 @@ class KafkaOffsets:
         )
 
     def check_not_hidden(self, topics: Collection[str]) -> None:
-        """Raise AccessDenied if Kafka hides one of these topics, missing from a list of topics, from the principal.
+        """Raise AccessDenied if Kafka hides one of these topics, which are missing from a list of topics, from the
+        principal.
 
-        A list omits topics that the principal may not describe, as if they were deleted. Requested by name, a hidden
-        topic is refused, and a deleted one is unknown.
+        A list of topics omits topics that the principal may not describe, as if they were deleted. A request by name
+        tells the two cases apart: a hidden topic is refused, and a deleted topic is unknown.
         """
         hidden = []
-        for name, answer in sorted(self._asked_of(topics).items()):
+        for name, answer in sorted(self._described_topics(topics).items()):
             try:
                 self._result(answer)
             except (KafkaException, TimeoutError) as error:
@@ -127,29 +129,29 @@ class KafkaOffsets:
             )
             raise AccessDenied(
                 f"{place}: Kafka does not let the stream describe topics that it has read: {', '.join(hidden)}. Grant "
-                "Describe and Read on them. If they were deleted, grant Describe on their names, so that Kafka says so"
+                "Describe and Read on them. If they were deleted, grant Describe on their names, so Kafka reports it"
             )
 
     def _matching(self, pattern: TopicPattern) -> list[str]:
-        """The topics of the cluster that currently match."""
+        """Return the cluster's topics that currently match the pattern."""
         found = [topic for topic in self._admin.list_topics(timeout=self._timeout_s).topics if topic in pattern]
         if len(found) > MAX_TOPICS:
             raise SpecError(
                 f"source.topic-pattern: '{pattern.text}' matches {len(found):,} topics at {self._servers}, and a "
-                f"stream reads at most {MAX_TOPICS:,}. Narrow it, or share the topics among several streams"
+                f"stream reads at most {MAX_TOPICS:,}. Narrow the pattern, or divide the topics among several streams"
             )
         return found
 
-    def _asked_of(self, topics: Collection[str]) -> Mapping[str, Any]:
+    def _described_topics(self, topics: Collection[str]) -> Mapping[str, Any]:
         if not topics:
             return {}
-        asked: Mapping[str, Any] = self._admin.describe_topics(
+        futures: Mapping[str, Any] = self._admin.describe_topics(
             TopicCollection(list(topics)), request_timeout=self._timeout_s
         )
-        return asked
+        return futures
 
     def _described(self, answers: Mapping[str, Any], *, missing_fails: bool = True) -> dict[str, Any]:
-        """Kafka's description of each topic. The error names all missing topics at once."""
+        """Return Kafka's description of each topic. If topics are missing, the error names all of them."""
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
             try:
@@ -165,26 +167,30 @@ class KafkaOffsets:
         return described
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset that Kafka still has, by topic-partition."""
+        """Return the first offset that Kafka still has, by topic-partition."""
         return self._list(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The last stable offset, the end for a `read_committed` reader, by topic-partition."""
+        """Return the last stable offset by topic-partition: the end of the log for a `read_committed` reader."""
         return self._list(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
-        """Both ends of each log and its leader's epoch, from two concurrent requests."""
+        """Return the last stable offset, the high watermark and the leader's epoch of each log, by two concurrent
+        requests.
+        """
         tps = list(partitions)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        stable, high = self._answers(
+        stable, high = self._offset_answers(
             tps, (latest, IsolationLevel.READ_COMMITTED), (latest, IsolationLevel.READ_UNCOMMITTED)
         )
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
 
     def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
-        """Offsets at which logs were truncated below a position, which is an offset and the epoch of its leader.
+        """Return the offsets at which logs were truncated. Each position is an offset that was read, and its leader
+        epoch.
 
-        Found by bisection: Kafka accepts or refuses one offset at a time.
+        Logs that were not truncated below their position are left out. The offsets are found by bisection, because
+        Kafka only answers whether a single offset still belongs to the log.
         """
         first = self.earliest(positions)
         positions = {tp: (offset, epoch) for tp, (offset, epoch) in positions.items() if offset >= first[tp]}
@@ -197,7 +203,9 @@ class KafkaOffsets:
         return {tp: at for tp, (at, _) in spans.items()}
 
     def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset at or after a broker timestamp; the end if there is none."""
+        """Return the first offset with a broker timestamp at or after `when`; the end of the log if all records are
+        older.
+        """
         tps = list(partitions)
         found = self._list(tps, OffsetSpec.for_timestamp(max(0, int(when.timestamp() * 1000))))
         missing = [tp for tp, offset in found.items() if offset < 0]
@@ -206,30 +214,30 @@ class KafkaOffsets:
     def starts(
         self, start: Literal["earliest", "latest"] | datetime, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """A stream's declared `source.start` as offsets."""
+        """Return the offsets for a stream's declared `source.start`."""
         if start == "earliest":
             return self.earliest(partitions)
         return self.ends(partitions) if start == "latest" else self.at(start, partitions)
 
     def _list(self, partitions: Iterable[TopicPartition], which: OffsetSpec) -> dict[TopicPartition, int]:
-        (answers,) = self._answers(partitions, (which, IsolationLevel.READ_COMMITTED))
+        (answers,) = self._offset_answers(partitions, (which, IsolationLevel.READ_COMMITTED))
         return {tp: answer.offset for tp, answer in answers.items()}
 
-    def _answers(
+    def _offset_answers(
         self, partitions: Iterable[TopicPartition], *questions: tuple[OffsetSpec, IsolationLevel]
     ) -> list[dict[TopicPartition, Any]]:
-        """The answers to concurrent requests, repeated while partitions have no leader.
+        """Return the answers to concurrent requests. Requests are repeated while partitions have no leader.
 
-        librdkafka sends them to the leaders that it knows. If one has moved, or the topic is so new that its broker
-        does not serve it yet, the answer is an error, which only makes librdkafka search for the leader again.
+        librdkafka sends each request to the leader that it knows. Kafka answers with an error if the leader has moved,
+        or if the broker of a new topic does not serve the topic yet. Only then does librdkafka look for the new leader.
         """
         tps = list(partitions)
         deadline = time.monotonic() + self._timeout_s
         moving: Exception | None = None
         while True:
             try:
-                asked = [self._asked(tps, which, isolation) for which, isolation in questions]
-                return [{(tp.topic, tp.partition): self._result(of) for tp, of in each.items()} for each in asked]
+                futures = [self._list_offsets(tps, which, isolation) for which, isolation in questions]
+                return [{(tp.topic, tp.partition): self._result(of) for tp, of in each.items()} for each in futures]
             except (KafkaException, TimeoutError) as error:
                 is_moving = isinstance(error, KafkaException) and error.args[0].code() in LEADER_MOVES
                 if is_moving and time.monotonic() <= deadline:
@@ -240,7 +248,9 @@ class KafkaOffsets:
                 why = moving if moving is not None and is_silence(error) else error
                 raise self._translated(why, "listing offsets of") from why
 
-    def _asked(self, partitions: list[TopicPartition], which: OffsetSpec, isolation: IsolationLevel) -> dict[Any, Any]:
+    def _list_offsets(
+        self, partitions: list[TopicPartition], which: OffsetSpec, isolation: IsolationLevel
+    ) -> dict[Any, Any]:
         request = {KafkaTopicPartition(*tp): which for tp in partitions}
         if not request:
             return {}
@@ -250,9 +260,9 @@ class KafkaOffsets:
         return answers
 
     def _result(self, answer: Future[Any]) -> Any:
-        """Wait for the answer. Raises KafkaException, TimeoutError, and AccessDenied if none can come.
+        """Wait for the answer. Raises KafkaException, TimeoutError, and AccessDenied if the broker refuses the client.
 
-        librdkafka reconnects forever, whatever a broker answers, so a refusal is found separately from the answer.
+        librdkafka reconnects forever, even after a refusal, so refusals are read from the client's connection errors.
         """
         deadline = time.monotonic() + self._timeout_s
         while not wait([answer], POLL_S).done:
@@ -286,7 +296,7 @@ class KafkaOffsets:
 
 
 def is_silence(error: BaseException | None) -> bool:
-    """Whether the cause of a KafkaUnavailable is that no answer came in time."""
+    """Return whether a KafkaUnavailable was caused by a missing answer (a timeout)."""
     if isinstance(error, KafkaException):
         return error.args[0].code() in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
     return isinstance(error, TimeoutError)

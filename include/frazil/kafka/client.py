@@ -1,4 +1,4 @@
-"""Shared by all clients of librdkafka: reporting of refusals, and safe destruction of clients."""
+"""Code shared by all librdkafka clients: error messages for refused access, and safe destruction of clients."""
 
 from __future__ import annotations
 
@@ -31,18 +31,22 @@ _TOKEN = "Failed to acquire SASL OAUTHBEARER token"
 _TOKEN_REFUSED = re.compile(
     r"invalid_(client|grant|request|scope)|unauthorized_client|unsupported_grant_type|unexpired token"
 )
-"""Error codes of RFC 6749, and librdkafka's text. The token server may also be down for a moment."""
+"""Token errors that a retry does not fix: error codes of RFC 6749, and a text of librdkafka. Others may be
+temporary.
+"""
 
-TROUBLE_STANDS_S = 30.0
-"""Time for which a trouble counts as the cause of silence. librdkafka does not repeat it within this time."""
+MAX_TROUBLE_AGE_S = 30.0
+"""Time (s) for which a connection error explains a missing answer. librdkafka does not repeat the error within this
+time.
+"""
 
-_left: deque[AdminClient] = deque()
+_unused_clients: deque[AdminClient] = deque()
 
 
 def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str) -> AccessDenied | None:
-    """The error for a refusal that waiting does not fix; None for any other trouble of a client. Pure.
+    """Return the error for a refusal that does not go away by waiting; None for any other error of a client.
 
-    `code` and `text` are librdkafka's; `what` is what was refused, such as "access to flights".
+    `code` and `text` come from librdkafka. `what` is the refused request, such as "access to flights".
     """
     if _CERTIFICATE.search(text):
         said = f"the TLS connection fails: {text}"
@@ -62,11 +66,12 @@ def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str
     return AccessDenied(f"{place}: {said}. Check {check}.")
 
 
-class _Troubles:
-    """Troubles that `poll` delivers, each with the time of the previous poll: it may have happened at any time since.
+class _ConnectionErrors:
+    """Connection errors that `poll` delivers. Each error is stored with the time of the previous poll: it may have
+    happened at any time since then.
 
-    A separate object, because a client that librdkafka's callback refers to would only end with the next garbage
-    collection.
+    This is a separate object, because librdkafka's callback refers to it. If the callback referred to the client, only
+    the garbage collector would free the client.
     """
 
     def __init__(self) -> None:
@@ -78,59 +83,59 @@ class _Troubles:
 
     def polled(self) -> list[KafkaError]:
         self._polled_s = now_s = time.monotonic()
-        return [error for at_s, error in self.errors.copy() if now_s - at_s < TROUBLE_STANDS_S]
+        return [error for at_s, error in self.errors.copy() if now_s - at_s < MAX_TROUBLE_AGE_S]
 
 
 class AdminClient(confluent_admin.AdminClient):
-    """An admin client that may be garbage-collected while it waits for answers.
+    """An admin client that is safe to garbage-collect while it waits for answers.
 
-    librdkafka aborts the process if a client is destroyed in one of the client's own threads. These run Python when an
-    answer arrives or times out, so the garbage collector may find an unused client there. Such a client is kept until a
-    Python thread creates another one.
+    librdkafka aborts the process if a client is destroyed in one of the client's own threads. Those threads run Python
+    code when an answer arrives or times out, so the garbage collector may free an unused client there. Such a client is
+    kept until a Python thread creates another client.
     """
 
     def __init__(self, properties: Mapping[str, str | int]) -> None:
-        _destroy_left()
-        self._troubles = _Troubles()
+        _destroy_unused_clients()
+        self._troubles = _ConnectionErrors()
         settings: dict[str, Any] = {**properties, "error_cb": self._troubles.met}
         super().__init__(settings)
 
     def troubles(self) -> list[KafkaError]:
-        """Current troubles of the connections, the newest last: recent ones without an answer since."""
+        """Return the recent connection errors since the last answer, the newest last."""
         self.poll(0)
         return self._troubles.polled()
 
     def answered(self) -> None:
-        """Forget troubles, because an answer came."""
+        """Clear the connection errors, because an answer came."""
         self.troubles()
         self._troubles.errors.clear()
 
     def __del__(self) -> None:
         if _is_foreign_thread():
-            _left.append(self)
+            _unused_clients.append(self)
 
 
-def _destroy_left() -> None:
+def _destroy_unused_clients() -> None:
     if _is_foreign_thread():
         return
-    for _ in range(len(_left)):
+    for _ in range(len(_unused_clients)):
         with suppress(IndexError):  # another thread does the same
-            client = _left.popleft()
+            client = _unused_clients.popleft()
             if sys.getrefcount(client) > 2:  # besides `client` and the argument: the collector's thread still has it
-                _left.append(client)
+                _unused_clients.append(client)
             del client
 
 
 def _is_foreign_thread() -> bool:
-    """Whether a library, not Python, started this thread."""
+    """Return whether a library, and not Python, started this thread."""
     return isinstance(threading.current_thread(), threading._DummyThread)
 
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Raise SpecError if librdkafka refuses to create a client: the declared properties are wrong."""
+    """Raise SpecError if librdkafka refuses to create a client, because the declared properties are invalid."""
     try:
         yield
     except KafkaException as error:
         said = error.args[0].str()
-        raise SpecError(f"source.properties: librdkafka refuses them: {said}") from error
+        raise SpecError(f"librdkafka rejects source.properties: {said}") from error

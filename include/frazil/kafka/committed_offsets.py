@@ -1,4 +1,4 @@
-"""Reads the offsets that Kafka itself has, with a plain consumer that shares no code with the writer's reading."""
+"""Reads which offsets Kafka has, with a plain consumer that shares no code with the writer."""
 
 from __future__ import annotations
 
@@ -31,9 +31,12 @@ def read_offsets(
     properties: Mapping[str, str],
     ranges: Mapping[TopicPartition, tuple[int, int]],
 ) -> dict[TopicPartition, OffsetTally]:
-    """The offsets of the committed records in each range `[start, end)`; a range ends at a record or EOF past its end.
+    """Count the offsets of the committed records in each range `[start, end)`.
 
-    Raises KafkaUnavailable if the brokers are silent, or delete the beginning of a range meanwhile.
+    A range is complete when a record or an end-of-partition event at or past its end arrives.
+
+    Raises KafkaUnavailable if the brokers send nothing for too long, or retention deletes the beginning of a range
+    meanwhile.
     """
     open_ranges = {tp: r for tp, r in ranges.items() if r[1] > r[0]}
     tallies = {tp: OffsetTally() for tp in ranges}
@@ -53,16 +56,16 @@ def _drain(
     open_ranges: dict[TopicPartition, tuple[int, int]],
     tallies: dict[TopicPartition, OffsetTally],
 ) -> None:
-    """Read until every open range has ended, and count the offsets of its records.
+    """Read until every open range is complete, and count the offsets of its records.
 
-    A range ends with its last record, or with the end of its log if its last offsets have no record.
+    A range ends with its last record, or with the end of the log if its last offsets have no record.
     """
-    heard_at = time.monotonic()
+    last_message_at = time.monotonic()
     while open_ranges:
         messages = consumer.consume(AT_ONCE, timeout=0.5)
         if messages:
-            heard_at = time.monotonic()
-        elif time.monotonic() - heard_at > MAX_SILENCE_S:
+            last_message_at = time.monotonic()
+        elif time.monotonic() - last_message_at > MAX_SILENCE_S:
             raise KafkaUnavailable(f"Kafka sent nothing for {MAX_SILENCE_S:.0f} s; check the brokers, then audit again")
         pieces: dict[TopicPartition, list[int]] = {}
         for message in messages:
@@ -80,7 +83,7 @@ def _drain(
 
 
 def _read(message: Message) -> tuple[TopicPartition, int, bool]:
-    """Position of a message, and whether it is a record or an end of partition."""
+    """Return a message's topic-partition and offset, and whether the message is a record (not an end of partition)."""
     error = message.error()
     tp = (message.topic() or "", message.partition() or 0)
     if error is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SourceIdentity:
-    """Identifies a Kafka: offsets mean nothing in another cluster, or in a recreated topic."""
+    """Ids of a Kafka cluster and its topics. Offsets are not valid in another cluster, or in a recreated topic."""
 
     cluster_id: str
     topic_ids: Mapping[str, str]

@@ -1,10 +1,10 @@
-"""librdkafka's C API through ctypes, which reads records without a Python object for each.
+"""librdkafka's C API through ctypes, to read records without creating a Python object for each.
 
-The library is the one that confluent-kafka's extension is linked with, wherever the wheel, conda or the system
-installed it: symbols are looked up in the extension, and so in the libraries that it needs.
+The library is the one that confluent-kafka's extension is linked with, installed by a wheel, conda or the system.
+Functions are looked up in the extension, and so in all libraries with which the extension is linked.
 
-The structs of librdkafka's public header are stable. Each process still checks them once: `librdkafka` makes a message,
-which takes a few milliseconds and no broker, and compares every field.
+The structs of librdkafka's public header are stable, but each process still checks them once: `librdkafka` creates a
+message and compares every field. The check takes a few milliseconds and needs no broker.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "produce": (c_int, [c_void_p, c_int32, c_int, c_char_p, c_size_t, c_char_p, c_size_t, c_void_p]),
     "purge": (c_int, [c_void_p, c_int]),
 }
-"""Result and arguments of each called function, without its prefix `rd_kafka_`."""
+"""Result type and argument types of each function that is called, by its name without the prefix `rd_kafka_`."""
 
 
 class Message(Structure):
-    """`rd_kafka_message_t`."""
+    """The C struct `rd_kafka_message_t`."""
 
     _fields_ = (
         ("err", c_int),
@@ -108,11 +108,11 @@ class Message(Structure):
 
 
 class LibraryUnfit(Exception):
-    """librdkafka's C API cannot be called here; the text has the reason."""
+    """librdkafka's C API cannot be called in this process. The message names the reason."""
 
 
 class Librdkafka:
-    """librdkafka's functions, with `rd_kafka_new` as `new`; each releases the GIL while it runs."""
+    """librdkafka's functions, named without their prefix: `new` is `rd_kafka_new`. Each call releases the GIL."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, int] = {}
@@ -130,7 +130,7 @@ class Librdkafka:
         raise AttributeError(name)
 
     def configured(self, properties: Mapping[str, str]) -> int:
-        """Create a configuration, which the caller passes to a client or destroys. Raises KafkaException."""
+        """Create a configuration. The caller must pass it to a client or destroy it. Raises KafkaException."""
         conf = int(self.conf_new())
         said = ctypes.create_string_buffer(_TEXT_BYTES)
         # Plugins define properties, so they are loaded first.
@@ -141,10 +141,10 @@ class Librdkafka:
         return conf
 
     def consumer(self, properties: Mapping[str, str], on_error: Any, on_throttle: Any) -> int:
-        """Create a consumer. While it is polled, its errors go to `on_error`, an `ErrorCallback`, and throttle times to
-        `on_throttle`, a `ThrottleCallback`; both must outlive it.
+        """Create a consumer. While the consumer is polled, it calls `on_error`, an `ErrorCallback`, for errors, and
+        `on_throttle`, a `ThrottleCallback`, for throttle times. Both callbacks must outlive the consumer.
 
-        Its log lines wait for the queue of `set_log_queue`. Raises KafkaException.
+        Log lines are kept until `set_log_queue` names a queue for them. Raises KafkaException.
         """
         conf = self.configured({**properties, "log.queue": "true"})
         self.conf_set_error_cb(conf, on_error)
@@ -163,7 +163,7 @@ class Librdkafka:
         return int(client)
 
     def partitions(self, places: Iterable[tuple[str, int, int | None]]) -> int:
-        """Create a list of topic, partition and offset, which the caller destroys."""
+        """Create a C list of topics, partitions and offsets. The caller must destroy the list."""
         found = [(topic.encode(), partition, offset) for topic, partition, offset in places]
         made = int(self.topic_partition_list_new(len(found)))
         for topic, partition, offset in found:
@@ -173,37 +173,37 @@ class Librdkafka:
         return made
 
     def check(self, code: int) -> None:
-        """Raise KafkaException for an error code."""
+        """Raise KafkaException if the error code is not 0."""
         if code:
             raise KafkaException(KafkaError(code))
 
     def check_error(self, error: int | None) -> None:
-        """Raise KafkaException for an error."""
+        """Raise KafkaException if there is an error object, and free that object."""
         if error:
             made = KafkaError(self.error_code(error), self.error_string(error).decode(errors="replace"))
             self.error_destroy(error)
             raise KafkaException(made)
 
     def watermarks(self, client: int, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
-        """First offset and end of the log. Raises KafkaException."""
+        """Return the first offset and the end of a partition's log. Raises KafkaException."""
         low, high = c_int64(), c_int64()
-        asked = (client, topic.encode(), partition, byref(low), byref(high), int(timeout_s * 1000))
-        self.check(self.query_watermark_offsets(*asked))
+        arguments = (client, topic.encode(), partition, byref(low), byref(high), int(timeout_s * 1000))
+        self.check(self.query_watermark_offsets(*arguments))
         return low.value, high.value
 
 
 @cache
 def librdkafka() -> Librdkafka:
-    """The library of this process, checked at the first call. Raises LibraryUnfit."""
+    """Return this process's library, which is checked at the first call. Raises LibraryUnfit."""
     library = Librdkafka()
     if (built := library.version()) != (known := confluent_kafka.libversion()[1]):
         raise LibraryUnfit(f"its version is {built:#x}, and confluent-kafka has {known:#x}")
-    _try(library)
+    _check_message_layout(library)
     return library
 
 
-def _try(library: Librdkafka) -> None:
-    """Check the layout of a message: one that is purged from a producer's queue comes back like any other."""
+def _check_message_layout(library: Librdkafka) -> None:
+    """Check the layout of the message struct with a message that is purged from a producer's queue."""
     conf = library.configured({"log_level": "0"})
     library.conf_set_events(conf, EVENT_DR)
     producer = library._client(_PRODUCER, conf)
@@ -216,14 +216,14 @@ def _try(library: Librdkafka) -> None:
         event = library.queue_poll(queue, 10_000)
         address = library.event_message_next(event) if event else None
         if not address:
-            raise LibraryUnfit("no message came back when it was tried")
+            raise LibraryUnfit("the self-test got no message back")
         message = Message.from_address(address)
         wanted = (KafkaError._PURGE_QUEUE, topic, 7, 5, 7, _INVALID_OFFSET, 11)
         found = (message.err, message.rkt, message.partition, message.len, message.key_len, message.offset)
         if (*found, message._private) != wanted or not message.payload or not message.key:
             raise LibraryUnfit("a message is not laid out as expected")
         if (ctypes.string_at(message.payload, 5), ctypes.string_at(message.key, 7)) != (b"value", b"the key"):
-            raise LibraryUnfit("a message holds other bytes than it was given")
+            raise LibraryUnfit("a message has other bytes than were written to it")
     finally:
         if event:
             library.event_destroy(event)

@@ -1,4 +1,4 @@
-"""Tracks the ends of the logs that a planner reads, and checks that they still are the logs that the stream read."""
+"""Tracks the ends of the logs that a stream reads, and detects logs that were truncated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frazil.offsets.spans import TopicPartition
 
 
 class LogSource(Protocol):
-    """The requests to Kafka that a `LogWatch` needs."""
+    """The requests to Kafka that `LogWatch` needs."""
 
     def log_ends(self, partitions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, LogEnd]: ...
 
@@ -22,8 +22,9 @@ class LogSource(Protocol):
 
 @dataclass(slots=True)
 class LogWatch:
-    """The leaders' last answers. Ends only go back if a new leader reports so: those of a lagging broker are
-    ignored.
+    """The last log ends that the partition leaders reported.
+
+    An end moves back only if a new leader reports a lower end. A lower end from a lagging broker is ignored.
     """
 
     stable: dict[TopicPartition, int] = field(default_factory=dict)
@@ -31,18 +32,21 @@ class LogWatch:
     high: dict[TopicPartition, int] = field(default_factory=dict)
     """High watermarks, which include the records of open transactions."""
     leader_epochs: dict[TopicPartition, int] = field(default_factory=dict)
-    """Epochs of the leaders that answered, once they were found to have what the stream read."""
+    """Epochs of the leaders that answered, kept once a leader's log was found to contain the offsets that the stream
+    read.
+    """
     short: dict[TopicPartition, int] = field(default_factory=dict)
-    """Consecutive polls that found an end before the position."""
+    """Number of consecutive polls in which the log ended before the stream's position."""
     outdated: dict[TopicPartition, int] = field(default_factory=dict)
-    """Consecutive polls that were answered by a replaced broker."""
+    """Number of consecutive polls that were answered by a broker with an outdated leader epoch."""
 
     def poll(
         self, kafka: LogSource, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
-        """Find where logs were truncated below `offsets`, of leaders `epochs`; update the ends of the other logs.
+        """Return the offsets at which logs were truncated below the positions; update the ends of all other logs.
 
-        Raises what `kafka` raises, and KafkaUnavailable if brokers stay outdated.
+        `offsets` are the stream's positions, `epochs` the leader epochs of the records there. Raises what `kafka`
+        raises, and KafkaUnavailable if the answers stay outdated.
         """
         ends = kafka.log_ends(offsets)
         answers = {
@@ -50,43 +54,49 @@ class LogWatch:
             for tp, end in ends.items()
         }
         self._check_outdated(answers)
-        cut = self._cut(kafka, offsets, epochs, ends, answers)
+        cut = self._truncations(kafka, offsets, epochs, ends, answers)
         for tp, end in ends.items():
             if tp in cut:
                 continue
             if answers[tp] is Answer.SOUND:
-                self._take(tp, max(end.stable, self.stable.get(tp, 0)), max(end.high, self.high.get(tp, 0)), end)
+                self._update_ends(tp, max(end.stable, self.stable.get(tp, 0)), max(end.high, self.high.get(tp, 0)), end)
             elif answers[tp] is Answer.ANOTHER_LEADER:
-                self._take(tp, end.stable, end.high, end)
+                self._update_ends(tp, end.stable, end.high, end)
         return cut
 
     def is_silent(self, tp: TopicPartition, offset: int) -> bool:
-        """Whether nothing lies beyond the offset, not even in an open transaction. False if the end is unknown."""
+        """Return whether the log has nothing at or after the offset, not even an open transaction. False if the end is
+        unknown.
+        """
         return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
 
     def in_transactions(self) -> dict[TopicPartition, int]:
-        """How many offsets wait for transactions to end, for each topic-partition that has any."""
+        """Return how many offsets are held back by open transactions, for each topic-partition that has any."""
         waiting = {tp: self.high[tp] - end for tp, end in self.stable.items()}
         return {tp: count for tp, count in waiting.items() if count > 0}
 
     def _check_outdated(self, answers: Mapping[TopicPartition, Answer]) -> None:
-        """Raise if outdated answers persist: briefly they are an election, but then reading would silently stop."""
+        """Raise KafkaUnavailable if the answers stay outdated.
+
+        A few outdated answers are normal during a leader election. If they continued, the stream would silently stop
+        reading.
+        """
         outdated = [tp for tp, answer in answers.items() if answer is Answer.OUTDATED]
         self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
         stuck = sorted(f"{topic}-{p}" for (topic, p), polls in self.outdated.items() if polls >= OUTDATED_POLLS)
         if stuck:
             raise KafkaUnavailable(
-                f"{OUTDATED_POLLS} times in a row only brokers answered for {', '.join(stuck[:5])} whose leader epoch "
-                "is lower than an earlier one: they were replaced without noticing, or the cluster's "
+                f"{OUTDATED_POLLS} times in a row, brokers answered for {', '.join(stuck[:5])} with a leader epoch "
+                "lower than an earlier one: they have not noticed that they were replaced, or the cluster's "
                 "metadata was restored from a backup. Check the brokers"
             )
 
-    def _take(self, tp: TopicPartition, stable: int, high: int, end: LogEnd) -> None:
+    def _update_ends(self, tp: TopicPartition, stable: int, high: int, end: LogEnd) -> None:
         self.stable[tp], self.high[tp] = stable, high
         if end.leader_epoch is not None:
             self.leader_epochs[tp] = end.leader_epoch
 
-    def _cut(
+    def _truncations(
         self,
         kafka: LogSource,
         offsets: Mapping[TopicPartition, int],
@@ -110,7 +120,10 @@ def find_cut(
     *,
     pause: Callable[[], None] = lambda: time.sleep(1.0),
 ) -> Mapping[TopicPartition, int]:
-    """Offsets at which logs were truncated before these. Repeats after a `pause` as long as only that can tell."""
+    """Return the offsets at which logs were truncated below `offsets`.
+
+    A log that seems too short is polled again after `pause`, because only repeated polls prove a truncation.
+    """
     watch = LogWatch()
     while True:
         cut = watch.poll(kafka, offsets, epochs)

@@ -1,4 +1,4 @@
-"""Checks declared properties with librdkafka itself, without a broker: its own list is the only complete one."""
+"""Checks declared properties with librdkafka itself, without a broker: only librdkafka knows all valid properties."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from frazil.spec.property_rules import is_secret
 _UNKNOWN = ("No such configuration property", "Java ")
 _UNFIT = "Invalid value"
 _NOT_TRIED = frozenset({"plugin.library.paths", "debug"})
-"""Properties that take effect as soon as they are set."""
+"""Properties that take effect as soon as they are set, so they are not tried."""
 
 
 def property_problems(properties: Mapping[str, str]) -> dict[str, str]:
-    """What is wrong with the name or value of each bad property, in librdkafka's words; empty if all are fine.
+    """Return librdkafka's error for each property with a bad name or value; empty if all properties are valid.
 
-    References and secrets are not checked: their values are known only where the writer runs.
+    Values with references and secrets are not checked, because only the writer's host knows them.
     """
     found = {}
     for key, value in properties.items():
-        said = "" if key in _NOT_TRIED else _said(key, value)
+        said = "" if key in _NOT_TRIED else _error_text(key, value)
         if said.startswith(_UNKNOWN) or (said.startswith(_UNFIT) and "${" not in value and not is_secret(key)):
             found[key] = said
     return found
 
 
-def _said(key: str, value: str) -> str:
+def _error_text(key: str, value: str) -> str:
     try:
         Consumer({"group.id": "frazil", "log_level": "0", key: value}).close()
     except KafkaException as error:

@@ -1,7 +1,7 @@
 """Checks whether a stream's user may read its topics: a broker may allow describing a topic but refuse its records.
 
-Only a fetch is refused, so this tries one for each topic, at its end: no record is transferred. It joins no group and
-commits no offset, so it leaves nothing behind.
+A broker refuses only the fetch itself, so the check fetches from the end of one partition of each topic, which
+transfers no records. The check joins no group and commits no offset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_readable(
 ) -> None:
     """Try to read one partition of each topic.
 
-    Raises AccessDenied if the broker refuses some, and KafkaUnavailable if no answer comes.
+    Raises AccessDenied if the broker refuses some topics, and KafkaUnavailable if a topic gets no answer in time.
     """
     waiting = dict(sorted(partitions, reverse=True))
     refused: list[str] = []

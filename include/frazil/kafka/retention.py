@@ -1,4 +1,4 @@
-"""Checks whether Kafka still has every record that a stream reads next, or retention deleted some."""
+"""Checks whether retention deleted records that a stream has not read yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from frazil.offsets.spans import TopicPartition
 
 
 def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
-    """The ranges that retention deleted between a position and the first available offsets, as text; may be empty."""
+    """Return, as text, the offsets that retention deleted between each position and the first available offset.
+
+    Empty if no offsets were deleted.
+    """
     return "; ".join(
         f"{topic}-{partition} offsets {offset} to {available[topic, partition] - 1}"
         for (topic, partition), offset in sorted(wanted.items())
@@ -18,7 +21,7 @@ def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPa
 
 
 def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
-    """Raise OffsetGap unless Kafka still has every record from the position on."""
+    """Raise OffsetGap if Kafka no longer has every record from the position on."""
     if lost := lost_ranges(wanted, available):
         raise OffsetGap(
             f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "

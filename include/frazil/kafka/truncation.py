@@ -1,11 +1,14 @@
-"""Checks whether Kafka's log is still the one that a stream read. It may have been truncated, and grown again since.
+"""Checks whether Kafka's log still contains what a stream read, or was truncated (and may have grown again since).
 
-An unclean leader election, a disk that lost its newest segments, or a broker restored from a backup truncates a log at
-some offset; later records get the lost offsets again. There are two signs. First, a leader answers with an end before
-an offset that was readable. It never does so otherwise: a new leader answers `OFFSET_NOT_AVAILABLE` until its high
-watermark is past its predecessor's. Only a broker that was replaced without noticing may lag, and its answer carries an
-older leader epoch. Second, whatever the log has grown to, the leader knows where the records of each leader epoch end:
-librdkafka asks (`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
+A log is truncated at some offset by an unclean leader election, by a disk that lost its newest segments, or by a broker
+restored from a backup. Later records then get the lost offsets again. Two signs reveal a truncation.
+
+First, a leader reports an end that lies before an offset that was readable. A healthy leader never does: a new leader
+answers `OFFSET_NOT_AVAILABLE` until its high watermark has passed its predecessor's. Only a broker that has not noticed
+that it was replaced may report an older end, and its answer carries an older leader epoch.
+
+Second, the leader knows at which offset the records of each leader epoch end, however much the log has grown since.
+librdkafka requests that offset (`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
 
 SHORT_POLLS = 3
-"""Consecutive polls that must find an end too early if no leader epoch settles it."""
+"""Consecutive polls that must report an end before the position, if no leader epoch shows whether the log was
+truncated.
+"""
 OUTDATED_POLLS = 60
-"""Consecutive polls that a replaced broker may answer."""
-ASK_WITHIN_S = 20.0
+"""Consecutive polls that may be answered by a replaced broker before reading fails."""
+ANSWER_TIMEOUT_S = 20.0
 _AT_ONCE = 100
 _SETTINGS = {
     "group.id": "frazil",  # never joined
@@ -43,18 +48,18 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The end of a topic-partition, according to its leader."""
+    """The end of a topic-partition's log, as its leader reports it."""
 
     stable: int
-    """The last stable offset, the end for a `read_committed` reader."""
+    """The last stable offset: the end of the log for a `read_committed` reader."""
     high: int
     """The high watermark, which includes the records of open transactions."""
     leader_epoch: int | None = None
-    """The epoch of the leader that answered; None if the broker does not send it."""
+    """The epoch of the leader that answered; None if the broker does not report it."""
 
 
 class Answer(Enum):
-    """What a leader's answer means for an offset that was readable once."""
+    """What a leader's answer implies for an offset that was readable before."""
 
     SOUND = "the same leader has it"
     OUTDATED = "the broker was replaced without noticing: its ends mean nothing"
@@ -63,7 +68,7 @@ class Answer(Enum):
 
 
 def evaluate(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
-    """What an answer means for an offset that the leader of `known_epoch` had. Pure."""
+    """Classify a leader's answer for an offset that was readable when the leader had `known_epoch`."""
     if known_epoch is not None and end.leader_epoch is not None and end.leader_epoch < known_epoch:
         return Answer.OUTDATED
     if end.stable < offset:
@@ -75,9 +80,10 @@ def evaluate(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
 def diverged(
     properties: Mapping[str, str], positions: Mapping[TopicPartition, tuple[int, int]]
 ) -> frozenset[TopicPartition]:
-    """The positions, each an offset and its leader epoch, that the leader's log no longer contains.
+    """Return the topic-partitions whose leader no longer has the given position (an offset and its leader epoch) in its
+    log.
 
-    Includes offsets that retention deleted. Raises KafkaUnavailable if no answer comes.
+    Includes positions that retention deleted. Raises KafkaUnavailable if no answer comes.
     """
     if not positions:
         return frozenset()
@@ -86,7 +92,7 @@ def diverged(
     consumer = Consumer({**properties, **_SETTINGS})
     try:
         consumer.assign([KafkaTopicPartition(*tp, o, leader_epoch=epoch) for tp, (o, epoch) in positions.items()])
-        deadline = time.monotonic() + ASK_WITHIN_S
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while waiting:
             for message in consumer.consume(_AT_ONCE, timeout=0.05):
                 tp = (message.topic() or "", message.partition() or 0)
@@ -100,15 +106,17 @@ def diverged(
             if waiting and time.monotonic() > deadline:
                 raise KafkaUnavailable(
                     f"Kafka was asked whether the logs of {_names(waiting)} still lead to the stream's position, but "
-                    f"did not answer within {ASK_WITHIN_S:.0f} s. Check the brokers"
+                    f"did not answer within {ANSWER_TIMEOUT_S:.0f} s. Check the brokers"
                 )
     finally:
         consumer.close()
     return frozenset(found)
 
 
-def cut_ranges(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int]) -> str:
-    """What logs lost between their truncation and a position; empty if nothing."""
+def truncated_ranges(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int]) -> str:
+    """Return, as text, the offsets that each log lost between its truncation and the position; empty if none were
+    lost.
+    """
     return "; ".join(
         f"{topic}-{partition} offsets {at} to {wanted[topic, partition] - 1}"
         for (topic, partition), at in sorted(cut.items())
@@ -117,13 +125,13 @@ def cut_ranges(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition
 
 
 def check_not_cut(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int], *, stream: str) -> None:
-    """Raise `OffsetGap` if a log was truncated before its position."""
-    if lost := cut_ranges(wanted, cut):
+    """Raise OffsetGap if a log was truncated below the stream's position."""
+    if lost := truncated_ranges(wanted, cut):
         raise OffsetGap(
             f"Kafka lost records that stream {stream!r} had read already, and gives their offsets to new ones: {lost}. "
             "The log was truncated (an unclean leader election, a disk or a broker restored from a backup). The table "
-            f"keeps what it has; `frazil reset {stream} --to marker` continues where the log was truncated, and new "
-            "records land next to the old rows; with `source.on-gap: skip` a writer does so automatically"
+            f"keeps what it has. `frazil reset {stream} --to marker` continues where the log was truncated, and new "
+            "records land next to the old rows. With `source.on-gap: skip` a writer does so automatically"
         )
 
 

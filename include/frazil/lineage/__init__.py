@@ -1,1 +1,1 @@
-"""Reports writers, aggregations and maintenance to an OpenLineage backend, if OpenLineage's variables declare one."""
+"""Reports writers, aggregations and maintenance to an OpenLineage backend, if OpenLineage's variables name one."""

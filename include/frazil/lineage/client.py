@@ -37,7 +37,7 @@ PRODUCER = f"https://pypi.org/project/frazil/{__version__}"
 
 @attr.define
 class ChangesFacet(RunFacet):
-    """Changes that the run's merges made, as counted in the table's snapshot summaries."""
+    """Counts of the changes that the run's merges made, as in the table's snapshot summaries."""
 
     counts: dict[str, int]
 
@@ -58,7 +58,7 @@ class MaintenanceFacet(RunFacet):
 
 
 class Client:
-    """Sends the events of one run. Its methods raise what the transport raises, and block as long as that does."""
+    """Sends the events of one run. Methods raise the transport's errors, and block as long as the transport does."""
 
     def __init__(self, settings: Settings, job: str, *, streaming: bool = True) -> None:
         self.run_id = str(generate_new_uuid())

@@ -1,4 +1,4 @@
-"""The contents of an OpenLineage event about a run, without its client. Pure."""
+"""The contents of an OpenLineage event about a run, independent of OpenLineage's client. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frazil.spec.units import parse_duration
 EVERY = "FRAZIL_LINEAGE_EVERY"
 EVERY_DEFAULT = "15m"
 PARENT = "OPENLINEAGE_PARENT_ID"
-"""`<namespace>/<job>/<run id>`, as OpenLineage's Spark integration expects it."""
+"""The variable with the parent run, `<namespace>/<job>/<run id>`, as OpenLineage's Spark integration expects it."""
 NAMESPACE = "OPENLINEAGE_NAMESPACE"
 _PARENT = re.compile(r"(?P<namespace>[^/]+)/(?P<job>.+)/(?P<run>[0-9a-fA-F-]{36})")
 
@@ -33,29 +33,29 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A topic or a table, by OpenLineage's naming."""
+    """A topic or a table, named by OpenLineage's conventions."""
 
     namespace: str
     name: str
     identifier: str | None = None
-    """A table's identifier in its catalog, such as `demo.flights`."""
+    """The table's identifier in its catalog, such as `demo.flights`; None for a topic."""
     catalog: str | None = None
     columns: tuple[tuple[str, str], ...] = ()
-    """Names and types."""
+    """The table's columns, as names and types."""
     snapshot_id: int | None = None
     """The snapshot that was read, or that the run created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a run has written so far."""
+    """The totals of a run until now."""
 
     records: int = 0
     bytes: int = 0
     files: int = 0
     snapshot_id: int | None = None
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Changes that merges made: `inserted`, `updated`, `deleted`, and the kinds that were dropped."""
+    """Counts of changes that merges made: `inserted`, `updated`, `deleted`, and the kinds of dropped changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +65,24 @@ class RunFacts:
     inputs: tuple[Dataset, ...] = ()
     output: Dataset | None = None
     totals: Totals | None = None
-    """What was written; None if nothing was."""
+    """The totals that the run has written; None if it has written nothing."""
     error: str | None = None
     day: date | None = None
-    """The UTC day of an aggregation, and the partition that it writes."""
+    """The UTC day that an aggregation reads, which is also the partition that it writes."""
     actions: tuple[Mapping[str, Any], ...] = ()
-    """Actions of maintenance."""
+    """The results of maintenance actions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings, as an environment declares them."""
+    """Settings of lineage, as the environment declares them."""
 
     on: bool = False
     every_ms: int = 900_000
-    """Interval of RUNNING events; an event for each batch would flood a backend."""
+    """Milliseconds between RUNNING events. An event for each batch would flood a backend."""
     namespace: str = "frazil"
     parent: tuple[str, str, str] | None = None
-    """Namespace and name of the parent job, and its run id."""
+    """Namespace and name of the parent job, and the id of its run."""
     problems: tuple[str, ...] = ()
 
     @classmethod
@@ -112,13 +112,16 @@ class Settings:
 
 
 def topics(bootstrap_servers: str, names: Iterable[str]) -> tuple[Dataset, ...]:
-    """The topics as datasets; OpenLineage names a cluster after its first broker."""
+    """Return topics as datasets; OpenLineage names a Kafka cluster after its first broker."""
     first = bootstrap_servers.split(",", maxsplit=1)[0].strip()
     return tuple(Dataset(f"kafka://{first}", name) for name in sorted(names))
 
 
 def dataset_of(table: Table) -> Dataset:
-    """A table as a dataset: named by its location, like OpenLineage's Iceberg integrations, plus its identifier."""
+    """Return a table as a dataset.
+
+    Its name is its location, as in OpenLineage's Iceberg integrations. Its identifier is added.
+    """
     parts = urlsplit(table.location())
     in_store = parts.scheme not in {"", "file"}
     return Dataset(

@@ -1,7 +1,7 @@
-"""Runs of batch jobs, such as an aggregation's day: each is a pair of events, START and COMPLETE or FAIL.
+"""Runs of batch jobs, such as an aggregation's day. Each run is a pair of events: START, then COMPLETE or FAIL.
 
-A thread sends them; only the end of the process waits for it, for up to two seconds. A backend that is down gets START
-with the end of the run, or nothing.
+A thread sends the events. Only the end of the process waits for the thread, for up to two seconds. If the backend is
+down, it gets START together with the run's end event, or nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 2.0
 MAX_WAITING_EVENTS = 4_000
-"""Events that may wait to be sent; more are lost. A run of maintenance has two for each of 500 tables."""
+"""Maximum of events that wait to be sent; further events are lost. A maintenance run has two events for each of 500
+tables.
+"""
 
 Connect = Callable[[Settings, str], Sender]
 
@@ -44,7 +46,7 @@ class _Event:
 
 
 class JobRun:
-    """One run. Its methods never wait or raise."""
+    """One run of a batch job. Methods never block or raise."""
 
     def __init__(self, job: str, put: Callable[[_Event], None]) -> None:
         self.job, self._put = job, put
@@ -55,7 +57,7 @@ class JobRun:
         self._put(_Event(self, State.START, at_ms, facts))
 
     def ended(self, at_ms: int, facts: RunFacts) -> None:
-        """Record that it completed, or failed if it has an error."""
+        """Record that the run completed, or failed if the facts have an error."""
         self._put(_Event(self, State.COMPLETE if facts.error is None else State.FAIL, at_ms, facts))
 
 
@@ -77,7 +79,7 @@ class Jobs:
         self._thread.start()
 
     def close(self) -> None:
-        """Return when everything is sent, or after CLOSE_S."""
+        """Wait until everything is sent, or for CLOSE_S seconds."""
         ends_at = time.monotonic() + CLOSE_S
         try:
             self._events.put(None, timeout=CLOSE_S)
@@ -118,7 +120,7 @@ class Jobs:
 
 @contextmanager
 def telling(environment: Mapping[str, str] = os.environ, *, connect: Connect = connect) -> Iterator[Jobs | None]:
-    """Open the sender for the runs of this process; None if no backend is declared."""
+    """Yield the sender for this process's runs; None if no backend is declared."""
     settings = Settings.of(environment)
     for problem in settings.problems:
         log.warning("%s", problem)

@@ -1,7 +1,7 @@
 """One writer as a run of a streaming job: START at its take-over, RUNNING at intervals, COMPLETE or FAIL at its end.
 
-A shared thread sends the events; the writer never waits for it. A backend that is down gets START late, and the newest
-totals once it is back.
+A shared thread sends the events, and the writer never waits for it. If the backend is down, it gets START late, and the
+newest totals once it is back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from frazil.lineage.facts import Dataset, RunFacts, Settings, State, Totals, dat
 log = logging.getLogger(__name__)
 
 AGAIN_MS = 60_000
-"""Time before another try after an error of the backend."""
+"""Milliseconds before another attempt after an error of the backend."""
 CLOSE_S = 2.0
 
 
@@ -33,12 +33,15 @@ class Sender(Protocol):
 
 
 class StreamLineage:
-    """A sink whose events a scribe sends. `connect` creates the client, in the scribe's thread."""
+    """A sink of a stream's events that reports them as a lineage run.
+
+    A thread of `frazil.history.scribes` sends the lineage events; `connect` creates the client in that thread.
+    """
 
     def __init__(
         self, stream: str, *, settings: Settings, bootstrap: str, named: Iterable[str], connect: Callable[[], Sender]
     ) -> None:
-        """`named` are the declared topics; those of a pattern are taken from the marker."""
+        """Prepare the run. `named` are the declared topics; topics that match a pattern are taken from the marker."""
         self._stream, self._settings, self._bootstrap, self._connect = stream, settings, bootstrap, connect
         self._lock = threading.Lock()
         self._topics = frozenset(named)
@@ -55,7 +58,7 @@ class StreamLineage:
         self._failed_ms: int | None = None
 
     def opens(self, load: Callable[[], Table]) -> None:
-        """Note that the table exists; `load` loads it, and is called in the scribe's thread."""
+        """Record that the table exists. `load` loads the table, and is called in the sending thread."""
         self._load = load
 
     def take(self, event: Event) -> None:
@@ -74,7 +77,7 @@ class StreamLineage:
                     self._totals = Totals(records, size, total.files + batch.files, newest, changes)
 
     def ended(self, error: str | None, *, at_ms: int) -> None:
-        """Record that the writer ended, with that error or well."""
+        """Record that the writer ended, well or with this error."""
         with self._lock:
             self._ended = (State.COMPLETE if error is None else State.FAIL, at_ms, error)
 
@@ -89,7 +92,7 @@ class StreamLineage:
         return self._totals != self._sent_totals and abs(now_ms - self._sent_ms) >= self._settings.every_ms
 
     def write(self, now_ms: int) -> None:
-        """Send what is due. An error is logged once, and the next call tries again."""
+        """Send the events that are due. An error is logged once, and the next call tries again."""
         try:
             self._write(now_ms)
         except Exception as error:  # transports raise what their clients raise

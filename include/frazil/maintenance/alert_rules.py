@@ -1,7 +1,7 @@
-"""The rules of a table's alerts: each compares a value with its threshold, and has a sentence with what to do.
+"""Alert rules of a table. Each rule compares a measured value with a threshold, and says what to do about the alert.
 
-Pure. If a rule's remedy is switched off, the sentence says so; `since-compaction` is then not evaluated. Unknown values
-are None.
+Pure. If the action that would fix the problem is switched off, the rule's sentence says so. The rule `since-compaction`
+is skipped if compaction is switched off. Unknown values are None.
 """
 
 from __future__ import annotations
@@ -15,30 +15,37 @@ from frazil.spec.units import rounded_bytes
 from frazil.timetext import ago, utc
 
 CLEARS_AT = 0.8
-"""Share of the threshold at or below which an alert ends, so that a value near the threshold does not flap."""
+"""Share of the threshold to which a value must fall to end its alert, so that a value near the threshold does not
+flap.
+"""
 
 FEWEST_FILES = 256
-"""Minimum number of files by which manifest-list bytes are divided.
+"""Smallest divisor for the bytes of a manifest list per data file.
 
-A list begins with 4 KiB of Avro schema, so a small table has over a kilobyte per file although its list is one small
-read. By default, lists below 256 KiB never fire.
+A manifest list begins with 4 KiB of Avro schema. Without this minimum, a small table would have over a kilobyte per
+file, although its manifest list is read in one small request. With the default threshold, manifest lists below 256 KiB
+never fire.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One rule's value."""
+    """The value of one rule in one measurement."""
 
     rule: str
-    """The rule's name, such as `manifests`; for one of several streams, `freshness:<stream>`."""
+    """The rule's name, such as `manifests`; a rule of one stream also names the stream: `freshness:<stream>`."""
     value: float | None
     threshold: float
     shown: str
-    """The value as text."""
+    """The value as text, for people."""
     sentence: str
-    """What is wrong beyond the threshold, and what to do now."""
+    """Text of the alert: what is wrong when the value is beyond the threshold, and what to do now."""
     hold_ms: int | None = None
-    """Time that the value must be beyond the threshold; None for the table's declared hold."""
+    """Time that the value must stay beyond the threshold before the alert fires; None for `maintenance.alerts.hold`."""
+    unread: bool = False
+    """Whether the value's source could not be read. If so, the values of all rules `<rule>:<subject>` are unknown
+    too.
+    """
 
     @property
     def is_beyond(self) -> bool:
@@ -50,13 +57,17 @@ class Reading:
 
 
 def readings(health: TableHealth, settings: Maintenance, *, now_ms: int) -> tuple[Reading, ...]:
-    """Every rule that applies to the table; empty if its alerts are switched off."""
+    """Return the readings of all rules that apply to the table; empty if the table's alerts are switched off."""
     if not settings.alerts.enabled:
         return ()
-    return (*_of_metadata(health, settings), *_of_files(health, settings), *_of_streams(health, settings, now_ms))
+    return (
+        *_metadata_readings(health, settings),
+        *_file_readings(health, settings),
+        *_stream_readings(health, settings, now_ms),
+    )
 
 
-def _of_metadata(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
+def _metadata_readings(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
     limits, table = settings.alerts, health.table
     rewrite = _remedy(table, "manifests", settings.manifests.enabled, "rewrite_manifests")
     expire = _remedy(table, "expiry", settings.expiry.enabled, "expire_snapshots")
@@ -94,7 +105,7 @@ def _of_metadata(health: TableHealth, settings: Maintenance) -> Iterator[Reading
     )
 
 
-def _of_files(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
+def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
     limits, table = settings.alerts, health.table
     compact = _remedy(table, "compaction", settings.compaction.enabled, "rewrite_data_files")
     average = rounded_bytes(health.average_file_bytes)
@@ -105,9 +116,9 @@ def _of_files(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
         f"{health.data_files:,} data files of {average} on average",
         f"{table} has {health.data_files:,} data files of {average} on average, where "
         f"{rounded_bytes(health.target_file_bytes)} is the target: queries open each of them. {compact}. Where each "
-        "partition holds that little, declare a coarser partition-by",
+        "partition has few bytes, declare a coarser partition-by",
     )
-    yield from _of_deletes(health, limits, compact)
+    yield from _delete_readings(health, limits, compact)
     if settings.compaction.enabled:
         added = rounded_bytes(health.bytes_since_compaction)
         last = health.last_compaction_at_ms
@@ -121,11 +132,11 @@ def _of_files(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
         )
 
 
-def _of_deletes(health: TableHealth, limits: Alerts, compact: str) -> Iterator[Reading]:
+def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Iterator[Reading]:
     table, beyond, whose = health.table, health.delete_files, "frazil writes no delete files, so another engine does"
     if health.merged:
         beyond = max(beyond - health.data_files, 0)
-        whose = "merges leave at most one per data file, so others belong to removed files or to another engine"
+        whose = "merges leave at most one per data file, so others belong to removed data files or another engine"
     shown = f"{health.delete_files:,} delete files for {health.data_files:,} data files"
     yield Reading(
         "delete-files",
@@ -146,8 +157,9 @@ def _of_deletes(health: TableHealth, limits: Alerts, compact: str) -> Iterator[R
 
 
 def _small_files(health: TableHealth, threshold: int) -> float | None:
-    """Number of data files while their average is small; between small and clearly not small, capped at the
-    threshold.
+    """Return the number of data files if the average file is small, else 0.
+
+    Between "small" and "clearly not small", return at most the threshold, so that the alert neither fires nor ends.
     """
     if health.data_files and not health.data_bytes:
         return None
@@ -157,7 +169,7 @@ def _small_files(health: TableHealth, threshold: int) -> float | None:
     return min(health.data_files, threshold) if share * CLEARS_AT < 1 else 0
 
 
-def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iterator[Reading]:
+def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) -> Iterator[Reading]:
     for stream in health.streams:
         threshold_s = settings.stale_after_ms(stream.longest_interval_ms) / 1000
         age_s = None if stream.last_commit_at_ms is None else (now_ms - stream.last_commit_at_ms) / 1000
@@ -186,9 +198,10 @@ def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iter
 
 
 def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:
-    """Upper bound of the time that records have waited. A recent commit is fresh, even if the lag is unknown.
+    """Return the longest time that records can have waited in Kafka.
 
-    After an old commit, a lag that could not be read counts as records that wait; one that was not read is unknown.
+    A stream with a recent commit is fresh, even if its lag is unknown. After an old commit, a failed read of the lag
+    counts as if records waited. If no one tried to read the lag, the staleness is unknown (None).
     """
     if stream.lag == 0:
         return 0
@@ -205,7 +218,7 @@ def _why_stale(stream: StreamHealth) -> str:
 def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
     if enabled:
         return (
-            f"`frazil maintain {table} --actions {action}` does it now. The DAG frazil_maintenance should have: check "
+            f"`frazil maintain {table} --actions {action}` fixes it now. DAG frazil_maintenance should have: check "
             "its last run"
         )
     return f"`maintenance.{action}` is off for this table: switch it on, or call {procedure} yourself"

@@ -1,15 +1,14 @@
 """Fires and resolves alerts: a value must be beyond its threshold for a while, and well below it to resolve.
 
-Pure. A small JSON value (`AlertStates`) is passed from one measurement to the next, in whatever process. For each rule
-the first match wins:
-
-  1. the rule no longer applies (alerts were switched off, the stream or the table is gone): it resolves;
-  2. the value is unknown: nothing changes;
-  3. it is active: it stays until the value is at most 80 % of the threshold;
-  4. the value is not beyond the threshold: the hold starts again;
-  5. it has not been seen beyond for longer than the hold, and for longer than three of the usual gaps between
-     measurements: the hold starts again, because what happened in between is unknown;
-  6. the value has been beyond for the hold: it fires.
+Pure. Each measurement gets the state of the previous one as a small JSON value (`AlertStates`), so any process can run
+the next measurement. For each rule, the first case that matches applies:
+  1. The rule no longer applies (alerts were switched off, or the stream or table is gone): the alert resolves.
+  2. The value is unknown: nothing changes.
+  3. The alert is active: it stays active until the value is at most 80 % of the threshold.
+  4. The value is not beyond the threshold: the hold time starts again.
+  5. The value was last seen beyond the threshold longer ago than the hold time and than three usual gaps between
+     measurements: the hold time starts again. The values in between are unknown.
+  6. The value has been beyond the threshold for the hold time: the alert fires.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from frazil.maintenance.rules import runbook_of
 from frazil.spec.maintenance import Alerts, Maintenance
 
 GAPS = 3
-"""Usual gaps that a pause may last without restarting the hold, even if the hold is shorter."""
-USUAL_MS = 300_000
-"""The usual gap between measurements until one is known: five minutes."""
+"""Number of usual gaps between measurements that a pause may last without restarting the hold time."""
+DEFAULT_GAP_MS = 300_000
+"""The gap between measurements that is assumed until two measurements show the real gap: five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule of one subject that needs attention."""
+    """An alert of one rule about one subject, such as a table or a stream."""
 
     rule: str
     table: str
@@ -41,49 +40,57 @@ class Alert:
     since_ms: int
     """Time at which the value was first beyond the threshold."""
     sentence: str
-    """What is wrong and what to do now; for a resolved alert, that it is over."""
+    """What is wrong and what to do now; for a resolved alert, that the alert is over."""
     alone: bool = True
-    """Whether it is reported on its own, if each alert opens an incident; see `reported_alone`."""
+    """Whether this alert is reported on its own in setups where each alert opens an incident; see `reported_alone`."""
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON, with the runbook's section about it."""
+        """Convert to JSON, and add the link to the runbook's section about the rule."""
         return {**asdict(self), "runbook": runbook_of(self.rule)}
 
 
 @dataclass(frozen=True, slots=True)
 class AlertState:
-    """A rule whose value is, or was, beyond its threshold."""
+    """State of a rule whose value is beyond its threshold, or was when the alert fired."""
 
     since_ms: int
     active: bool
-    """Whether it has fired and not resolved since."""
+    """Whether the alert has fired and has not resolved yet."""
     seen_ms: int | None = None
-    """Time at which it was last beyond before it fired; None in a state of an earlier version."""
+    """Time at which the value was last seen beyond the threshold before the alert fired; None in a state that an
+    earlier version stored.
+    """
     gap_ms: int = 0
-    """Gap between the last two measurements that were beyond."""
+    """Time between the last two measurements in which the value was beyond the threshold."""
     alone: bool = True
-    """Copied from its alert: what was reported alone also ends alone. Earlier versions did not store it."""
+    """`Alert.alone` of the alert, so that an alert reported alone also ends alone. Earlier versions did not store
+    this.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class AlertStates:
-    """States of one subject by rule; a healthy rule has no state."""
+    """Alert states of one subject, by rule; a rule without trouble has no state."""
 
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON. Alerts reported alone keep the previous version's form, so that a rollback keeps them."""
+        """Convert to JSON. Alerts that are reported alone are written in the previous version's form, which it can
+        still read after a rollback.
+        """
         written = {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
         return {rule: values[:-1] if self.rules[rule].alone else values for rule, values in written.items()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Self:
-        """Parse stored states; None means no states yet, and anything that is not a state is dropped."""
+        """Parse stored states. None means no states yet. Values that are not valid states are dropped."""
         return cls({rule: AlertState(*kept) for rule, kept in (value or {}).items() if _is_state(kept)})
 
 
 def _is_state(kept: object) -> bool:
-    """Whether it has a form of `to_json`, with four or five values; earlier versions also wrote the first two only."""
+    """Return whether a stored value is a list that `to_json` writes: four or five values. Earlier versions wrote only
+    the first two.
+    """
     if not isinstance(kept, list) or not 2 <= len(kept) <= 5:
         return False
     since_ms, active, *rest = kept
@@ -96,7 +103,9 @@ def _is_state(kept: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AlertStep:
-    """Result of one measurement, and the active alerts; `fired` is part of `active`."""
+    """The new states after one measurement, and the alerts that fired, resolved or are active. `active` includes
+    `fired`.
+    """
 
     states: AlertStates
     fired: tuple[Alert, ...]
@@ -105,7 +114,7 @@ class AlertStep:
 
 
 def step(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> AlertStep:
-    """Update a table's states with one more measurement."""
+    """Update the states of a table with one more measurement."""
     seen = readings(health, settings, now_ms=now_ms)
     return step_readings(previous, health.table, seen, settings.alerts, now_ms=now_ms)
 
@@ -113,15 +122,15 @@ def step(previous: AlertStates, health: TableHealth, settings: Maintenance, *, n
 def step_readings(
     previous: AlertStates, subject: str, seen: Iterable[Reading], alerts: Alerts, *, now_ms: int
 ) -> AlertStep:
-    """Update any subject's states with its readings."""
+    """Update the states of any subject with the readings of one measurement."""
     found = {r.rule: r for r in seen}
     hold_ms = alerts.hold // timedelta(milliseconds=1)
     states: dict[str, AlertState] = {}
     fired, resolved, active = [], [], []
     for rule in sorted(found.keys() | previous.rules.keys()):
-        before, reading = previous.rules.get(rule), found.get(rule)
+        before, reading = previous.rules.get(rule), found.get(rule) or _unknown_reading(found, rule)
         own_ms = hold_ms if reading is None or reading.hold_ms is None else reading.hold_ms
-        after = _next(before, reading, hold_ms=own_ms, now_ms=now_ms)
+        after = _next_state(before, reading, hold_ms=own_ms, now_ms=now_ms)
         was_active = before is not None and before.active
         if after is not None:
             states[rule] = after
@@ -129,14 +138,29 @@ def step_readings(
             active.append(Alert(rule, subject, reading.shown, after.since_ms, reading.sentence, after.alone))
             fired += [] if was_active else active[-1:]
         elif before is not None and was_active:
-            resolved.append(_over(before, rule, reading, subject))
+            resolved.append(_resolved_alert(before, rule, reading, subject))
     return AlertStep(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
 
 
-def reported_alone(steps: Mapping[str, AlertStep], most: int) -> dict[str, AlertStep]:
-    """The steps of one measurement by subject; only the first `most` alerts that fire are reported alone."""
+def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
+    """Return an unknown reading for `<rule>:<subject>` if the source of `<rule>` could not be read.
+
+    Returns None otherwise: then the rule no longer applies to the subject.
+    """
+    whole = found.get(rule.partition(":")[0])
+    if whole is None or not whole.unread:
+        return None
+    sentence = f"the alert {rule} was active when it was last measured, and its value is unknown now"
+    return replace(whole, rule=rule, sentence=sentence)
+
+
+def reported_alone(steps: Mapping[str, AlertStep], limit: int) -> dict[str, AlertStep]:
+    """Mark all alerts that fire in one measurement beyond the first `limit` as reported together, not alone.
+
+    `steps` has the step of each subject.
+    """
     fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
-    together = set(fired[most:])
+    together = set(fired[limit:])
 
     def marked(subject: str, made: AlertStep) -> AlertStep:
         def one(alert: Alert) -> Alert:
@@ -151,8 +175,8 @@ def reported_alone(steps: Mapping[str, AlertStep], most: int) -> dict[str, Alert
     return {subject: marked(subject, made) for subject, made in steps.items()} if together else dict(steps)
 
 
-def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
-    """The state of one rule after a measurement; None if it is healthy."""
+def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
+    """Return the state of one rule after a measurement; None if the rule needs no state."""
     if reading is None:
         return None
     if reading.value is None:
@@ -164,11 +188,11 @@ def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, n
     if before is None:
         return AlertState(now_ms, active=hold_ms == 0, seen_ms=now_ms)
     gap_ms = max(now_ms - (before.seen_ms or before.since_ms), 0)  # a clock may have been set back
-    unseen = gap_ms > max(hold_ms, GAPS * max(before.gap_ms, USUAL_MS))
+    unseen = gap_ms > max(hold_ms, GAPS * max(before.gap_ms, DEFAULT_GAP_MS))
     since_ms = now_ms if unseen else min(before.since_ms, now_ms)
     return AlertState(since_ms, now_ms - since_ms >= hold_ms, now_ms, gap_ms)
 
 
-def _over(before: AlertState, rule: str, reading: Reading | None, table: str) -> Alert:
+def _resolved_alert(before: AlertState, rule: str, reading: Reading | None, table: str) -> Alert:
     now = reading.shown if reading is not None else "no longer watched"
     return Alert(rule, table, now, before.since_ms, f"{table}: the alert {rule} is over: {now}", before.alone)

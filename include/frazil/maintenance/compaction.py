@@ -1,7 +1,8 @@
-"""Decides which partitions a compaction rewrites, which it leaves, and why. Pure, from a deep measurement.
+"""Decides which partitions a compaction rewrites, which partitions it leaves, and why.
 
-Complete partitions come first, then those with the most files removed per byte rewritten. A rewrite must at least halve
-a partition's small files; otherwise the result would be rewritten again and again.
+Pure, from a deep measurement. Complete partitions come first, and among these the partitions from which a rewrite
+removes the most files per byte rewritten. A rewrite must at least halve the number of a partition's small files;
+otherwise later runs would rewrite the result again and again.
 """
 
 from __future__ import annotations
@@ -17,52 +18,63 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import counted
 
 DELETES_PER_FILE = 0.1
-"""Shared delete files per data file from which a partition is rewritten: every reader applies them.
+"""Ratio of shared delete files to data files from which a partition is rewritten.
 
-A delete file of one data file only affects readers of that file: there the share of deleted rows decides.
+Every reader of the partition must apply shared delete files. A delete file of a single data file affects only readers
+of that file, so there the share of deleted rows decides.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One partition to rewrite, in whole or in part."""
+    """A rewrite of one partition, or of some of its files."""
 
     partition: PartitionFiles
     files: int
     bytes: int
     removed: int
-    """Number of files by which the partition shrinks."""
+    """Number of files that the partition has fewer after the rewrite."""
     reason: str
     applies_deletes: bool = False
-    """Whether all of its files are rewritten, so that no delete file of it is left."""
+    """Whether all files of the partition are rewritten, so that no delete file of the partition is left."""
     below_bytes: int | None = None
-    """Limit for a part of a partition: only smaller files are rewritten, so `files` times this is within the budget."""
+    """Size limit if only some small files are rewritten: files below this size. `files` times this limit fits the
+    budget.
+    """
     beside_files: int = 0
-    """Files of older partition specs that Iceberg also rewrites, if their rows may belong to the partition."""
+    """Number of files of older partition specs that Iceberg rewrites too, because their rows may belong to the
+    partition.
+    """
     beside_bytes: int = 0
     deleted_percent: int | None = None
-    """Percentage of deleted rows from which data files are rewritten, whatever their size; None if no file has as
-    many.
+    """Percentage of deleted rows from which a data file is rewritten, whatever its size; None if no file has that many
+    deleted rows.
     """
     small: bool = True
-    """Whether its small files are rewritten."""
+    """Whether the partition's small files are rewritten."""
     largest_bytes: int | None = None
-    """Largest size for a part of such data files, so that `files` times this is within the budget."""
+    """Size of the largest data file to rewrite, if only some of the data files with many deleted rows are rewritten.
+    `files` times this size fits the budget.
+    """
     busy: bool = False
-    """Whether batches merge into the partition: the piece comes last, and again if a batch overtakes it."""
+    """Whether batches merge into the partition. The rewrite then comes last, and is retried if a batch commits
+    first.
+    """
 
     @property
     def in_part(self) -> bool:
-        """Whether only some of its files are rewritten, because the budget ends within it."""
+        """Whether only some of the partition's files are rewritten, because the budget does not suffice for all of
+        them.
+        """
         return self.below_bytes is not None or self.largest_bytes is not None
 
 
 MAX_BUSY_PIECES = 8
-"""Pieces of busy partitions that one run rewrites."""
+"""Largest number of rewrites of busy partitions in one run."""
 
 
 class Why(StrEnum):
-    """Why a partition with small files is not rewritten."""
+    """Reason why a partition with small files is not rewritten."""
 
     FEW = "too few small files"
     MARGINAL = "a rewrite would not halve them"
@@ -74,7 +86,7 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A partition whose small files are not rewritten now."""
+    """A partition whose small files this run does not rewrite."""
 
     partition: PartitionFiles
     why: Why
@@ -87,7 +99,7 @@ class CompactionPlan:
     left: tuple[Left, ...]
     sentence: str
     dangling: tuple[str, ...] = ()
-    """Paths of delete files to drop, because their data files are gone."""
+    """Paths of delete files to drop from the table, because their data files are gone."""
 
     @property
     def files(self) -> int:
@@ -106,15 +118,17 @@ def plan_compaction(
     spec_id: int,
     busy: Set[PartitionKey] = frozenset(),
 ) -> CompactionPlan:
-    """Return what one run rewrites of a deeply measured table.
+    """Decide which partitions of a deeply measured table one run rewrites.
 
-    Partitions whose time ends by `complete_before_us` are no longer written to; None if unknown. A partition without an
-    event time is always open. `spec_id` is the table's default partition spec. Partitions of older specs are left,
-    because Iceberg would spread them over many of today's partitions. Iceberg still rewrites their small files if their
-    time is that of a chosen partition, so they count against the budget.
+    `complete_before_us`: partitions whose time ends by then get no more rows; None if unknown. A partition without an
+    event time never counts as complete.
 
-    `busy` partitions, which batches merge into, come last and in a few pieces: each piece may make a batch merge again,
-    but not more often than there are pieces.
+    `spec_id`: the table's default partition spec. Partitions of older specs are left, because Iceberg would spread
+    their rows over many partitions of the default spec. If the time of an older partition overlaps that of a chosen
+    partition, Iceberg rewrites its small files anyway, so they count against the budget.
+
+    `busy`: partitions into which batches merge. These come last, split into a few rewrites. Each rewrite may force a
+    batch to merge again, so the number of rewrites limits the number of extra merges.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
@@ -132,7 +146,7 @@ def plan_compaction(
     free = [rewrite for _, rewrite in worth if not rewrite.busy]
     pieces, waiting = _pieces([rewrite for _, rewrite in worth if rewrite.busy], target=target)
     left += waiting
-    taken, beyond = _within(settings.budget, [*free, *pieces], old, target=target)
+    taken, beyond = _within_budget(settings.budget, [*free, *pieces], old, target=target)
     left += beyond
     dangling = tuple(path for p in health.partitions or () for path in p.deletes.dangling)
     return CompactionPlan(taken, tuple(left), _sentence(taken, left), dangling)
@@ -144,14 +158,16 @@ def is_complete(partition: PartitionFiles, complete_before_us: int | None) -> bo
 
 
 def benefit(rewrite: Rewrite) -> float:
-    """Files removed per byte rewritten."""
+    """Return the number of files that the rewrite removes per byte rewritten."""
     return rewrite.removed / max(rewrite.bytes, 1)
 
 
 def _evaluate(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
 ) -> Rewrite | Left | None:
-    """The rewrite of one partition, whatever the budget; None if it has no small files and few deleted rows."""
+    """Return the rewrite that one partition needs, ignoring the budget; None without small files and with few deleted
+    rows.
+    """
     # If all data files are gone, no reader reads the remaining shared delete files.
     deletes = bool(partition.files and partition.deletes.shared) and (
         partition.deletes.shared >= DELETES_PER_FILE * partition.files
@@ -162,7 +178,7 @@ def _evaluate(
         why = f"it is of partition spec {partition.spec_id}, which the table no longer has: rewrite it by hand"
         return Left(partition, Why.OLD_SPEC, why)
     if deletes:
-        gone = partition.files + partition.delete_files - _files_of(partition.bytes, target)
+        gone = partition.files + partition.delete_files - _files_after_rewrite(partition.bytes, target)
         applied = counted(partition.deletes.shared, "delete file", "is|are")
         why = f"{applied} applied to {counted(partition.files, 'file')} by every reader"
         return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
@@ -173,23 +189,24 @@ def _evaluate(
 
 
 def _evaluate_small(partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool) -> Rewrite | Left:
-    """Decide whether its small files are worth a rewrite."""
-    least, state = (settings.min_files, "complete") if complete else (settings.open_files, "still written")
-    count, removed = partition.small_files, _removed(partition.small_files, partition.small_bytes, target)
-    if count < least:
+    """Decide whether the partition's small files are worth a rewrite."""
+    min_count, state = (settings.min_files, "complete") if complete else (settings.open_files, "still written")
+    count, removed = partition.small_files, _removed_files(partition.small_files, partition.small_bytes, target)
+    if count < min_count:
         return Left(
-            partition, Why.FEW, f"it is {state}, and {counted(count, 'small file', 'is|are')} fewer than {least:,}"
+            partition, Why.FEW, f"it is {state}, and {counted(count, 'small file', 'is|are')} fewer than {min_count:,}"
         )
     if not removed:
-        return Left(partition, Why.MARGINAL, f"its {counted(count, 'small file')} would become more than half as many")
+        return Left(partition, Why.MARGINAL, f"a rewrite would not halve its {counted(count, 'small file')}")
     why = f"it is {state}: {counted(count, 'small file', 'becomes|become')} {count - removed:,}"
     return Rewrite(partition, count, partition.small_bytes, removed, why)
 
 
 def _with_due(partition: PartitionFiles, small: Rewrite | None, percent: int) -> Rewrite:
-    """The rewrite of files with many deleted rows, and of the small files if these are worth it too.
+    """Return the rewrite of the files with many deleted rows, together with the small files if those are worth it
+    (`small`).
 
-    With each such file its delete file goes.
+    Rewriting a data file with many deleted rows also removes its delete file.
     """
     due = partition.deletes
     why = f"{percent} % or more of the rows of {counted(due.due_files, 'file')} are deleted"
@@ -207,15 +224,20 @@ def _with_due(partition: PartitionFiles, small: Rewrite | None, percent: int) ->
 
 
 def _pieces(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[Left]]:
-    """Up to `MAX_BUSY_PIECES` pieces, of several partitions if possible, and what waits for another run.
+    """Return up to `MAX_BUSY_PIECES` rewrites of busy partitions, of several partitions if possible, and the partitions
+    left for another run.
 
-    A piece is as much as one target file, which is written in the time between two batches.
+    Each rewrite has at most the bytes of one target file, so that it finishes between two batches.
     """
     pieces: list[Rewrite] = []
     left: list[Left] = []
     each = max(MAX_BUSY_PIECES // max(len(busy), 1), 1)
     for rewrite in busy:
-        part = rewrite if rewrite.bytes <= target else _part(rewrite, target, target=target) or _due_part(rewrite, 1)
+        part = (
+            rewrite
+            if rewrite.bytes <= target
+            else _small_files_part(rewrite, target, target=target) or _due_part(rewrite, 1)
+        )
         if part is None or len(pieces) >= MAX_BUSY_PIECES:
             why = f"{rewrite.reason}; batches are being merged into it, and a run takes {MAX_BUSY_PIECES} such pieces"
             left.append(Left(rewrite.partition, Why.BUSY, why))
@@ -225,33 +247,35 @@ def _pieces(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], lis
     return pieces, left
 
 
-def _removed(files: int, size: int, target: int) -> int:
-    """Number of small files that a rewrite removes; 0 if it would not halve them."""
-    removed = files - _files_of(size, target)
+def _removed_files(files: int, size: int, target: int) -> int:
+    """Return the number of small files that a rewrite removes; 0 if the rewrite would not halve their number."""
+    removed = files - _files_after_rewrite(size, target)
     return removed if files > 1 and 2 * removed >= files else 0
 
 
-def _files_of(size: int, target: int) -> int:
+def _files_after_rewrite(size: int, target: int) -> int:
     return max(-(-size // target), 1)
 
 
-def _within(
+def _within_budget(
     budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
 ) -> tuple[tuple[Rewrite, ...], list[Left]]:
-    """The best rewrites that fit, then as much of the next one as fits, and nothing after it: so none waits forever.
+    """Return the best rewrites within the budget, and the partitions that are left.
 
-    A partition with shared delete files is taken whole or not at all. If it exceeds any budget, it is taken alone, and
-    so is a file with many deleted rows. Any other rewrite is passed over if it cannot fit even alone: for its files of
-    `old` specs, or because no part would be halved.
+    Rewrites are taken in order while they fit. Of the first that does not fit, as much as fits is taken, and nothing
+    after it, so that no partition waits forever. A partition with shared delete files is taken whole or not at all. If
+    such a partition, or one file with many deleted rows, exceeds the whole budget, it is taken alone in its own run.
+    Any other rewrite that cannot fit even alone is passed over: because of the files of `old` specs, or because no part
+    of it would be halved.
     """
     taken: list[Rewrite] = []
     left: list[Left] = []
     rest, spent = budget, f"the {budget:,} bytes of one run go to partitions that gain more"
     for place, alone in enumerate(ordered):
         beside = [p for p in old if _may_share_rows(p, alone.partition)]
-        rewrite = _with(alone, beside)
+        rewrite = _with_older_specs(alone, beside)
         cost = rewrite.bytes + rewrite.beside_bytes
-        fitting = rewrite if cost <= rest else None if beside else _part(rewrite, rest, target=target)
+        fitting = rewrite if cost <= rest else None if beside else _small_files_part(rewrite, rest, target=target)
         if beside and cost > budget:
             beside_files = counted(rewrite.beside_files, "small file")
             why = f"{beside_files} of older specs would be rewritten with it, {cost:,} bytes"
@@ -260,7 +284,7 @@ def _within(
         deletes = rewrite.applies_deletes or rewrite.deleted_percent is not None
         if fitting is None and deletes and not taken and not beside:
             fitting = rewrite if rewrite.applies_deletes else _due_part(rewrite, 1)
-        if cost > budget and not deletes and not _part(rewrite, budget, target=target):
+        if cost > budget and not deletes and not _small_files_part(rewrite, budget, target=target):
             why = f"{rewrite.reason}; it exceeds the budget of any run, and no part of it is certain to be halved"
             left.append(Left(alone.partition, Why.MARGINAL, why))
             continue
@@ -276,7 +300,9 @@ def _within(
 
 
 def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
-    """Whether files of an older spec may hold the partition's rows: not if both times are known and apart."""
+    """Return whether files of an older spec may hold rows of the partition: True unless both time ranges are known and
+    disjoint.
+    """
     spans = (one.window_begin_us, one.window_end_us, other.window_begin_us, other.window_end_us)
     begin, end, other_begin, other_end = spans
     if begin is None or end is None or other_begin is None or other_end is None:
@@ -284,8 +310,8 @@ def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
     return begin < other_end and other_begin < end
 
 
-def _with(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
-    """The rewrite, with everything that Iceberg may rewrite together with it."""
+def _with_older_specs(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
+    """Add the files of older specs that Iceberg may rewrite together with the partition."""
     if not beside:
         return rewrite
     whole = rewrite.applies_deletes  # Iceberg then takes every file that has deletes, however large
@@ -296,11 +322,12 @@ def _with(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
     return dataclasses.replace(rewrite, reason=why, beside_files=files, beside_bytes=size)
 
 
-def _part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """Some of the partition's small files that are certain to fit and to be halved; None if fewer than two are.
+def _small_files_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
+    """Return a rewrite of some of the partition's small files that certainly fits and halves them.
 
-    Iceberg takes all files below a size. At most `bytes / below` files are as large as `below` (Markov's inequality),
-    and an even number of files below half the target size becomes half as many.
+    Returns None if fewer than two files fit. Iceberg rewrites all files below a size. At most `bytes / below` files are
+    as large as `below` (Markov's inequality), and an even number of files below half the target size becomes half as
+    many.
     """
     if rewrite.deleted_percent is not None:
         return _due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))
@@ -312,12 +339,14 @@ def _part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
         return None
     size = -(-rewrite.bytes * files // rewrite.files)
     why = f"{rewrite.reason}; {files:,} of those below {below:,} bytes are within the budget"
-    removed = files - _files_of(size, target)
+    removed = files - _files_after_rewrite(size, target)
     return dataclasses.replace(rewrite, files=files, bytes=size, removed=removed, reason=why, below_bytes=below)
 
 
 def _due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
-    """Up to `files` of the partition's files with many deleted rows, and no small files; None if empty."""
+    """Return a rewrite of at most `files` data files with many deleted rows, without small files; None if `files` is
+    0.
+    """
     due = rewrite.partition.deletes
     files = min(files, due.due_files, rewrite.files)
     if not files:
@@ -339,8 +368,8 @@ def _sentence(taken: Iterable[Rewrite], left: Iterable[Left]) -> str:
     if done:
         files, size, gone = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
         where, become = counted(len(done), "partition"), "becomes" if files == 1 else "become"
-        head = f"{counted(files, 'file')} of {size:,} bytes in {where} {become} {gone:,} fewer"
+        head = f"{counted(files, 'file')} of {size:,} bytes in {where} {become} {gone:,} files fewer"
     else:
         head = "nothing is worth a rewrite"
     rest = ", ".join(f"{count:,} for {why}" for why, count in reasons.most_common())
-    return f"{head}; left are {rest}" if rest else head
+    return f"{head}; partitions left: {rest}" if rest else head

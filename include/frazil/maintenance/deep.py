@@ -1,10 +1,10 @@
-"""Counts files by partition from the manifests, for compaction and `frazil health --deep`.
+"""Counts the files of each partition from the manifests, for compaction and `frazil health --deep`.
 
-Reads every manifest of the newest snapshot. PyIceberg decodes an entry field by field. Skipping the unneeded fields
-that its reader can skip halves the time: 3.4 s of CPU for 100,000 files of 20 columns, against 7.4 s with all fields
-(iceberg-rust's reader through pyiceberg-core: 45 s). Threads only overlap the storage's answers, because decoding holds
-the interpreter's lock. Only a file's size is kept, in eight bytes. Paths and rows of data files are read only if the
-table has delete files.
+Reads every manifest of the newest snapshot. PyIceberg decodes each manifest entry field by field. Skipping the unneeded
+fields that its reader can skip halves the CPU time: 3.4 s for 100,000 files of 20 columns, against 7.4 s with all
+fields (iceberg-rust's reader through pyiceberg-core: 45 s). Threads only overlap the waits for storage, because
+decoding holds the interpreter's lock. Of each data file only the size is kept, in eight bytes. The paths and row counts
+of data files are read only if the table has delete files.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ from frazil.maintenance.health import Deletes, PartitionFiles, PartitionKey, p10
 from frazil.maintenance.tables import MaintainedTable, TableKind
 
 SMALL_RATIO = 0.75
-"""A share of the target size: Iceberg's default for `min-file-size-bytes`; `rewrite_data_files` takes smaller files."""
+"""Share of the target size below which a file is small. `rewrite_data_files` uses the same default
+(`min-file-size-bytes`).
+"""
 
 _CONTENT, _PATH, _PARTITION, _RECORDS, _SIZE, _LOWER, _UPPER = 134, 100, 102, 103, 104, 125, 128
 _DELETED_PATH = 2_147_483_546
-"""The field id of a position delete's `file_path` (Iceberg specification, "Reserved Field IDs")."""
+"""Field id of the column `file_path` in a position delete file (Iceberg specification, "Reserved Field IDs")."""
 
 
 class _Entries:
-    """Manifest entries with only some of the plain fields; PyIceberg's reader cannot skip the maps."""
+    """Manifest entries decoded with only the wanted plain fields, and with all maps, which PyIceberg's reader cannot
+    skip.
+    """
 
     def __init__(self, *wanted: int) -> None:
         fields = [f for f in DATA_FILE_TYPE[2].fields if f.field_id in wanted or not f.field_type.is_primitive]
@@ -57,9 +61,9 @@ class _Entries:
                     yield entry[1]
 
 
-_SIZES = _Entries(_CONTENT, _SIZE)
-"""The fields needed if a table has no delete files."""
-_WHOLE = _Entries(_CONTENT, _PATH, _RECORDS, _SIZE)
+_ENTRIES_WITHOUT_PATHS = _Entries(_CONTENT, _SIZE)
+"""The manifest fields that are needed if a table has no delete files."""
+_ENTRIES_WITH_PATHS = _Entries(_CONTENT, _PATH, _RECORDS, _SIZE)
 
 _UNITS: Mapping[type[Any], Literal["Y", "M", "D", "h"]] = {
     YearTransform: "Y",
@@ -67,7 +71,7 @@ _UNITS: Mapping[type[Any], Literal["Y", "M", "D", "h"]] = {
     DayTransform: "D",
     HourTransform: "h",
 }
-"""The unit since 1970 in which a time transform's value counts, as NumPy names it."""
+"""NumPy's name of the unit in which a time transform's value counts since 1970."""
 
 NONE = Deletes()
 
@@ -85,10 +89,10 @@ class _Count:
         self.small_files += other.small_files
         self.small_bytes += other.small_bytes
         self.delete_files += other.delete_files
-        self.deletes = _sum(self.deletes, other.deletes)
+        self.deletes = _sum_of_deletes(self.deletes, other.deletes)
 
 
-def _sum(one: Deletes, other: Deletes) -> Deletes:
+def _sum_of_deletes(one: Deletes, other: Deletes) -> Deletes:
     if one == NONE:
         return other
     added = {f.name: getattr(one, f.name) + getattr(other, f.name) for f in dataclasses.fields(Deletes)}
@@ -102,7 +106,9 @@ class _DeleteFile:
     records: int
     bytes: int
     of: str | None
-    """Its one data file; None if it has several, or deletes by values."""
+    """Path of the only data file to which the delete file applies; None if it applies to several data files, or deletes
+    by column values.
+    """
 
 
 def read_partitions(
@@ -113,9 +119,9 @@ def read_partitions(
     target_bytes: int,
     sizes: array[int] | None = None,
 ) -> tuple[PartitionFiles, ...]:
-    """The live files of a snapshot's manifests by spec and partition, in the order of their paths.
+    """Return the live files of a snapshot's manifests, grouped by spec and partition and sorted by partition path.
 
-    `sizes` gets the size of each data file.
+    The size of each data file is appended to `sizes`.
     """
     pool = ExecutorFactory.get_or_create()
     of_deletes = [m for m in manifests if m.content is ManifestContent.DELETES]
@@ -133,7 +139,7 @@ def read_partitions(
         for key, count in found.items():
             total.setdefault(key, _Count()).add(count)
     for file in deletes:
-        total.setdefault(file.key, _Count()).add(_counted(file, there))
+        total.setdefault(file.key, _Count()).add(_delete_count(file, there))
     if sizes is not None:
         for count in total.values():
             sizes.extend(count.sizes)
@@ -144,8 +150,8 @@ def read_partitions(
 
 
 def _delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
-    at, found = _WHOLE.at, []
-    for file in _WHOLE.live(io, manifest):
+    at, found = _ENTRIES_WITH_PATHS.at, []
+    for file in _ENTRIES_WITH_PATHS.live(io, manifest):
         lower, upper = ((file[at[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
         alone = file[at[_CONTENT]] == DataFileContent.POSITION_DELETES and lower is not None and lower == upper
         key = (manifest.partition_spec_id, tuple(file[at[_PARTITION]]))
@@ -154,7 +160,7 @@ def _delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
     return found
 
 
-def _counted(file: _DeleteFile, there: Set[str]) -> _Count:
+def _delete_count(file: _DeleteFile, there: Set[str]) -> _Count:
     dangles = file.of is not None and file.of not in there
     return _Count(
         delete_files=1,
@@ -176,10 +182,12 @@ class _Bounds:
 def _count(
     io: FileIO, manifest: ManifestFile, bounds: _Bounds, deleted: Mapping[str, int]
 ) -> tuple[dict[PartitionKey, _Count], set[str]]:
-    """A manifest's data files by partition, and those of them that `deleted` names."""
+    """Return the counts of a manifest's data files by partition, and the paths of those data files that `deleted`
+    names.
+    """
     counts: dict[PartitionKey, _Count] = {}
     there: set[str] = set()
-    entries = _WHOLE if deleted else _SIZES
+    entries = _ENTRIES_WITH_PATHS if deleted else _ENTRIES_WITHOUT_PATHS
     partition_at, size_at, path_at, records_at = (entries.at.get(i, 0) for i in (_PARTITION, _SIZE, _PATH, _RECORDS))
     for file in entries.live(io, manifest):
         key = (manifest.partition_spec_id, tuple(file[partition_at]))
@@ -193,11 +201,11 @@ def _count(
         if deleted and (gone := deleted.get(file[path_at])):
             there.add(file[path_at])
             if 100 * gone >= bounds.deleted_percent * file[records_at]:
-                count.deletes = _sum(count.deletes, _due(size, is_small=is_small))
+                count.deletes = _sum_of_deletes(count.deletes, _counts_if_due(size, is_small=is_small))
     return counts, there
 
 
-def _due(size: int, *, is_small: bool) -> Deletes:
+def _counts_if_due(size: int, *, is_small: bool) -> Deletes:
     return Deletes(
         due_files=1,
         due_bytes=size,
@@ -208,7 +216,7 @@ def _due(size: int, *, is_small: bool) -> Deletes:
 
 
 def _time_column(maintained: MaintainedTable) -> str:
-    """The event-time column: a partition by it ends when its time ends."""
+    """Return the event-time column. A partition by this column is complete when the partition's time has ended."""
     match maintained.kind:
         case TableKind.MAIN | TableKind.ROUTED:
             return maintained.streams[0].event_time.column
@@ -219,7 +227,7 @@ def _time_column(maintained: MaintainedTable) -> str:
 
 
 class _Description:
-    """Explains the values of a spec's partitions."""
+    """Converts the partition values of one spec to a path and a time range."""
 
     def __init__(self, spec: PartitionSpec, schema: Schema, time_column: str) -> None:
         self._spec, self._schema = spec, schema
@@ -252,7 +260,7 @@ class _Description:
             return "/".join(f"{f.name}={v}" for f, v in zip(self._spec.fields, values, strict=True))
 
     def _moments(self, values: Sequence[Any], *, after: int) -> Iterable[int]:
-        """The beginning of its unit of time, or of the unit that comes `after` units later."""
+        """Yield the start of each time partition value's unit, or of the unit `after` units later."""
         for at, unit in self._units:
             if values[at] is not None:
                 yield int(np.datetime64(values[at] + after, unit).astype("datetime64[us]").astype(np.int64))

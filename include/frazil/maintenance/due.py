@@ -1,6 +1,6 @@
-"""A first check, without a JVM or a manifest, of the actions that may be worth a run of the PySpark application.
+"""Checks from metadata alone which actions may be worth a run of the PySpark application, without a JVM or manifests.
 
-The application measures deeply and decides again. Pure; does not load PyIceberg.
+The application then measures deeply and decides again. Pure; does not load PyIceberg.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from frazil.spec.units import counted, format_duration
 from frazil.timetext import ago
 
 FULL_CHECK_EVERY = timedelta(days=1)
-"""Interval after which actions are due anyway, for what this check cannot see: in a UTC day's first run."""
+"""Interval after which all actions are due, to catch problems that this check cannot see: in the first run of a UTC
+day.
+"""
 
 
 class Action(StrEnum):
-    """Maintenance actions in the order of a run: each reduces the work of the next."""
+    """Maintenance actions, in the order in which they run: each action leaves less work for the next."""
 
     COMPACTION = "compaction"
     MANIFESTS = "manifests"
@@ -30,7 +32,7 @@ class Action(StrEnum):
 
 
 def enabled(settings: Maintenance, action: Action) -> bool:
-    """Whether the settings enable the action."""
+    """Return whether the settings enable the action."""
     switched: Switched = getattr(settings, action)
     return switched.enabled
 
@@ -42,12 +44,12 @@ class Due:
 
 
 def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None) -> Mapping[Action, Due]:
-    """Return the due actions, from a shallow measurement.
+    """Return for each action whether it is due, from a shallow measurement.
 
-    With `full_check_at`, all actions are due once per UTC day, from that time on. Without it, the result only says what
-    is wrong.
+    With `full_check_at`, all actions are due once per UTC day, in the first run at or after that time of day. Without
+    `full_check_at`, an action is due only if the measurement shows a problem.
     """
-    again = full_check_at is not None and _again(health, settings, full_check_at)
+    again = full_check_at is not None and _is_daily_check(health, settings, full_check_at)
     checks = {
         Action.COMPACTION: _compaction(health, settings.compaction, again=again),
         Action.MANIFESTS: _manifests(health, settings.manifests, again=again),
@@ -57,8 +59,8 @@ def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta 
     return {action: check if enabled(settings, action) else off for action, check in checks.items()}
 
 
-def _again(health: TableHealth, settings: Maintenance, full_check_at: timedelta) -> bool:
-    """Whether this is the first run within `FULL_CHECK_EVERY`; needs no memory."""
+def _is_daily_check(health: TableHealth, settings: Maintenance, full_check_at: timedelta) -> bool:
+    """Return whether this is the first run within `FULL_CHECK_EVERY`, from the clock alone, without stored state."""
     return (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_EVERY < settings.every
 
 
@@ -81,31 +83,36 @@ def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Du
 
 
 def _many_deleted(health: TableHealth, settings: Compaction) -> bool:
-    """Whether many rows are deleted. A table that a stream merges into always has delete files.
+    """Return whether many rows are deleted; a table into which a stream merges always has some delete files.
 
-    While the table's share of deleted rows is below half of the share that makes a file due, few files can be due: the
-    daily check finds them.
+    A data file is due for a rewrite at `deleted-rows` percent of deleted rows. While the whole table is below half of
+    that percentage, few files can be due, and the daily check finds them.
     """
     dangling = health.delete_files > health.data_files
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows
 
 
 def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
-    """Check all specs together, with Iceberg's default target; the daily check finds what that hides."""
+    """Check the manifests of all partition specs together, with Iceberg's default target size.
+
+    This may hide specs that need a rewrite; the daily check finds them.
+    """
     plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings)
     if again and not plan.spec_ids and health.manifests >= settings.most:
-        return Due(True, f"{plan.sentence}; those of each partition spec are checked once a day")
+        return Due(True, f"{plan.sentence}; the manifests of each partition spec are checked once a day")
     return Due(bool(plan.spec_ids), plan.sentence)
 
 
 def _expiry(health: TableHealth, settings: Expiry) -> Due:
-    """Check main's history: older snapshots that a marker or a tag holds stay anyway."""
+    """Check the age and number of snapshots in main's history; older snapshots that a marker or tag refers to stay
+    anyway.
+    """
     if health.snapshots > settings.at_most:
         return Due(True, f"{counted(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:
-        return Due(False, f"{counted(health.main_snapshots, 'snapshot')} of main, no more than are always kept")
+        return Due(False, f"{counted(health.main_snapshots, 'snapshot')} of main, which are always kept")
     age_ms = health.at_ms - health.main_oldest_at_ms
     if age_ms < settings.keep // timedelta(milliseconds=1):
         kept = format_duration(settings.keep)
-        return Due(False, f"the oldest snapshot of main is {ago(age_ms)} old: those of {kept} are kept")
+        return Due(False, f"the oldest snapshot of main is {ago(age_ms)} old: snapshots are kept for {kept}")
     return Due(True, f"{counted(health.main_snapshots, 'snapshot')} of main, the oldest {ago(age_ms)} old")

@@ -1,9 +1,11 @@
 """Decides which snapshots of a table expire, which are kept beyond the retention, and why; from metadata alone.
 
-Main stays one unbroken line from its head back to a cut, because readers, incremental readers and frazil itself follow
-parents. Beyond the cut, single snapshots stay if something refers to them. A plan remains safe if the metadata changes
-meanwhile: a writer moves its marker and its branch only forward, a head cannot be expired (Iceberg refuses), and a
-rollback to a kept snapshot needs none of the others.
+Main's history is kept without gaps from its head back to one snapshot, the cut-off, because readers, incremental
+readers and frazil itself follow parent links. Snapshots older than the cut-off are kept one by one if something refers
+to them.
+
+A plan stays safe if the metadata changes before the plan is executed. Writers move their marker and their branch only
+forward. Iceberg refuses to expire the head of a branch. A rollback to a kept snapshot does not need the expired ones.
 """
 
 from __future__ import annotations
@@ -37,39 +39,50 @@ from frazil.table.declared import DEFAULT_PROPERTIES
 from frazil.table.tables import may_delete_files
 
 READER_TAG = "frazil-reader-"
-"""Prefix of tags by which consumers that read increments mark their position; later snapshots are kept."""
+"""Prefix of tags with which incremental readers mark their position; snapshots after such a tag are kept."""
 MAX_UNREAD_AGE = timedelta(days=7)
-"""Age up to which commits are kept for unsignalled windows: a stalled watermark must not grow the table forever."""
+"""Age up to which commits are kept because their windows are not signalled yet.
+
+The limit exists so that a stalled watermark does not make the table grow forever.
+"""
 MAX_AUDIT_AGE = timedelta(days=1)
-"""Time that the audit of a backfill may take: an unpublished backfill must not grow the table forever."""
+"""Time for which snapshots are kept for the audit of a backfill.
+
+The limit exists so that an unpublished backfill does not make the table grow forever.
+"""
 AUDIT_RETENTION = timedelta(hours=6)
-"""Time for which hourly audits find what only snapshots tell, whatever the retention: an audit may be late."""
+"""Age up to which snapshots are kept that hourly audits need, even if the retention is shorter: an audit may run
+late.
+"""
 RECENT_SIGNALS = 500
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Needs of others for a table's history that its metadata does not show."""
+    """Parts of the history that others need although the table's metadata does not show it."""
 
     cursor: Cursor | None = None
-    """How far the signals have counted late rows and dead letters."""
+    """Position up to which the signals have counted late rows and dead letters."""
     signalled: frozenset[int] = frozenset()
-    """Snapshots in recent signals: downstream jobs read exactly those."""
+    """Ids of snapshots that recent signals name; downstream jobs read exactly these snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
     expire: tuple[int, ...]
-    """Snapshot ids."""
+    """Ids of the snapshots to expire."""
     kept: Mapping[int, str]
-    """Snapshots kept beyond the retention, with the reason for each."""
+    """Ids of snapshots kept beyond the retention, with the reason for each."""
     sentence: str
     refused: bool = False
 
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
-    """Read the table's signals, if it has any. Raises `MarkerUnreadable`, and what the catalog raises."""
+    """Read what the table's signals still need of its history; empty for a table without signals.
+
+    Raises `MarkerUnreadable`, and any error of the catalog.
+    """
     seen = (seen_by(spec, maintained.identifier) for spec in maintained.streams)
     if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
         return Pins()
@@ -81,21 +94,21 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
 
 
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
-    """Decide what expires, from the table's current metadata and its readers' `pins`."""
+    """Decide which snapshots expire, from the table's current metadata and from `pins`, the needs of readers."""
     try:
-        markers = _sound_markers(metadata, table=table)
+        markers = _valid_markers(metadata, table=table)
         backfills = _backfill_heads(metadata)
     except (MarkerUnreadable, RolledBack) as error:
-        return ExpiryPlan((), {}, f"no snapshot is expired while this is so: {error}", refused=True)
-    if own := _own_rules(metadata):
+        return ExpiryPlan((), {}, f"no snapshot is expired until this is fixed: {error}", refused=True)
+    if own := _forbidding_settings(metadata):
         return ExpiryPlan((), {}, own, refused=True)
     main = list(ancestors(metadata))
     horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
-    plain = max(min(_recent(main, horizon_ms), settings.at_most), settings.at_least)
+    plain = max(min(_count_readable(main, horizon_ms), settings.at_most), settings.at_least)
     unread = [] if pins.cursor is None else _unread(main, pins.cursor)
-    holds = _holds(metadata, main, unread, now_ms=now_ms) | _audits(main, backfills, now_ms=now_ms)
+    holds = _held_positions(metadata, main, unread, now_ms=now_ms) | _audited_positions(main, backfills, now_ms=now_ms)
     line = main[: max([plain, *(at + 1 for at in holds)])]
-    single = _named(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
+    single = _referenced_snapshots(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
     held = {line[at].snapshot_id: holds.get(at, "an older one is held") for at in range(plain, len(line))}
     stays = {s.snapshot_id for s in line} | set(single)
     open_lines = (ancestors(metadata, open_branch(marker.stream)) for marker in markers)
@@ -110,15 +123,18 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 
 
 def unset_properties(metadata: TableMetadata) -> dict[str, str]:
-    """Properties that keep the number of `metadata.json` versions small; existing values are kept."""
+    """Return missing table properties that limit the number of `metadata.json` versions; properties that are set stay
+    as they are.
+    """
     return {key: DEFAULT_PROPERTIES[key] for key in METADATA_PROPERTIES if key not in metadata.properties}
 
 
 def bytes_about(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
-    """Approximate size of files that were removed with expired snapshots; no summary has sizes of single files.
+    """Estimate the total size of the files that were removed with expired snapshots; snapshot summaries have no file
+    sizes.
 
-    A snapshot that removed files kept them in its parent. If a kept snapshot still has some of them, the others are
-    assumed to have the average size.
+    A file that a snapshot removed is still part of its parent snapshot. If a kept snapshot still has some of the
+    removed files, the others are assumed to have the average size.
     """
     gone = set(expired)
     summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
@@ -129,8 +145,11 @@ def bytes_about(metadata: TableMetadata, expired: Collection[int], *, files: int
     return size * files // removed if removed else 0
 
 
-def _sound_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
-    """The markers of every stream that ever committed, declared or not. Raises `MarkerUnreadable`, `RolledBack`."""
+def _valid_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
+    """Return the markers of every stream that ever committed, declared or not.
+
+    Raises `MarkerUnreadable` or `RolledBack`.
+    """
     markers = list(read_markers(metadata.properties).values())
     for marker in markers:
         check_ancestry(metadata, marker, table=table)
@@ -139,13 +158,16 @@ def _sound_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
 
 
 def _backfill_heads(metadata: TableMetadata) -> list[Snapshot]:
-    """The branches of open backfills. Raises `MarkerUnreadable`."""
+    """Return the head snapshots of the branches of open backfills. Raises `MarkerUnreadable`."""
     backfills = open_backfills(metadata.properties)
     return [head for backfill in backfills if (head := head_of(metadata, branch_name(backfill.stream)))]
 
 
-def _own_rules(metadata: TableMetadata) -> str | None:
-    """Why nothing may expire, or None: table settings by which Iceberg would expire other snapshots."""
+def _forbidding_settings(metadata: TableMetadata) -> str | None:
+    """Return why no snapshot may expire, or None.
+
+    The reason is a table setting with which Iceberg would delete shared files or expire other snapshots.
+    """
     if not may_delete_files(metadata.properties):
         return "no snapshot expires: the table has `gc.enabled=false`: another table may share its files"
     main = metadata.refs.get(MAIN)
@@ -157,13 +179,13 @@ def _own_rules(metadata: TableMetadata) -> str | None:
     return None
 
 
-def _recent(main: Sequence[Snapshot], horizon_ms: int) -> int:
-    """Number of newest snapshots that a reader that began after the horizon may be reading."""
+def _count_readable(main: Sequence[Snapshot], horizon_ms: int) -> int:
+    """Return how many of main's newest snapshots a reader may still use that started after the horizon."""
     return next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
 
 
 def _unread(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
-    """Positions in main's line of commits whose late rows or dead letters no signal has counted yet."""
+    """Return the positions in main's history of commits whose late rows or dead letters no signal has counted yet."""
     return [
         at
         for at, snapshot in enumerate(main)
@@ -173,8 +195,10 @@ def _unread(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
     ]
 
 
-def _holds(metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int) -> dict[int, str]:
-    """Positions in main's line that the cut must not pass, with reasons."""
+def _held_positions(
+    metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int
+) -> dict[int, str]:
+    """Return the positions in main's history up to which all snapshots must be kept, each with its reason."""
     oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
     places = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
@@ -185,10 +209,11 @@ def _holds(metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[i
     }
 
 
-def _audits(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Oldest snapshots that audits may need: publishing a backfill walks main back to what its audit read.
+def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
+    """Return the position of the oldest snapshot of main that the audit of an open backfill may need, with its reason.
 
-    That is, at the earliest, main as of the time when the run took over the branch, by the branch's last commit.
+    Publishing a backfill walks main back to the snapshot that its audit read. The oldest possible one is main's head
+    when the run took over the backfill branch, according to the last commit of that branch.
     """
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
@@ -198,7 +223,7 @@ def _audits(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: 
     return {first: "the audit of a backfill under way may have begun there"}
 
 
-def _named(  # noqa: PLR0913 - all that names snapshots
+def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     metadata: TableMetadata,
     markers: Sequence[Marker],
     pins: Pins,
@@ -207,7 +232,9 @@ def _named(  # noqa: PLR0913 - all that names snapshots
     line: Sequence[Snapshot],
     now_ms: int,
 ) -> dict[int, str]:
-    """Snapshots outside the line that something refers to, whatever their age."""
+    """Return the snapshots outside main's kept history to which something refers, whatever their age, with the
+    reasons.
+    """
     ours = {MAIN, *(open_branch(marker.stream) for marker in markers)}
     reasons = dict(_of_other_branches(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
     kept = _only_in_summary(metadata, now_ms=now_ms)
@@ -231,8 +258,10 @@ def _only_in_summary(metadata: TableMetadata, *, now_ms: int) -> list[int]:
 def _of_other_branches(
     metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
 ) -> Iterator[tuple[int, str]]:
-    """Snapshots of other users' branches: all that belong to them alone, because Iceberg applies the branches'
-    settings to them, and the snapshots of main that those settings keep.
+    """Yield the snapshots that branches of other users need, with reasons.
+
+    These are all snapshots that only such a branch has, because Iceberg applies the branch's own retention to them, and
+    the snapshots of main that the branch's retention keeps.
     """
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
@@ -240,7 +269,7 @@ def _of_other_branches(
         for at, snapshot in enumerate(ancestors(metadata, name)):
             young = ref.max_snapshot_age_ms and now_ms - snapshot.timestamp_ms <= ref.max_snapshot_age_ms
             if snapshot.snapshot_id not in main or young or at < (ref.min_snapshots_to_keep or 0):
-                yield snapshot.snapshot_id, f"branch {name} has it"
+                yield snapshot.snapshot_id, f"branch {name} contains it"
 
 
 def _sentence(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int, str], lost: int) -> str:

@@ -1,6 +1,7 @@
-"""Normalises the many spellings of a file's path, so that a listing can be compared with a table's metadata.
+"""Normalises the many spellings of a file's path, so that a storage listing can be compared with a table's metadata.
 
-Two spellings that may be two files count as one: if the comparison errs, a file is kept.
+If two spellings might be two different files, they still count as one file: a wrong comparison then keeps a file, and
+never deletes one.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ class Place(NamedTuple):
     """Location of a file or folder. Files are compared by `path` alone, because one bucket may have many names."""
 
     store: str
-    """The kind of storage and its authority: `s3:bucket`, `file:`."""
+    """The kind of storage, with its bucket or host: `s3:bucket`, `file:`."""
     path: str
-    """Decoded, from the root, without repeated or trailing slashes."""
+    """Path from the root, URL-decoded, without repeated or trailing slashes."""
 
     @property
     def name(self) -> str:
         return self.path.rsplit("/", 1)[-1]
 
     def lies_in(self, folder: Place) -> bool:
-        """Whether it is the folder or below it."""
+        """Return whether this place is the folder itself or lies below it."""
         return self.store == folder.store and below(self.path, folder.path)
 
 
@@ -36,7 +37,7 @@ def below(path: str, folder: str) -> bool:
 
 
 def place_of(path: str) -> Place:
-    """The place of a path. `s3a://b//t/x` equals `s3://b/t/x/`; so do `file:/t/x`, `file:///t/x` and `/t/x`."""
+    """Normalise a path. `s3a://b//t/x` equals `s3://b/t/x/`; `file:/t/x` and `file:///t/x` equal `/t/x`."""
     match = _SCHEME.match(path)
     scheme = match[1].lower() if match else ""
     family, rest = _FAMILY.get(scheme, scheme), path[match.end() :] if match else path

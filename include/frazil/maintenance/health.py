@@ -1,7 +1,7 @@
-"""A table's measured health: frozen numbers, and the ratios that decisions and alerts use.
+"""The measured health of a table: immutable numbers, and the ratios that decisions and alerts use.
 
-Bytes are bytes; times are milliseconds since 1970, UTC. Everything except `partitions` comes from the table's metadata,
-its newest snapshot's summary and manifest list, and the newest commit records, without opening a manifest.
+Times are in milliseconds since 1970, UTC. Everything except `partitions` comes from the table's metadata, the newest
+snapshot's summary and manifest list, and the newest commit records. No manifest is opened for it.
 """
 
 from __future__ import annotations
@@ -10,59 +10,68 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PartitionKey = tuple[int, tuple[object, ...]]
-"""Identifies a partition: the spec's id and the values."""
+"""Identifies a partition: the id of its partition spec, and its values."""
 
 
 def p10(sizes: Sequence[int]) -> int:
-    """The tenth percentile of sizes; 0 if there are none."""
+    """Return the tenth percentile of the sizes; 0 without sizes."""
     return sorted(sizes)[(len(sizes) - 1) // 10] if sizes else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Deletes:
-    """A partition's delete files and their effect on its data files.
+    """Delete files of one partition, and their effect on its data files.
 
-    frazil's and Spark's merges write one delete file per data file. Other engines may share delete files.
+    Merges by frazil and Spark write one delete file per data file. Other engines may write delete files that several
+    data files share.
     """
 
     bytes: int = 0
-    """Size of the delete files."""
+    """Total size of the delete files."""
     rows: int = 0
-    """Deleted rows that are still in live data files; for shared delete files, all rows that they name."""
+    """Number of deleted rows that are still stored in live data files; for shared delete files, all rows that they
+    list.
+    """
     shared: int = 0
-    """Delete files that cover several data files: a reader of any data file of the partition reads them."""
+    """Number of delete files that apply to several data files. Reading any data file of the partition also reads
+    these.
+    """
     dangling: tuple[str, ...] = ()
-    """Paths of delete files whose one data file is gone."""
+    """Paths of delete files whose only data file is gone."""
     due_files: int = 0
-    """Data files in which at least `maintenance.compaction.deleted-rows` percent of the rows are deleted."""
+    """Number of data files in which at least `maintenance.compaction.deleted-rows` percent of the rows are deleted."""
     due_bytes: int = 0
     due_largest_bytes: int = 0
     due_small_files: int = 0
-    """Small files among `due_files`."""
+    """Number of small files among the `due_files`."""
     due_small_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFiles:
-    """The live data files of one partition of one spec, from the manifests (`--deep`)."""
+    """Live data files of one partition of one partition spec, counted from the manifests (`--deep`)."""
 
     spec_id: int
     values: tuple[object, ...]
-    """The partition's values as in manifests: a day is a number of days since 1970, an hour a number of hours."""
+    """The partition's values as stored in manifests: a day is the number of days since 1970, an hour the number of
+    hours.
+    """
     path: str
-    """Path in Iceberg's form: `scheduled_departure_day=2013-12-30`; empty if the table is not partitioned."""
+    """Path in Iceberg's form, such as `scheduled_departure_day=2013-12-30`; empty if the table is not partitioned."""
     files: int
     bytes: int
     small_files: int
-    """Files below three quarters of the target size, Iceberg's own bound for compaction."""
+    """Number of files below three quarters of the target size, which is Iceberg's own limit for compaction."""
     small_bytes: int
     delete_files: int
     window_end_us: int | None
-    """The end of the partition's event time, in microseconds since 1970; None if it has none."""
+    """End of the partition's event-time range, in microseconds since 1970; None if the partition has no event time."""
     window_begin_us: int | None = None
-    """The beginning of the partition's event time."""
+    """Start of the partition's event-time range, in microseconds since 1970; None if the partition has no event
+    time.
+    """
     p10_bytes: int = 0
-    """Tenth percentile of its files' sizes."""
+    """Tenth percentile of the sizes of the partition's files."""
     deletes: Deletes = Deletes()
 
     @property
@@ -72,36 +81,38 @@ class PartitionFiles:
 
 @dataclass(frozen=True, slots=True)
 class RecentFiles:
-    """The data files that the newest commits added."""
+    """Data files that the newest commits added to the table."""
 
     commits: int
     files: int
     bytes: int
     p10_bytes: int
-    """Tenth percentile of these files' sizes."""
+    """Tenth percentile of the sizes of these files."""
     partitions: int
-    """Partitions that these commits wrote to, summed over the commits."""
+    """Number of partitions to which a commit wrote, summed over these commits."""
 
     @property
     def files_per_partition(self) -> float:
-        """Files per partition and commit."""
+        """Average number of files that a commit adds to a partition."""
         return self.files / max(self.partitions, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamHealth:
-    """A stream that feeds the table. Unknown values are None."""
+    """Health of one stream that feeds the table. Unknown values are None."""
 
     name: str
     lag: int | None
-    """Uncommitted records in Kafka; known if its writer runs on this host or Kafka was asked."""
+    """Number of records in Kafka that are not committed yet; known if the stream's writer runs on this host, or if
+    Kafka was queried.
+    """
     last_commit_at_ms: int | None
-    """Time of its newest batch; if the history has no batch, the time of its marker's snapshot."""
+    """Time of the stream's newest batch; if the history has none, the time of the snapshot in the stream's marker."""
     watermark_ms: int | None
     longest_interval_ms: int = 0
-    """The longest declared time between its commits, throttled or not."""
+    """Longest declared time between two commits of the stream, throttled or not."""
     lag_problem: str | None = None
-    """Why the lag could not be read; None if it is known, or was not read."""
+    """Why the lag could not be read; None if the lag is known, or if no one tried to read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,39 +125,48 @@ class TableHealth:
     target_file_bytes: int
     data_files: int
     data_bytes: int
-    """Includes delete files, as summaries do; 0 despite files if no summary has the size."""
+    """Size of data files and delete files, as summaries count it; 0 if there are files but no summary with their
+    size.
+    """
     rows: int
     delete_files: int
     manifests: int
     manifests_bytes: int
-    """Total length of all manifests, from the manifest list."""
+    """Total size of all manifests, according to the manifest list."""
     manifest_list_bytes: int
     metadata_bytes: int
-    """The uncompressed length of the current `metadata.json`, which each commit reads and writes."""
+    """Uncompressed size of the current `metadata.json`, which each commit reads and writes."""
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
-    """Time of the last rewrite of data files, within the history; if none, growth counts from the history's start."""
+    """Time of the last commit in the history that rewrote data files.
+
+    If None, `files_since_compaction` and `bytes_since_compaction` count from the start of the history.
+    """
     files_since_compaction: int
-    """Growth in data files since then. Files that replace others, as in merges, do not count."""
+    """Number of data files that the table has gained since the last compaction. Files that replace others, as in
+    merges, do not count.
+    """
     bytes_since_compaction: int
     recent: RecentFiles | None
     streams: tuple[StreamHealth, ...]
-    """Streams that feed the table; empty for dead letters and signals, which may be silent for months."""
+    """Streams that feed the table; empty for dead letters and signals, which may get no rows for months."""
     partitions: Sequence[PartitionFiles] | None = None
-    """Only in a deep measurement."""
+    """File counts by partition; None unless the measurement is deep."""
     main_snapshots: int = 0
-    """Snapshots in one line back from main's head, without single older ones that a marker or a tag holds."""
+    """Number of snapshots in main's history, from its head back; without older snapshots that only a marker or tag
+    keeps.
+    """
     main_oldest_at_ms: int | None = None
-    """Time of the oldest of them."""
+    """Time of the oldest snapshot that `main_snapshots` counts."""
     deleted_rows: int = 0
-    """Deleted rows that are still in data files, according to the newest snapshot's summary."""
+    """Number of deleted rows that are still stored in data files, according to the newest snapshot's summary."""
     merged: bool = False
-    """Whether a stream merges its batches into the table, which adds delete files for data files."""
+    """Whether a stream merges its batches into the table, which adds delete files."""
 
     @property
     def deleted_percent(self) -> float:
-        """Percentage of rows in data files that are deleted: readers read them in vain."""
+        """Percentage of the rows in data files that are deleted: readers read these rows for nothing."""
         return 100 * self.deleted_rows / max(self.rows + self.deleted_rows, 1)
 
     @property

@@ -1,4 +1,4 @@
-"""Reports a table's maintenance to an OpenLineage backend: a run for each action that changed it or failed to."""
+"""Reports a table's maintenance to an OpenLineage backend: one run for all actions that changed the table or failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def tell(jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int) -> None:
-    """Report a finished maintenance: before, it is unknown whether anything is worth doing. Raises nothing."""
+    """Report a finished maintenance run. Raises nothing.
+
+    The start is reported only now, because before the run it is unknown whether any action is worth doing.
+    """
     worth = [one for one in outcomes if one.ending in {Ending.DONE, Ending.FAILED}]
     if jobs is None or not worth:
         return

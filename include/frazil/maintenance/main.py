@@ -24,15 +24,15 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger("frazil")
 
 NAMED = 3
-"""Tables listed in the session's name."""
+"""Number of tables that the Spark session's name lists."""
 
 
 def run_maintenance(
     identifiers: Sequence[str], *, streams: Path, actions: Collection[Action], report: Path | None = None
 ) -> int:
-    """Maintain the tables one after another in one session, and write the outcomes as a JSON list to `report`.
+    """Maintain the tables one after another in one Spark session, and write the outcomes to `report` as a JSON list.
 
-    Returns the process's exit code: 0, or that of the first failure, as in `frazil.errors`.
+    Returns the process's exit code: 0, or the code of the first failure, as in `frazil.errors`.
     """
     log_to_stderr()
     try:
@@ -61,6 +61,6 @@ def run_maintenance(
 
 
 def _write(report: Path | None, outcomes: Sequence[Outcome]) -> None:
-    """Write the report after each table, so that a killed run has reported its work."""
+    """Write the report. Called after each table, so that a killed run has reported the tables that it finished."""
     if report:
         report.write_text(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=2))

@@ -1,4 +1,4 @@
-"""Decides whether rewriting a table's manifests is worth it. Pure, from their number and bytes."""
+"""Decides whether a table's manifests are worth a rewrite. Pure, from the number and size of the manifests."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ TARGET_PROPERTY = "commit.manifest.target-size-bytes"
 @dataclass(frozen=True, slots=True)
 class ManifestPlan:
     spec_ids: tuple[int, ...]
-    """The partition specs whose manifests are rewritten; Iceberg rewrites one spec at a time."""
+    """Ids of the partition specs whose manifests are rewritten; Iceberg rewrites one spec at a time."""
     sentence: str
 
 
 def plan_manifests(
     manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = TARGET_BYTES
 ) -> ManifestPlan:
-    """Rewrite manifests if there are too many and a rewrite at least halves them; many large ones are left.
+    """Plan a rewrite of manifests if there are too many and a rewrite at least halves their number.
 
-    `manifests` has the number and total bytes for each partition spec of the newest snapshot.
+    Many large manifests are therefore left as they are. `manifests` maps each partition spec of the newest snapshot to
+    the number and total bytes of its manifests.
     """
     total = sum(count for count, _ in manifests.values())
     if total < settings.most:

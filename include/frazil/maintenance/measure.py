@@ -1,17 +1,20 @@
 """Measures a table's health cheaply: the cost grows with snapshots and manifests, not with rows or files.
 
-Reads the table's entry in the catalog and its `metadata.json`, the newest snapshot's manifest list, the length of both,
-the newest 12 commit records of each stream, and this host's heartbeats. Opens no manifest and no data file, except for
-manifests added by an upsert stream's newest 12 merges, unless the measurement is deep (`frazil.maintenance.deep`).
+Reads the table's catalog entry, its `metadata.json`, and the newest snapshot's manifest list. Also reads the newest 12
+commit records of each stream, and the heartbeats of this host's writers. Opens no data file, and
+no manifest except those that the newest 12 merges of an upsert stream added. A deep measurement also reads all
+manifests (`frazil.maintenance.deep`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 
+from confluent_kafka import KafkaException
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
@@ -22,34 +25,39 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from frazil.commit.history import ancestors, commit_records, last_commit_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
-from frazil.commit.rules import check_ancestry
+from frazil.commit.opened import open_kafka
+from frazil.commit.rules import check_ancestry, check_same_source
 from frazil.commit.target import target_file_bytes
-from frazil.errors import MarkerUnreadable, RolledBack
+from frazil.errors import FrazilError, MarkerUnreadable, RolledBack
+from frazil.host.launchers import open_launcher
 from frazil.ingest.contract import Target
+from frazil.kafka.admin import TIMEOUT_S
+from frazil.maintenance.alerts import Alert, AlertState, AlertStates, AlertStep
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
-from frazil.maintenance.lag import heartbeat_lag, kafka_lag
-from frazil.maintenance.load import load_maintained
-from frazil.maintenance.tables import MaintainedTable, TableKind
+from frazil.maintenance.tables import MaintainedTable, TableKind, load_maintained
+from frazil.offsets.spans import unread
+from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
+from frazil.supervise.liveness import fresh_heartbeat
 from frazil.table.branches import head_of, live_rows
 from frazil.table.catalogs import catalog_errors
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 MAX_RECORDS = 12
-"""Commit records of a stream that are read: at a commit a minute, the last twelve minutes."""
+"""Number of a stream's commit records that are read: with one commit a minute, those of the last twelve minutes."""
 
 
 def measure(
     catalog: Catalog, maintained: MaintainedTable, *, now_ms: int, deep: bool = False, ask_kafka: bool = False
 ) -> TableHealth | None:
-    """The table's current health, or None if it does not exist yet.
+    """Measure the table's current health; None if the table does not exist yet.
 
-    With `ask_kafka`, Kafka is asked for the lag of a stream that no writer on this host reports, but only if the lag
-    matters: its last commit is older than the freshness alert allows.
+    With `ask_kafka`, the lag of a stream without a writer on this host is read from Kafka if an alert needs it. An
+    alert needs the lag if the last commit is too old for `freshness`, or if the alert `lag` is switched on.
 
-    Raises AccessDenied or CommitUnavailable, MadeElsewhere, and what the storage's client raises.
+    Raises AccessDenied or CommitUnavailable, MadeElsewhere, and any error of the storage's client.
     """
     with catalog_errors(catalog.name):
         try:
@@ -75,10 +83,10 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
         at_ms=now_ms,
         snapshot_id=head.snapshot_id if head else None,
         target_file_bytes=target,
-        data_files=_number(head, "total-data-files", _live_files(data)),
-        data_bytes=_number(head, "total-files-size"),
+        data_files=_summary_count(head, "total-data-files", _live_files(data)),
+        data_bytes=_summary_count(head, "total-files-size"),
         rows=max(_live_rows(data) - _live_rows(deletes), 0) if rows is None else rows,
-        delete_files=_number(head, "total-delete-files", _live_files(deletes)),
+        delete_files=_summary_count(head, "total-delete-files", _live_files(deletes)),
         manifests=len(manifests),
         manifests_bytes=sum(m.manifest_length for m in manifests),
         manifest_list_bytes=len(table.io.new_input(head.manifest_list)) if head else 0,
@@ -93,19 +101,21 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
         partitions=read_partitions(table, manifests, maintained, target_bytes=target) if deep else None,
         main_snapshots=len(main_at_ms),
         main_oldest_at_ms=min(main_at_ms, default=None),
-        deleted_rows=_number(head, "total-position-deletes", _live_rows(deletes)),
+        deleted_rows=_summary_count(head, "total-position-deletes", _live_rows(deletes)),
         merged=any(spec.mode == "upsert" for spec in watched),
     )
 
 
-def _number(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
-    """A count from a snapshot's summary; not every engine writes all of them."""
+def _summary_count(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
+    """Return a count from a snapshot's summary, or `otherwise` if the engine that committed did not write this
+    count.
+    """
     text = snapshot.summary[name] if snapshot and snapshot.summary else None
     return otherwise if text is None else int(text)
 
 
 def _live_files(manifests: Sequence[ManifestFile]) -> int:
-    """The count of live files in the manifest list itself."""
+    """Return the number of live files in the manifests, according to the manifest list."""
     return sum((m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests)
 
 
@@ -123,29 +133,29 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
-    """When data files were last rewritten, and by how many files and bytes main has grown since.
+    """Return when data files were last rewritten, and by how many files and bytes main has grown since.
 
-    A rewrite is a `replace` that changed data files. Rewrites of manifests and of delete files are `replace` too, but
-    their summaries count no data files (Iceberg 1.12). Files that an overwrite adds in place of removed ones, as every
-    merge of an upsert stream does, are no growth.
+    A rewrite is a `replace` snapshot that changed data files. Rewrites of manifests and of delete files are `replace`
+    snapshots too, but their summaries count no data files (Iceberg 1.12). Files that an overwrite adds in place of
+    removed files do not count as growth; every merge of an upsert stream does this.
     """
     files = size = 0
     for snapshot in ancestors(metadata):
-        added = _number(snapshot, "added-data-files")
+        added = _summary_count(snapshot, "added-data-files")
         if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
-            if added or _number(snapshot, "deleted-data-files"):
+            if added or _summary_count(snapshot, "deleted-data-files"):
                 return snapshot.timestamp_ms, max(files, 0), max(size, 0)
             continue
-        files += added - _number(snapshot, "deleted-data-files")
-        size += _number(snapshot, "added-files-size") - _number(snapshot, "removed-files-size")
+        files += added - _summary_count(snapshot, "deleted-data-files")
+        size += _summary_count(snapshot, "added-files-size") - _summary_count(snapshot, "removed-files-size")
     return None, max(files, 0), max(size, 0)
 
 
 def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """Files that the newest batches added to this table; unrecorded batches are skipped.
+    """Return the files that the newest batches added to this table; batches without a commit record are skipped.
 
-    A batch's record lists the files of all tables of a route: reading it once for each of thousands of tables would
-    cost more than everything else.
+    Returns None for tables of a route. A batch's record lists the files of all tables; reading the record once for each
+    of thousands of tables would cost more than the rest of the measurement.
     """
     if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None
@@ -166,14 +176,14 @@ def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
 class _Added:
     bytes: int
     partition: object
-    """Its spec and values."""
+    """The id of the partition spec, and the partition's values."""
 
 
 def _batches(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_Added]]:
-    """The data files that each of a stream's newest batches added to the table.
+    """Return the data files that each of a stream's newest batches added to the table.
 
-    The commit record of a merged batch lists its change files, which never enter a table: its added files are in the
-    manifests that its snapshot added.
+    The commit record of a merged batch lists change files, which never enter a table. The data files of a merged batch
+    are found in the manifests that its snapshot added.
     """
     newest = islice(commit_records(table.metadata, spec.name), MAX_RECORDS)
     if kind is TableKind.MAIN and spec.mode == "upsert":
@@ -216,6 +226,70 @@ def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    """Time of a marker's snapshot, which never expires; after a take-over, the last batch is older."""
+    """Return the time of the marker's snapshot, which never expires. After a take-over it is newer than the last
+    batch.
+    """
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None
+
+
+logger = logging.getLogger(__name__)
+
+
+def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
+    """Return the lag that a live writer of the stream on this host reports; None without such a writer."""
+    try:
+        heartbeat = fresh_heartbeat(open_launcher(stream).observe(), now_ms=now_ms)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.warning("the run folder of stream %s cannot be read: %r", stream, error)
+        return None
+    return heartbeat.lag if heartbeat else None
+
+
+def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:
+    """Return the number of offsets between the marker and the end of Kafka's log, or the reason why it is unknown.
+
+    The lag is unknown if Kafka does not answer within the timeout, or is not the cluster and topic that the marker
+    names.
+    """
+    try:
+        with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:
+            found = kafka.describe()
+            check_same_source(marker.source, found.identity, stream=spec.name)
+            first, ends = kafka.earliest(found.partitions), kafka.ends(found.partitions)
+    except (FrazilError, KafkaException) as error:  # the latter for properties that librdkafka refuses
+        logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
+        return " ".join(str(error).split())
+    return unread(marker.offsets, first, ends)
+
+
+RULE = "unmeasured"
+
+
+def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> AlertStep:
+    """Keep all active alerts, because no one knows whether they are over, and fire `unmeasured` after the hold time."""
+    if not settings.enabled:
+        return AlertStep(AlertStates(), (), (), ())
+    standing = [
+        Alert(rule, table, "unknown", s.since_ms, f"{table}: {rule} was active when it was last measured", s.alone)
+        for rule, s in before.rules.items()
+        if s.active and rule != RULE
+    ]
+    was = before.rules.get(RULE)
+    was = was or AlertState(now_ms, active=False)
+    active = now_ms - was.since_ms >= settings.hold // timedelta(milliseconds=1)
+    sentence = f"{table} cannot be measured, so that no other alert fires: {problem}"
+    made = Alert(RULE, table, problem, was.since_ms, sentence, was.alone)
+    fired = (made,) if active and not was.active else ()
+    after = AlertStates({**before.rules, RULE: AlertState(was.since_ms, active, alone=was.alone)})
+    return AlertStep(after, fired, (), (*standing, *((made,) if active else ())))
+
+
+def gone(before: AlertStates, table: str, why: str) -> AlertStep:
+    """End all alerts of a table that no longer exists."""
+    over = [
+        Alert(rule, table, why, state.since_ms, f"{table}: {rule} is over: {why}", state.alone)
+        for rule, state in before.rules.items()
+        if state.active
+    ]
+    return AlertStep(AlertStates(), (), tuple(over), ())

@@ -1,4 +1,4 @@
-"""Deletes orphan files below a table's folders: lists files, reads the metadata, remembers candidates, deletes.
+"""Deletes orphan files below a table's folders: lists the files, reads the metadata, remembers candidates, deletes.
 
 `frazil.maintenance.orphans` explains why no needed file can be deleted.
 """
@@ -18,7 +18,6 @@ from pyiceberg.table import Table
 
 from frazil.errors import MarkerUnreadable
 from frazil.maintenance.file_paths import Place
-from frazil.maintenance.load import load_maintained
 from frazil.maintenance.orphan_memory import OrphanMemory, OrphanRun, Progress
 from frazil.maintenance.orphan_references import (
     Resolver,
@@ -44,7 +43,7 @@ from frazil.maintenance.orphans import (
 )
 from frazil.maintenance.outcome import Ending
 from frazil.maintenance.past import ORPHANS, STATE, PastOutcome, remember
-from frazil.maintenance.tables import MaintainedTable
+from frazil.maintenance.tables import MaintainedTable, load_maintained
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import counted
 from frazil.table.catalogs import catalog_errors
@@ -56,37 +55,37 @@ from frazil.table.tables import may_delete_files, state_location
 log = logging.getLogger(__name__)
 
 BATCH = 1_000
-"""Files deleted before the table is loaded again."""
+"""Number of files that are deleted before the table's metadata is loaded again."""
 READ_ATTEMPTS = 3
-"""Times that the metadata is read again if an expiry deletes it meanwhile."""
+"""Number of attempts to read the metadata; an attempt fails if an expiry deletes metadata files meanwhile."""
 EXAMPLES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanReport:
-    """The result of a cleanup. Each listed file is referenced, registered, young or a candidate."""
+    """The result of a cleanup. Each listed file counts as referenced, registered, young or a candidate."""
 
     table: str
     dry_run: bool
     listed: int = 0
     referenced: int = 0
     registered: int = 0
-    """Files that may still be committed."""
+    """Number of files that a writer or a backfill may still commit."""
     young: int = 0
     candidates: int = 0
     candidate_bytes: int = 0
     waiting: int = 0
-    """Candidates that wait for a later run, or for the table's next commit."""
+    """Number of candidates that are kept until a later run, or until the table's next commit."""
     deleted: int = 0
     deleted_bytes: int = 0
     examples: tuple[str, ...] = ()
-    """Some candidates."""
+    """Paths of some candidates."""
     refused: str | None = None
-    """Why nothing, or nothing more, was deleted."""
+    """Why no files, or no more files, were deleted."""
 
     @property
     def sentence(self) -> str:
-        """The whole report as a sentence."""
+        """The whole report as text."""
         found = (
             f"{counted(self.listed, 'file')} listed: {self.referenced:,} referenced, {self.registered:,} that may "
             f"still be committed, {self.young:,} too young, {counted(self.candidates, 'orphan')} of "
@@ -100,12 +99,12 @@ class OrphanReport:
 
 
 class _Refused(Exception):
-    """Nothing may be deleted, for this reason."""
+    """Raised with the reason why no file may be deleted."""
 
 
 @dataclass(slots=True)
 class _Deleted:
-    """The deleted files."""
+    """The files that this run deleted."""
 
     paths: list[str] = field(default_factory=list)
     bytes: int = 0
@@ -125,13 +124,14 @@ def clean_orphans(
     dry_run: bool = False,
     neighbours: Sequence[Folders] | None = None,
 ) -> OrphanReport:
-    """Delete the orphans of a table that an earlier run found too; a dry run deletes and remembers nothing.
+    """Delete the orphan files of a table that an earlier run found too. A dry run deletes and stores nothing.
 
-    `neighbours` are `all_folders` of the catalog, up to an hour old, for callers that clean many tables: a file that
-    another table added since then was not found by the earlier run.
+    `neighbours` is the result of `all_folders` for the catalog, at most an hour old, for callers that clean many
+    tables. A stale result is safe: a file that another table added since then was not found by an earlier run.
 
-    A reason not to delete becomes `refused`, not an error. Raises SpecError if the table does not exist, MadeElsewhere,
-    TableLost if only the catalog has lost it, and what catalog and storage raise before the first deletion.
+    A reason not to delete is returned in `refused`, not raised. Raises SpecError if the table does not exist,
+    MadeElsewhere, TableLost if the catalog has lost the table but its files exist, and any error of catalog and storage
+    before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     cleanup = _Cleanup.begin(catalog, table, now_ms=now_ms, neighbours=neighbours)
@@ -141,20 +141,15 @@ def clean_orphans(
         report = replace(report, refused=str(refusal))
     log.log(logging.WARNING if report.refused else logging.INFO, "%s", report.sentence)
     if not dry_run:
-        remember(cleanup.before, _outcome(report, now_ms), now_ms=now_ms)
+        ending = Ending.REFUSED if report.refused else Ending.DONE
+        numbers = {"files-removed": report.deleted, "bytes": report.deleted_bytes}
+        made = PastOutcome(now_ms, ORPHANS, ending, report.refused or report.sentence, numbers)
+        remember(cleanup.before, [made], now_ms=now_ms)
     return report
 
 
-def _outcome(report: OrphanReport, now_ms: int) -> list[PastOutcome]:
-    if not (report.deleted or report.refused):
-        return []
-    ending = Ending.REFUSED if report.refused else Ending.DONE
-    numbers = {"files-removed": report.deleted, "bytes": report.deleted_bytes}
-    return [PastOutcome(now_ms, ORPHANS, ending, report.refused or report.sentence, numbers)]
-
-
 def all_folders(catalog: Catalog, place: Resolver | None = None) -> list[Folders]:
-    """The folders of each table in the catalog. Loads them all."""
+    """Return the folders of each table in the catalog. Loads every table."""
     place = place or Resolver()
     with catalog_errors(catalog.name):
         return [folders_of(table, place) for table in all_tables(catalog)]
@@ -162,7 +157,7 @@ def all_folders(catalog: Catalog, place: Resolver | None = None) -> list[Folders
 
 @dataclass(slots=True)
 class _Cleanup:
-    """One run."""
+    """One cleanup run of one table."""
 
     catalog: Catalog
     settings: Orphans
@@ -203,7 +198,7 @@ class _Cleanup:
         return replace(report, deleted=len(gone.paths), deleted_bytes=gone.bytes, waiting=len(still), refused=stopped)
 
     def _evaluate(self) -> tuple[Table, References, Evaluation]:
-        """The table as loaded after the listing, its references, and the result for each listed file."""
+        """Return the table as loaded after the listing, its references, and the result for each listed file."""
         others, roots = self._others(), self._roots()
         listing = self._list(roots)
         table, references = self._references()
@@ -229,14 +224,17 @@ class _Cleanup:
         return open_store(location, self.before.io.properties)
 
     def _check_clock(self, store: ObjectStore, path: str) -> None:
-        """Refuse if this host's clock differs from the storage's, which dates files; writes one object to compare."""
+        """Refuse to delete if this host's clock differs from the storage's clock, which dates files.
+
+        Writes one object to the storage to compare the clocks.
+        """
         store.put(path, store.get(path) or OrphanMemory(str(self.before.metadata.table_uuid)).to_bytes())
         folder = path.rsplit("/", 1)[0]
         at_ms = next(file.modified_ms for file in store.list_files(folder) if file.path == path)
         off = timedelta(milliseconds=abs(self.now_ms - at_ms))
         if off > self.settings.older_than / 3:
             raise _Refused(
-                f"this host's clock and the storage's differ by {off}: no file's age is known. Set the clock"
+                f"this host's clock differs by {off} from the storage's clock, so file ages are unknown. Set the clock"
             )
 
     def _others(self) -> list[Folders]:
@@ -248,7 +246,9 @@ class _Cleanup:
         return others
 
     def _roots(self) -> dict[Place, str]:
-        """The folders to list, as the table spells them: its location, and its folders outside of that."""
+        """Return the folders to list, as the table spells them: the table's location, and its folders outside of that
+        location.
+        """
         folders, properties = folders_of(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}
         for name, folder in (("write.data.path", folders.data), ("write.metadata.path", folders.metadata)):
@@ -268,7 +268,7 @@ class _Cleanup:
         return listing
 
     def _references(self) -> tuple[Table, References]:
-        """The table, loaded after the listing, and its references."""
+        """Load the table after the listing, and return it with the files that it references."""
         for _ in range(READ_ATTEMPTS):
             table = self._reload()
             try:
@@ -289,7 +289,10 @@ class _Cleanup:
         return table
 
     def _delete(self, ready: Sequence[Listed], references: References) -> tuple[_Deleted, str | None]:
-        """Returns what was deleted, and what ended it early. Reloads the table before each batch."""
+        """Delete the files, and return the deleted files and why the deletion ended early, if it did.
+
+        Reloads the table before each batch.
+        """
         done = _Deleted()
         for _, group in groupby(ready, key=lambda file: file.place.store):
             for batch in _batches(list(group)):
@@ -316,7 +319,9 @@ def _batches(files: Sequence[Listed]) -> Iterator[Sequence[Listed]]:
 
 
 def _check_own_files(table: Table) -> None:
-    """Refuse a table that shares files with another: an unreferenced file may be the other's."""
+    """Refuse a table that may share files with another table: a file that this table does not reference may be the
+    other's.
+    """
     if not may_delete_files(table.properties):
         raise _Refused("the table has `gc.enabled=false`: another table may share its files")
 
@@ -325,7 +330,7 @@ def _undecided(table: Table) -> Undecided:
     try:
         return Undecided.of(table.properties)
     except MarkerUnreadable as error:
-        raise _Refused(f"what may still be committed is unknown: {error}") from error
+        raise _Refused(f"cannot determine which files may still be committed: {error}") from error
 
 
 def _found(report: OrphanReport, found: Evaluation) -> OrphanReport:

@@ -1,6 +1,7 @@
-"""Remembers what earlier cleanups of a table found: a cleanup only deletes what an earlier one found too.
+"""Remembers the orphan files that earlier cleanups of a table found; a cleanup only deletes files found before.
 
-Stored in `<location>/_frazil/_maintenance/orphans.json.gz`; no stream's name begins with an underscore.
+Stored in `<location>/_frazil/_maintenance/orphans.json.gz`. The folder cannot collide with a stream's folder, because
+no stream's name begins with an underscore.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_FILES = 100_000
-"""Files that are remembered; later runs handle the rest."""
+"""Largest number of files that are remembered; later runs handle the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The table's progress at one moment."""
+    """The table's current snapshot and next sequence number at one moment."""
 
     snapshot_id: int | None
     sequence_number: int
@@ -34,23 +35,25 @@ class Progress:
         return cls(metadata.current_snapshot_id, metadata.next_sequence_number())
 
     def has_moved_to(self, now: Progress) -> bool:
-        """Whether a commit prepared at that time would now be refused."""
+        """Return whether the table has changed so much since then that a commit prepared at that moment would be
+        refused.
+        """
         return now.sequence_number > self.sequence_number and now.snapshot_id != self.snapshot_id
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanRun:
-    """What one run found, with the table's progress after its listing."""
+    """Files that one run found first, with the table's progress after the run's listing."""
 
     at_ms: int
     standing: Progress
     paths: tuple[str, ...]
-    """Paths as listed."""
+    """Paths of the files, as the storage listed them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanMemory:
-    """Earlier runs, each with the paths that it was the first to find."""
+    """Earlier cleanup runs; each file is stored with the run that found it first."""
 
     table_uuid: str
     runs: tuple[OrphanRun, ...] = ()
@@ -61,7 +64,11 @@ class OrphanMemory:
 
     @classmethod
     def read(cls, data: bytes | None, *, table_uuid: str) -> Self:
-        """The stored memory; empty if it is missing, damaged, newer or another table's, as before the first run."""
+        """Parse the stored memory.
+
+        Returns an empty memory, as before the first run, if the stored one is missing, damaged, newer or another
+        table's.
+        """
         if data is None:
             return cls(table_uuid)
         try:
@@ -73,7 +80,9 @@ class OrphanMemory:
         return cls(table_uuid)
 
     def after(self, now: OrphanRun) -> Self:
-        """The memory after a run: adds what it was the first to find, and drops what it no longer found."""
+        """Return the memory after a run: with the files that this run found first, without files that it no longer
+        found.
+        """
         found = set(now.paths)
         kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
         fresh = sorted(found.difference(*(run.paths for run in kept)))

@@ -1,4 +1,4 @@
-"""Finds the files that a table references and other tables in its folders, with PyIceberg instead of a JVM."""
+"""Finds the files that a table references, and other tables inside its folders; uses PyIceberg instead of a JVM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 
 @dataclass(slots=True)
 class Resolver:
-    """Maps paths to places. On a disk it resolves symbolic links, once for each folder."""
+    """Maps paths to normalised places. For local paths, resolves symbolic links, once per folder."""
 
     folders: dict[str, str] = field(default_factory=dict)
 
@@ -43,14 +43,14 @@ class Resolver:
 
 
 def folders_of(table: Table, place: Callable[[str], Place]) -> Folders:
-    """The folders of a table's files."""
+    """Return the folders in which a table's files lie."""
     location = table.location().rstrip("/")
     metadata = table.properties.get(TableProperties.WRITE_METADATA_PATH) or f"{location}/metadata"
     return Folders(".".join(table.name()), place(location), place(data_location(table)), place(metadata))
 
 
 def all_tables(catalog: Catalog) -> Iterator[Table]:
-    """All tables of the catalog."""
+    """Yield all tables of the catalog."""
     for namespace in _namespaces(catalog, ()):
         for identifier in catalog.list_tables(namespace):
             try:
@@ -67,9 +67,10 @@ def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
 
 
 def read_references(table: Table, place: Callable[[str], Place], *, before: Table) -> References:
-    """All files that the table's metadata references; `live` are those that the newest snapshot `before` also had.
+    """Return all files that the table's metadata references.
 
-    `live` is empty if that snapshot has expired. Raises FileNotFoundError if an expiry deletes what is being read.
+    `live` has the files of the snapshot that was the newest in `before`. It is empty if that snapshot has expired.
+    Raises FileNotFoundError if an expiry deletes a file while it is read.
     """
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
@@ -107,7 +108,10 @@ def _files(manifest: ManifestFile, io: FileIO) -> list[str]:
 
 
 def new_references(table: Table, known: References, place: Callable[[str], Place]) -> set[str]:
-    """Canonical paths that later metadata references beyond the known ones. Reads only new manifests."""
+    """Return the normalised paths that the table's current metadata references and `known` does not have.
+
+    Reads only manifests that `known` has not read.
+    """
     found = {place(path).path for path in _of_metadata(table)}
     for snapshot in table.metadata.snapshots:
         if (listed := place(snapshot.manifest_list).path) in known.paths:
@@ -121,7 +125,7 @@ def new_references(table: Table, known: References, place: Callable[[str], Place
 
 
 def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: Undecided) -> set[str]:
-    """Paths of manifests with files that may still be committed."""
+    """Return the paths of those manifests among the candidates that list files which may still be committed."""
     avro = [f.info.path for f in candidates if f.place.name.endswith(".avro") and not f.place.name.startswith("snap-")]
 
     def names_undecided(path: str) -> bool:
@@ -138,7 +142,7 @@ def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: U
 
 
 def _bare_manifest(path: str) -> ManifestFile:
-    """A manifest with only what reading its entries needs."""
+    """Return a manifest object with only the fields that are needed to read its entries."""
     return ManifestFile.from_args(
         manifest_path=path,
         manifest_length=0,
@@ -151,7 +155,10 @@ def _bare_manifest(path: str) -> ManifestFile:
 
 
 def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str], Place]) -> str | None:
-    """A `metadata.json` in a folder that never belonged to this table, so of any catalog's table inside it."""
+    """Return the path of a `metadata.json` in a folder that never held this table's metadata; None if none exists.
+
+    Such a file belongs to another table inside this table's folders, of any catalog.
+    """
     own = {place(path).path.rsplit("/", 1)[0] for path in _of_metadata(table)} | {
         folders_of(table, place).metadata.path
     }
@@ -160,7 +167,9 @@ def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str],
 
 
 def foreign_metadata(candidates: Iterable[Listed], table: Table) -> str | None:
-    """A `metadata.json` of another table with the same folder, recognised by its id."""
+    """Return the path of another table's `metadata.json` in the table's own metadata folder, recognised by its table
+    id.
+    """
     paths = [file.info.path for file in candidates if METADATA in file.place.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own = (None, str(table.metadata.table_uuid))
@@ -168,7 +177,7 @@ def foreign_metadata(candidates: Iterable[Listed], table: Table) -> str | None:
 
 
 def _table_uuid(path: str, io: FileIO) -> str | None:
-    """The table id in a metadata file; None if the file is missing or incomplete, as after a crash."""
+    """Return the table id in a metadata file; None if the file is missing or incomplete, as after a crash."""
     try:
         data = _read(path, io)
         match = _UUID.search(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)

@@ -1,25 +1,27 @@
 """Finds orphan files below a table's location: from a listing, the table's metadata, and earlier runs. Pure.
 
-A file may be deleted only if no snapshot will ever reference it, however writers, backfills, compaction and expiry
-interleave. That follows from five rules:
+A file may be deleted only if no snapshot will ever reference it, whatever the order of commits by writers, backfills,
+compaction and expiry. That follows from five rules:
 
-1. *Listing, then metadata.* The table is loaded after the listing, so a file that was committed meanwhile is referenced
-   or not listed; it is loaded again before each batch of deletions.
-2. *Staged files are undecided until the marker has passed them.* A stream's files lie in `<stream>/<epoch>/<batch>/`. A
-   take-over lands before its epoch stages a file, so the table has a marker for every listed file. Batches commit in
-   order: up to the marker's `settled` each is in the table or never will be, and its unreferenced files are waste.
-   Later ones are kept, journaled or not, also of streams that are no longer declared; so is all of a backfill whose
-   lane is open. A forgotten stream is fenced: it has no marker and commits nothing. The same holds for
-   `<stream>/waited/<epoch>/<batch>/`, with rows that waited for a table of a route.
-3. *A manifest is as undecided as the files in it*, because a commit that is tried again reuses it.
-4. *The table has committed since.* Any other commit that was under way when a file was first found (a manifest list, a
-   `metadata.json`, an append to `frazil.signals`) asserts the branch's head, or the metadata, from before that run:
-   once the branch has moved on, every catalog refuses it. Files that it writes for another attempt are minutes old.
-5. *Age, twice.* The files of a rewrite by Spark are registered nowhere until it commits. They are left alone for
-   `older-than` by the storage's clock, and then until a second run at least an hour later: no rewrite takes days. A
-   host whose clock is off by more than a third of that is refused.
+1. *Listing, then metadata.* The table is loaded after the listing. So a file that was committed in between is
+   referenced, or was not listed. The table is loaded again before each batch of deletions.
+2. *Staged files are undecided until the marker has passed their batch.* A stream's files lie in
+   `<stream>/<epoch>/<batch>/`. A take-over is committed before its epoch stages a file, so the table has a marker
+   for every listed file. Batches commit in order. Up to the marker's `settled`, each batch is in the table or never
+   will be, and its unreferenced files are waste. Files of later batches are kept, with or without a journal, also
+   those of streams that are no longer declared. All files of a backfill are kept while its branch is open. A
+   forgotten stream is fenced: it has no marker, and commits nothing. The same rule holds for
+   `<stream>/waited/<epoch>/<batch>/`, which has rows that waited for a table of a route.
+3. *A manifest is undecided while a file in it is undecided*, because a retried commit reuses the manifest.
+4. *The table has committed since.* Other commits may have been under way when a file was first found (with a
+   manifest list, a `metadata.json`, an append to `frazil.signals`). Such a commit asserts the branch's head, or the
+   metadata, from before that run. Once the branch has moved on, every catalog refuses the commit. If it is retried,
+   it writes new files, which are then minutes old.
+5. *Age, twice.* Files that a Spark rewrite writes are registered nowhere until the rewrite commits. They are kept
+   until they are `older-than` by the storage's clock, and then until a second run at least an hour later: no
+   rewrite takes days. A host is refused if its clock is off by more than a third of `older-than`.
 
-So the clock alone never decides: for streams and backfills rule 2 holds at any time.
+The clock alone never decides: for files of streams and backfills, rule 2 holds whatever the clocks show.
 """
 
 from __future__ import annotations
@@ -41,30 +43,32 @@ from frazil.table.object_store import FileInfo
 
 AGAIN_AFTER_MS = 3_600_000
 NAMED = 3
-"""Files that a sentence lists."""
+"""Number of files that a message lists."""
 
 _STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/|waited/)?(\d{8,})/(\d{8,})/")
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """Files that may still be committed, according to the table's properties."""
+    """The files that may still be committed, according to the table's properties."""
 
     settled: Mapping[str, BatchKey | None]
-    """The last settled batch of each stream; None if a new marker has none yet."""
+    """The last settled batch of each stream; None for a new marker without a settled batch."""
     backfills: Mapping[str, str]
-    """The open backfill of each stream."""
+    """The id of each stream's open backfill."""
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Self:
-        """Raises `MarkerUnreadable` if the properties do not show what is undecided."""
+        """Read the undecided batches from the table's properties. Raises `MarkerUnreadable` if they cannot be
+        determined.
+        """
         return cls(
             {stream: marker.settled for stream, marker in read_markers(properties).items()},
             {backfill.stream: backfill.id for backfill in open_backfills(properties)},
         )
 
     def holds(self, path: str) -> bool:
-        """Whether a staged file may still be committed; False for a file outside of batch folders."""
+        """Return whether a staged file may still be committed; False for a file outside of batch folders."""
         for stream, backfill, epoch, batch in _STAGED.findall(path):
             if backfill:
                 if self.backfills.get(stream) == backfill:
@@ -78,7 +82,7 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The folders of one table's files."""
+    """The folders in which one table's files lie."""
 
     identifier: str
     location: Place
@@ -91,7 +95,7 @@ class Folders:
 
 
 def shared_with(own: Folders, others: Iterable[Folders]) -> str | None:
-    """Why a table's folders may hold other tables' files; None if they are its own."""
+    """Return why a table's folders may hold files of other tables; None if no folder is shared."""
     for folder in own.all:
         if folder.path == "/" or (folder != own.location and own.location.lies_in(folder)):
             return f"its folder {folder.path} is the storage's root, or holds the table's own location"
@@ -104,7 +108,7 @@ def shared_with(own: Folders, others: Iterable[Folders]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One file below the table's folders."""
+    """One listed file below the table's folders, and its normalised place."""
 
     info: FileInfo
     place: Place
@@ -112,25 +116,27 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Canonical paths that the table's metadata, loaded after the listing, references."""
+    """Normalised paths that the table's metadata references. The metadata was loaded after the listing."""
 
     paths: Set[str]
     live: Collection[Place]
-    """The files, manifests and manifest list of the newest snapshot before the listing."""
+    """Files, manifests and manifest list of the snapshot that was the newest before the listing."""
     manifests: Set[str]
-    """The manifests that were read."""
+    """Paths of the manifests that were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The result for one listing. Each listed file counts as exactly one of these."""
+    """The result for one listing. Each listed file counts as exactly one of referenced, registered, young or
+    candidate.
+    """
 
     listed: int
     referenced: int
     registered: int
     young: int
     candidates: tuple[Listed, ...]
-    """Orphans that are old enough."""
+    """Orphan files that are old enough to be deleted."""
     refused: str | None = None
 
     @property
@@ -138,14 +144,16 @@ class Evaluation:
         return sum(file.info.bytes for file in self.candidates)
 
     def without(self, undecided: Set[str]) -> Self:
-        """The result with these candidates, by their listed paths, counted as registered."""
+        """Return the result with these candidates, given by their listed paths, counted as registered."""
         left = tuple(file for file in self.candidates if file.info.path not in undecided)
         registered = self.registered + len(self.candidates) - len(left)
         return replace(self, registered=registered, candidates=left)
 
 
 def own_files(listing: Iterable[Listed], *, roots: Iterable[Place], others: Iterable[Folders]) -> list[Listed]:
-    """The listing without hidden files (such as `_frazil`) and without other tables' folders."""
+    """Return the listed files without hidden files (such as those below `_frazil`) and without files in other tables'
+    folders.
+    """
     starts = [root.path for root in roots]
     inside = [p.path for other in others for p in other.all if p.path not in starts]
     theirs = [path for path in inside if any(below(path, start) for start in starts)]
@@ -165,7 +173,7 @@ def _hidden(path: str, start: str) -> bool:
 def evaluate(
     files: Collection[Listed], references: References, undecided: Undecided, *, settings: Orphans, now_ms: int
 ) -> Evaluation:
-    """Sort the table's own files into those to keep and those that may be deleted."""
+    """Classify the table's own files: which to keep, and which may be deleted."""
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0
     candidates = []
@@ -181,45 +189,51 @@ def evaluate(
             candidates.append(file)
     candidates.sort(key=lambda file: (file.place.store, file.info.path))
     found = Evaluation(len(files), referenced, registered, young, tuple(candidates))
-    refused = _similar_paths(candidates, references) or _too_many(found, total_bytes, most=settings.max_share)
+    refused = _similar_paths(candidates, references) or _too_many(found, total_bytes, limit=settings.max_share)
     return replace(found, refused=refused)
 
 
 def missing(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
-    """Why the listing cannot be this table's; None if it has all live files below its folders, and most in total."""
+    """Return why the listing cannot be a complete listing of this table; None if it looks complete.
+
+    A complete listing has every live file that lies below the table's folders, and at least half of all live files.
+    """
     lost = [p.path for p in references.live if p.path not in present and any(p.lies_in(root) for root in roots)]
     if lost:
         return (
             f"{len(lost)} of the table's {len(references.live)} live files are not in the listing of their folder, "
-            f"such as {_some(lost)}: the listing is of another folder, or incomplete"
+            f"such as {_examples(lost)}: the listing is of another folder, or incomplete"
         )
     found = sum(p.path in present for p in references.live)
     if 2 * found < len(references.live):
         return (
-            f"only {found} of the table's {len(references.live)} live files lie below {_some(r.path for r in roots)}: "
-            "paths may use an unknown spelling"
+            f"only {found} of the table's {len(references.live)} live files lie below "
+            f"{_examples(r.path for r in roots)}: paths may use an unknown spelling"
         )
     return None
 
 
 def _similar_paths(candidates: Iterable[Listed], references: References) -> str | None:
-    """Refuse candidates named like a referenced file: names are unique, so it is the same file, or a copy."""
+    """Return why candidates are refused that have the same name as a referenced file, or None.
+
+    File names are unique, so such a candidate is the referenced file under another path, or a copy of it.
+    """
     names = {path.rsplit("/", 1)[-1] for path in references.paths}
     alike = [file.info.path for file in candidates if file.place.name in names]
     if not alike:
         return None
     return (
         f"{counted(len(alike), 'file', 'has|have')} a name that the table references under another path, such as "
-        f"{_some(alike)}: they may be the same files. Keep copies outside the table's folders"
+        f"{_examples(alike)}: they may be the same files. Keep copies outside the table's folders"
     )
 
 
-def _too_many(found: Evaluation, total_bytes: int, *, most: int) -> str | None:
+def _too_many(found: Evaluation, total_bytes: int, *, limit: int) -> str | None:
     count, size = len(found.candidates), found.candidate_bytes
-    if 100 * count <= most * found.listed and 100 * size <= most * total_bytes:
+    if 100 * count <= limit * found.listed and 100 * size <= limit * total_bytes:
         return None
     return (
-        f"{count} of {found.listed} files ({size} of {total_bytes} bytes) would go, over max-share {most} %: check "
+        f"{count} of {found.listed} files ({size} of {total_bytes} bytes) are orphans, over max-share {limit} %: check "
         "some of them, and declare a larger maintenance.orphans.max-share if that is right"
     )
 
@@ -227,7 +241,7 @@ def _too_many(found: Evaluation, total_bytes: int, *, most: int) -> str | None:
 def deletable(
     candidates: Iterable[Listed], runs: Iterable[OrphanRun], *, now_ms: int, progress: Progress
 ) -> list[Listed]:
-    """Candidates that an earlier run found, at least an hour ago and before the table's last commit."""
+    """Return the candidates that an earlier run found, at least an hour ago and before the table's last commit."""
     known = {
         path
         for run in runs
@@ -237,5 +251,5 @@ def deletable(
     return [file for file in candidates if file.info.path in known]
 
 
-def _some(paths: Iterable[str]) -> str:
+def _examples(paths: Iterable[str]) -> str:
     return ", ".join(islice(paths, NAMED))

@@ -12,11 +12,11 @@ from frazil.maintenance.due import Action
 class Ending(StrEnum):
     DONE = "done"
     SKIPPED = "skipped"
-    """Nothing was worth doing, or the action is switched off."""
+    """No work was worth doing, or the action is switched off."""
     GAVE_UP = "gave up"
-    """Another commit won; the next run tries again."""
+    """Another commit won the race; the next run tries again."""
     REFUSED = "refused"
-    """The action would be unsafe, or the table forbids it: an operator must check."""
+    """The action would be unsafe, or the table's settings forbid it: an operator must check."""
     FAILED = "failed"
 
 
@@ -29,9 +29,11 @@ class Outcome:
     ending: Ending
     sentence: str
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """Named with their units, in kebab-case."""
+    """Measured numbers of the action, by name; names are in kebab-case, and some include the unit, such as
+    `mb-per-second`.
+    """
     exit_code: int = 0
-    """Exit code of a failure or a refusal, as in `frazil.errors`."""
+    """Exit code of a failure or a refusal, as in `frazil.errors`; else 0."""
 
     def __str__(self) -> str:
         return f"{self.table}: {self.action} {self.ending}: {self.sentence}"

@@ -1,7 +1,7 @@
-"""Stores the results of a table's recent maintenance for operators; bounded.
+"""Stores the results of a table's recent maintenance for operators, limited in number and age.
 
-The object `<location>/_frazil/_maintenance/past.json` is read, extended and written back. Two concurrent processes may
-lose an entry; nothing depends on it.
+The object `<location>/_frazil/_maintenance/past.json` is read, extended and written back. If two processes write at the
+same time, one result may be lost; nothing depends on it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ from frazil.table.tables import state_location
 log = logging.getLogger(__name__)
 
 STATE = "_maintenance"
-"""Folder of maintenance's files next to a table; no stream's name begins with an underscore."""
+"""Folder for maintenance's own files next to a table. It cannot collide with a stream: stream names never begin with
+`_`.
+"""
 FORMAT_VERSION = 1
 MAX_PER_KIND = 12
-"""Entries per action and result, so that a flood of failures does not hide earlier work."""
+"""Largest number of stored results per action and ending, so that many failures do not hide earlier work."""
 KEPT_MS = 90 * 24 * 3_600_000
 MAX_SENTENCE_CHARACTERS = 400
-"""Characters of a sentence."""
+"""Largest number of characters of a stored sentence; longer sentences are shortened."""
 ORPHANS = "orphans"
 
 
 @dataclass(frozen=True, slots=True)
 class PastOutcome:
-    """Result and time of one action."""
+    """Result and time of one past action."""
 
     at_ms: int
     action: str
-    """One of `frazil.maintenance.due.Action`, or `orphans`."""
+    """A value of `frazil.maintenance.due.Action`, or `orphans`."""
     ending: Ending
     sentence: str
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """Named with their units, in kebab-case."""
+    """Measured numbers of the action, by name; names are in kebab-case, and some include the unit."""
 
     @classmethod
     def of(cls, outcome: Outcome, *, at_ms: int) -> Self:
@@ -51,7 +53,9 @@ class PastOutcome:
 
 
 def remember(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> None:
-    """Add results that did or tried something to the table's history. Never raises: it is only informative."""
+    """Add the results, except skipped actions, to the table's stored history. Never raises: the history is only
+    informative.
+    """
     worth = [one for one in outcomes if one.ending is not Ending.SKIPPED]
     if not worth:
         return
@@ -63,7 +67,7 @@ def remember(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> N
 
 
 def remember_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outcome], *, now_ms: int) -> None:
-    """Like `remember`, for a table that is not loaded yet."""
+    """Call `remember` for a table that is not loaded yet."""
     made = [PastOutcome.of(one, at_ms=now_ms) for one in outcomes if one.ending is not Ending.SKIPPED]
     try:
         if made:
@@ -73,9 +77,9 @@ def remember_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outc
 
 
 def read_past(table: Table) -> tuple[PastOutcome, ...]:
-    """Stored results, oldest first; empty if the object is missing, damaged, newer or another table's.
+    """Return the stored results, oldest first; empty if the object is missing, damaged, newer or another table's.
 
-    Raises what the storage raises.
+    Raises any error of the storage.
     """
     data = open_store(_path(table), table.io.properties).get(_path(table))
     if data is None:
@@ -88,13 +92,19 @@ def read_past(table: Table) -> tuple[PastOutcome, ...]:
 
 
 def encoded(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
-    """The object with the newest results of each kind. A time far in the future is from a wrong clock."""
-    seen: Counter[tuple[str, Ending]] = Counter()
+    """Return the object to store, with the newest results of each kind.
+
+    A result with a time far in the future, from a wrong clock, is dropped.
+    """
+    seen: Counter[tuple[str, Ending, bool]] = Counter()
     kept = []
     for one in sorted(past, key=lambda one: one.at_ms, reverse=True):
-        seen[one.action, one.ending] += 1
-        if seen[one.action, one.ending] <= MAX_PER_KIND and abs(now_ms - one.at_ms) <= KEPT_MS:
-            kept.append(asdict(replace(one, sentence=_cut(one.sentence))))
+        # Of the runs that found nothing to do, the newest shows when the table was last checked.
+        found_nothing = one.ending is Ending.DONE and bool(one.numbers) and not any(one.numbers.values())
+        kind = one.action, one.ending, found_nothing
+        seen[kind] += 1
+        if seen[kind] <= (1 if found_nothing else MAX_PER_KIND) and abs(now_ms - one.at_ms) <= KEPT_MS:
+            kept.append(asdict(replace(one, sentence=_shortened(one.sentence))))
     return json.dumps(
         {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
     ).encode()
@@ -108,7 +118,7 @@ def _decoded(raw: Mapping[str, Any], table_uuid: str) -> Iterable[PastOutcome]:
         yield PastOutcome(int(one["at_ms"]), str(one["action"]), Ending(one["ending"]), str(one["sentence"]), numbers)
 
 
-def _cut(sentence: str) -> str:
+def _shortened(sentence: str) -> str:
     return sentence if len(sentence) <= MAX_SENTENCE_CHARACTERS else f"{sentence[: MAX_SENTENCE_CHARACTERS - 4]} ..."
 
 

@@ -1,4 +1,6 @@
-"""Finds the tables of routes in the catalog: those that a route lists, and those that its template created."""
+"""Finds the tables of routes in the catalog: the tables that a route lists, and the tables that its template
+created.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,17 @@ from frazil.table.made_tables import named_like
 
 
 def tables_of_route(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
-    """The tables that are maintained for a stream's route, by name; no other stream maintains them.
+    """Return the tables that are maintained for a stream's route, by name; no other stream maintains them.
 
-    Includes tables that are only named like the template's: `load_maintained` refuses them by their properties, which
-    are not read here. Raises what the catalog raises.
+    Includes tables whose names only match the route's template: their properties are not read here, and
+    `load_maintained` refuses such tables later. Raises any error of the catalog.
     """
     declared = [t for t in maintained_tables(specs) if t.kind is TableKind.ROUTED and t.streams[0].name == spec.name]
     return sorted([*declared, *made_tables(catalog, spec, specs)], key=lambda table: table.name)
 
 
 def made_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
-    """Tables that no declaration lists, and that the template of the stream's route may have created."""
+    """Return the tables that no declaration lists and that the template of the stream's route may have created."""
     if spec.route is None:
         return []
     known = {table.identifier for table in maintained_tables(specs) if table.catalog == spec.table.catalog}
@@ -37,21 +39,24 @@ def made_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec])
 
 @dataclass(frozen=True, slots=True)
 class DueTable:
-    """A table and what is due, from metadata."""
+    """A table and its due actions, as measured from metadata."""
 
     table: MaintainedTable
     health: TableHealth
     reasons: dict[Action, str]
-    """Why each due action is due."""
+    """The reason for each due action."""
 
     @property
     def need(self) -> tuple[int, int]:
-        """Sort key, most urgent first: what readers open too much of, then what slows commits."""
+        """Sort key; the most urgent table has the largest key.
+
+        First the number of new files, which slow readers; then the number of snapshots, which slow commits.
+        """
         return self.health.files_since_compaction, self.health.snapshots
 
 
 def due_of_route(catalog: Catalog, table: MaintainedTable, *, actions: Collection[str], now_ms: int) -> DueTable | None:
-    """The due actions; None if the table does not exist. Raises what `measure` raises."""
+    """Return the table with its due actions; None if the table does not exist. Raises the errors of `measure`."""
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
         return None

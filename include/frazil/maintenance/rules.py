@@ -1,6 +1,6 @@
-"""All alert rules by name, with the threshold's setting and the runbook's section.
+"""All alert rules by name, with the setting of each threshold and the runbook's section.
 
-A rule's name may be followed by a colon and its subject: `freshness:<stream>`.
+A rule's name may be followed by a colon and the rule's subject: `freshness:<stream>`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ RUNBOOK = "docs/runbook.md"
 
 
 class Hold(StrEnum):
-    """Time that a value must be beyond its threshold before the alert fires."""
+    """How long a value must be beyond its threshold before the alert fires."""
 
     DECLARED = "hold"
-    """The hold of `maintenance.alerts.hold`."""
+    """The time in `maintenance.alerts.hold`."""
     NONE = "at once"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The static properties of a rule."""
+    """The settings of one rule."""
 
     threshold: str | None
-    """The key in `maintenance.alerts`; None for a rule about a fact."""
+    """Key of the threshold in `maintenance.alerts`; None for a rule about a fact, which has no threshold."""
     hold: Hold = Hold.DECLARED
 
 
@@ -61,5 +61,5 @@ RULES = {
 
 
 def runbook_of(rule: str) -> str:
-    """The runbook's section with what to do."""
+    """Return the link to the runbook's section that says what to do about the rule's alert."""
     return f"{os.environ.get(RUNBOOK_VARIABLE) or RUNBOOK}#{rule.partition(':')[0]}"

@@ -1,6 +1,6 @@
-"""Maintains one table: compaction, then manifests, then expiry, each decided on the table's current state.
+"""Maintains one table: compaction, then manifests, then expiry. Each action is planned on the table's current state.
 
-A writer commits throughout and always wins. A failed action does not stop the next one.
+Writers may commit at any time, and their commits always win. A failed action does not stop the next one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import bytes_about, unset_properties
-from frazil.maintenance.load import load_maintained
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.past import remember_outcomes
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
-from frazil.maintenance.tables import MaintainedTable
+from frazil.maintenance.tables import MaintainedTable, load_maintained
 from frazil.spec.property_rules import PAGES
 from frazil.spec.units import counted
 from frazil.table.catalogs import catalog_errors
@@ -46,10 +45,10 @@ def maintain(
     actions: Collection[Action] = tuple(Action),
     now_ms: int,
 ) -> tuple[Outcome, ...]:
-    """Execute the actions that are worth it, in the order of `Action`. Failures become outcomes; only
-    EnvironmentUnusable from `spark` is raised.
+    """Run those of the actions that are worth it, in the order of `Action`.
 
-    `spark` is called once there is something to do, and returns a session with the catalog under its own name.
+    `spark` is called only if an action has work to do. It returns a session in which the catalog has its own name.
+    Failures are returned as outcomes. The only error that is raised is EnvironmentUnusable, from `spark`.
     """
     run = _Run(spark, catalog, maintained, now_ms)
     made = tuple(run.outcome(action) for action in Action if action in actions)
@@ -130,7 +129,9 @@ class _Run:
         return self._ended(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
 
     def _bytes_added(self, before: Table) -> int:
-        """Bytes that compactions added since `before` was loaded; Iceberg's action does not return them."""
+        """Return the bytes that compactions added after `before` was loaded; Iceberg's action does not return this
+        number.
+        """
         with catalog_errors(self.catalog.name):
             now = load_maintained(self.catalog, self.maintained).metadata
         newer = takewhile(lambda s: s.snapshot_id != before.metadata.current_snapshot_id, ancestors(now))
@@ -192,20 +193,23 @@ class _Run:
 
 
 def compacted(done: Rewritten) -> tuple[Ending, str]:
-    """How a rewrite ended, and why some files were not rewritten."""
+    """Return how a rewrite ended, and why some files were not rewritten."""
     if done.errors:
         return Ending.FAILED, "; ".join(dict.fromkeys(done.errors))
     failed = [f"{done.failed:,} failed before their commit, see Spark's log"] if done.failed else []
     lost = [f"another commit won: {said}" for said in dict.fromkeys(done.lost)]
     if done.removed:
-        return Ending.DONE, "; ".join(failed + lost) or "another commit won, or they are gone"
+        return Ending.DONE, "; ".join(failed + lost) or "another commit won, or the files are gone"
     if failed or lost:
         return Ending.FAILED if failed else Ending.GAVE_UP, "; ".join(failed + lost)
     return Ending.FAILED, "Iceberg finds none of them by its partitions. Rewrite them by hand, and report this"
 
 
 def grown(before: float, after: float, properties: Mapping[str, str]) -> str:
-    """Note that Iceberg's writer, which compacts, needs many more bytes for the rows than frazil's did."""
+    """Return a note if the compacted files are at least twice as large as before; empty otherwise.
+
+    Iceberg's writer, which compacts, may need many more bytes for the same rows than frazil's writer.
+    """
     if after < 2 * before or not before:
         return ""
     summaries = f"; they now take {after / before:.0f} times the bytes"

@@ -1,6 +1,13 @@
 """Calls Iceberg's own actions on one table through its Java API, and returns their results as plain numbers.
 
-Decides nothing. If another commit makes an action impossible, it raises `LostRace`: the other commit always wins.
+Decides nothing itself. If another commit makes an action impossible, the action raises `LostRace`: the other commit
+always wins.
+
+Expresses partitions as filters of Iceberg's Java API, so that exactly the files of these partitions are selected.
+
+The predicates use the terms of the partition spec, such as `day(ts) = 16070`, because Iceberg maps these to the spec
+unchanged. SQL cannot express `bucket` and `truncate`, and a range of column values would select neighbouring partitions
+too.
 """
 
 from __future__ import annotations
@@ -17,43 +24,52 @@ from pyspark.errors import PySparkException
 
 from frazil.commit.target import target_file_bytes
 from frazil.maintenance.compaction import Rewrite
-from frazil.maintenance.partition_filter import partition_filter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+import math
+from datetime import timedelta
+from functools import reduce
+
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform, TruncateTransform, VoidTransform
+from pyiceberg.types import DecimalType, IcebergType, TimestampType, TimestamptzType, TimeType, UUIDType
+
+from frazil.partitions.windows import EPOCH
 
 PARTITIONS_AT_ONCE = 200
-"""Partitions of one action: planning compares every file with each of them."""
-FILES_A_GROUP = 16
-"""Minimum target files of one commit: a lost commit loses no more than that."""
+"""Largest number of partitions in one action; Iceberg's planning compares every file with each partition."""
+MIN_GROUP_FILES = 16
+"""Size of one commit of an action, in multiples of the target file size: a lost commit loses no more work than that."""
 BUSY_TRIES = 3
-"""Tries for a piece of a partition that batches merge into."""
+"""Number of attempts to rewrite a part of a partition into which batches merge."""
 _CONFLICTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
-"""Iceberg's errors for conflicts; the last one if an expiring snapshot was tagged meanwhile."""
+"""Iceberg's errors that mean a conflict. The last one occurs if an expiring snapshot was tagged meanwhile."""
 
 
 class LostRace(Exception):
-    """Another commit won: this action changed nothing, and nothing is lost."""
+    """Another commit won: this action changed nothing, and no data is lost."""
 
 
 class SparkFailed(Exception):
-    """Any other error in the JVM, in its own words."""
+    """Any other error in the JVM, with the JVM's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """Result of rewriting data files."""
+    """The result of rewriting data files."""
 
     removed: int = 0
     added: int = 0
     bytes: int = 0
-    """Size of the removed files."""
+    """Total size of the removed files."""
     failed: int = 0
-    """Files of jobs that failed before they had anything to commit."""
+    """Number of files in jobs that failed before they had anything to commit."""
     lost: tuple[str, ...] = ()
-    """Errors of the parts that lost against another commit."""
+    """Error messages of the parts that lost against another commit."""
     errors: tuple[str, ...] = ()
-    """Errors of the parts that failed otherwise."""
+    """Error messages of the parts that failed for another reason."""
 
     def __add__(self, other: Rewritten) -> Rewritten:
         return Rewritten(
@@ -68,7 +84,7 @@ class Rewritten:
 
 @dataclass(frozen=True, slots=True)
 class SparkTable:
-    """A table in this session's JVM, with the metadata that the decisions were based on."""
+    """A table as loaded in this session's JVM, with the PyIceberg metadata on which the plan is based."""
 
     spark: SparkSession
     table: Table
@@ -87,9 +103,10 @@ class SparkTable:
         return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        """Rewrite the small files of partitions: whole partitions together, every other one alone.
+        """Rewrite the small files of partitions.
 
-        A failing part does not stop the others; raises nothing.
+        Rewrites of whole partitions share an action. A rewrite of a part of a partition, of a busy partition, or one
+        that applies deletes gets its own action. A failed action does not stop the others; raises nothing.
         """
         whole = [r for r in rewrites if not (r.in_part or r.applies_deletes or r.busy)]
         batches = [
@@ -102,7 +119,9 @@ class SparkTable:
         return sum((self._attempt(batch, sort=sort) for batch in batches), Rewritten())
 
     def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        """Rewrite once; retry at once a piece that a merge overtook, because the next batch has only just begun."""
+        """Run one action. If a merge commits first on a busy partition, retry at once, because the next batch has only
+        just begun.
+        """
         for left in reversed(range(BUSY_TRIES if batch[0].busy else 1)):
             try:
                 done = self._rewrite(batch, sort=sort)
@@ -129,18 +148,25 @@ class SparkTable:
                 action = action.option(key, value)
             done = action.snapshotProperty("frazil.operation", "compaction").execute()
             removed, failed = done.rewrittenDataFilesCount(), done.failedDataFilesCount()
-            lost = () if removed or failed or not self._finds(those, options, begun) else ("its commits failed",)
+            lost = (
+                ()
+                if removed or failed or not self._has_files_to_rewrite(those, options, begun)
+                else ("its commits failed",)
+            )
         return Rewritten(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
-    def _finds(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
-        """Whether there was anything to commit: partial progress does not distinguish failed commits from none."""
+    def _has_files_to_rewrite(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
+        """Return whether the action had files to rewrite.
+
+        With partial progress, Iceberg's result does not distinguish failed commits from an action without work.
+        """
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
         made = planner(self.java, those, snapshot_id, True)
         made.init(options)
         return bool(made.plan().totalGroupCount())
 
     def _options(self, batch: Sequence[Rewrite]) -> dict[str, str]:
-        """Iceberg's options for an action on similar rewrites."""
+        """Return Iceberg's options for one action; the rewrites of a batch are of the same kind."""
         target, rewrite = target_file_bytes(self.table), batch[0]
         percents = [r.deleted_percent for r in batch if r.deleted_percent is not None]
         options: dict[str, object] = {
@@ -148,7 +174,7 @@ class SparkTable:
             "min-input-files": 2,  # the plan has decided already
             "max-file-size-bytes": 2**62,  # large files are fine
             "partial-progress.enabled": "true",
-            "max-file-group-size-bytes": FILES_A_GROUP * target,
+            "max-file-group-size-bytes": MIN_GROUP_FILES * target,
             "max-concurrent-file-group-rewrites": self.spark.sparkContext.defaultParallelism,
             "rewrite-job-order": "files-desc",
             "use-starting-sequence-number": "true",  # concurrent deletes still apply to the rewritten rows
@@ -160,22 +186,22 @@ class SparkTable:
         if rewrite.largest_bytes is not None:
             options["max-files-to-rewrite"] = rewrite.files
         if rewrite.below_bytes is not None:
-            most = rewrite.files * rewrite.below_bytes
+            limit = rewrite.files * rewrite.below_bytes
             options |= {
                 "min-file-size-bytes": rewrite.below_bytes,
                 "max-files-to-rewrite": rewrite.files,
                 # a sort writes as many files as for a whole group, even if it gets only a part of it
-                "max-file-group-size-bytes": min(FILES_A_GROUP * target, most),
+                "max-file-group-size-bytes": min(MIN_GROUP_FILES * target, limit),
             }
         if rewrite.applies_deletes:
             options |= {"delete-file-threshold": 1, "remove-dangling-deletes": "true"}
         return {key: str(value) for key, value in options.items()}
 
     def drop_deletes(self, paths: Collection[str]) -> int:
-        """Remove delete files from the table, and return how many it had. Their data files must be gone, and a removed
-        file never returns.
+        """Remove delete files from the table, and return how many of them the table still had.
 
-        Iceberg's own `remove-dangling-deletes` only finds those older than all data files of a partition.
+        The data files of the delete files must be gone; a removed data file never returns. Iceberg's own
+        `remove-dangling-deletes` only finds delete files that are older than all data files of their partition.
         """
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
         with java_errors():
@@ -195,16 +221,18 @@ class SparkTable:
         return len(paths) - len(left)
 
     def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:
-        """Rewrite a spec's manifests; returns how many were replaced, and by how many."""
+        """Rewrite the manifests of a partition spec, and return how many were replaced, and how many replaced them."""
         with java_errors():
             action = self._actions.rewriteManifests(self.java).specId(spec_id)
             done = action.option("use-caching", "false").snapshotProperty("frazil.operation", "manifests").execute()
             return (_count(done.rewrittenManifests()), _count(done.addedManifests()))
 
     def expire(self, snapshot_ids: Sequence[int]) -> dict[str, int]:
-        """Remove exactly these snapshots, and the files that only they had; returns the number of each kind of file.
+        """Expire exactly these snapshots, with the files that only they reference; return the number of deleted files
+        by kind.
 
-        Iceberg keeps everything younger than `older_than`, on every branch and off them: nothing is older than 1970.
+        Iceberg expires every snapshot older than `expireOlderThan`. The value 0 (1970) matches no snapshot, so only the
+        named snapshots expire.
         """
         with java_errors():
             action = self._actions.expireSnapshots(self.java).expireOlderThan(0)
@@ -221,7 +249,7 @@ class SparkTable:
 
 @contextmanager
 def java_errors() -> Iterator[None]:
-    """Raise an error of Spark or the JVM as `LostRace` if another commit won, and as `SparkFailed` otherwise."""
+    """Raise errors of Spark or the JVM as `LostRace` if another commit won, and as `SparkFailed` otherwise."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as error:
@@ -233,7 +261,7 @@ def java_errors() -> Iterator[None]:
 
 
 def _jvm(spark: SparkSession) -> Any:
-    """The session's JVM; PySpark has no public name for it."""
+    """Return the session's JVM, for which PySpark has no public name."""
     return spark._jvm
 
 
@@ -243,3 +271,69 @@ def _count(items: Any) -> int:
         iterator.next()
         count += 1
     return count
+
+
+_TEXTS = (DecimalType, UUIDType)
+
+
+def partition_filter(jvm: Any, partitions: Sequence[tuple[object, ...]], *, spec: PartitionSpec, schema: Schema) -> Any:
+    """Build a Java `Expression` that selects partitions of one spec. `partitions` has their values as stored in
+    manifests.
+    """
+    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    each = (
+        reduce(
+            getattr(expressions, "and"),
+            (_equal(jvm, field, value, schema) for field, value in zip(spec.fields, values, strict=True)),
+            expressions.alwaysTrue(),
+        )
+        for values in partitions
+    )
+    return reduce(getattr(expressions, "or"), each, expressions.alwaysFalse())
+
+
+def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> Any:
+    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    column, transform = expressions.ref(schema.find_column_name(field.source_id)), field.transform
+    if isinstance(transform, VoidTransform):
+        return expressions.alwaysTrue()
+    if isinstance(transform, TruncateTransform) and isinstance(value, str | bytes):
+        return _begins_with(expressions, column, value, width=transform.width)
+    term = column
+    if not isinstance(transform, IdentityTransform):
+        made = jvm.org.apache.iceberg.transforms.Transforms.fromString(str(transform))
+        term = expressions.transform(column.name(), made)
+    if value is None:
+        return expressions.isNull(term)
+    if isinstance(value, float) and math.isnan(value):
+        return expressions.isNaN(term)
+    keeps_type = isinstance(transform, IdentityTransform | TruncateTransform)
+    return expressions.equal(term, literal(value, schema.find_type(field.source_id)) if keeps_type else value)
+
+
+def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: int) -> Any:
+    """Match a truncated value by prefix.
+
+    Iceberg 1.12 compares `truncate(s, 2) = 'ab'` with the full bounds of a file, and so would find no files.
+    """
+    if len(value) < width:  # a shorter value was not truncated
+        return expressions.equal(column, value)
+    if isinstance(value, str):
+        return expressions.startsWith(column, value)
+    lowest, rest = expressions.greaterThanOrEqual(column, value), value.rstrip(b"\xff")
+    if not rest:
+        return lowest
+    return getattr(expressions, "and")(lowest, expressions.lessThan(column, rest[:-1] + bytes([rest[-1] + 1])))
+
+
+def literal(value: Any, kind: IcebergType) -> object:
+    """Convert a value to a form that Iceberg's literals accept.
+
+    Times become text, because py4j would turn a time near 1970 into an `Integer`.
+    """
+    if isinstance(kind, TimestampType | TimestamptzType) and isinstance(value, int):
+        moment = EPOCH + timedelta(microseconds=value)
+        return (moment if isinstance(kind, TimestamptzType) else moment.replace(tzinfo=None)).isoformat()
+    if isinstance(kind, TimeType) and isinstance(value, int):
+        return (EPOCH + timedelta(microseconds=value)).time().isoformat()
+    return str(value) if isinstance(kind, _TEXTS) else value

@@ -1,6 +1,7 @@
-"""The alert rules of a stream. Those of its table's shape are in `frazil.maintenance.alert_rules`.
+"""Alert rules of a stream. The rules about the health of a stream's table are in `frazil.maintenance.alert_rules`.
 
-Pure. A rule about a fact (a broken file, held windows, failed runs) has no hold: it fires and resolves with the fact.
+Pure. A rule about a fact (a broken file, held windows, failed runs) has no hold time: its alert fires when the fact
+becomes true and resolves when it becomes false.
 """
 
 from __future__ import annotations
@@ -20,29 +21,33 @@ from frazil.status.state import StreamState
 from frazil.timetext import ago, utc
 
 FEWEST_RECORDS = 100
-"""Records without which a share is not meaningful."""
+"""Number of records below which a percentage of them is not meaningful."""
 NAMED = 5
-"""Windows or days that a sentence names."""
+"""Number of windows or days that a message lists."""
 RULES_OF_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
-"""Rules that need the stream's table."""
+"""Rules whose values are read from the stream's table."""
 RULES_OF_RUN_FOLDER = ("restarts", "registry", "stall")
-"""Rules that need the stream's run folder."""
+"""Rules whose values are read from the stream's run folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class LateWindow:
-    """The first incomplete window of a table."""
+    """The first window of a table that is not complete."""
 
     window: str
     due_ms: int
-    """Its end plus the largest lateness of the streams, in milliseconds since 1970; may be in the future."""
+    """End of the window plus the largest lateness of the table's streams, in milliseconds since 1970; may be in the
+    future.
+    """
     waits_for: str
     is_history: bool = False
-    """Whether it ended before the table's oldest snapshot: old records were read, or it has been late ever since."""
+    """Whether the window ended before the table's oldest snapshot. Then a stream read old records, or the window has
+    been late since that snapshot or longer.
+    """
 
 
 def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
-    """Return the readings of every rule of a stream; none if alerts are switched off."""
+    """Return the readings of all rules of a stream; empty if alerts are switched off."""
     if not alerts.enabled:
         return ()
     unread = RULES_OF_TABLE if state.table_exists is None else ()
@@ -52,9 +57,9 @@ def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple
 
 
 def _unknown(reading: Reading, name: str) -> Reading:
-    """Return a reading with an unknown value, which neither fires nor resolves an alert."""
+    """Return the reading with an unknown value, which neither fires nor resolves an alert."""
     sentence = f"{reading.rule} of stream {name} was active when it was last measured, and is unknown now"
-    return replace(reading, value=None, shown="unknown", sentence=sentence)
+    return replace(reading, value=None, shown="unknown", sentence=sentence, unread=True)
 
 
 def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Reading]:
@@ -63,9 +68,18 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         "declaration",
         state.problem is not None,
         f"the declaration of stream {name} is broken. A writer that runs goes on, and DAGs stay as they were; no "
-        f"writer can be started. Correct the file; `frazil validate` says when it is sound: {state.problem}",
+        f"writer can be started. Correct the file, and check it with `frazil validate`: {state.problem}",
     )
     yield flag("table", state.missing is not None, f"stream {name}: {state.missing}")
+    unread = state.writer.state == "unknown"
+    yield Reading(
+        "unmeasured",
+        int(unread),
+        0,
+        "its run folder cannot be read" if unread else "its run folder was read",
+        f"the run folder of stream {name} cannot be read, so that no alert about its writer fires: "
+        f"{next(iter(state.problems), 'unknown')}",
+    )
     down_s = _down_s(state, now_ms)
     yield (
         _writer(state, down_s, alerts)
@@ -74,8 +88,8 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
             "writer",
             True,
             f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` says "
-            f"more. Once the cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` says that "
-            "none shall run",
+            f"more. Once the cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` ends the "
+            "alert",
             "the supervisor gave up",
         )
     )
@@ -83,23 +97,23 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         "registry",
         int(state.registry),
         0,
-        "the schema registry does not answer" if state.registry else "no writer ended for a schema registry",
+        "the schema registry does not answer" if state.registry else "no writer waits for a schema registry",
         f"stream {name} waits for its schema registry, without which its records cannot be decoded. {state.last_words} "
         "`frazil validate --connect` says when it answers; the writer is restarted by itself, and loses nothing",
     )
     yield _stall(name, state.stall)
-    yield from _of_batches(state, alerts)
+    yield from _batch_readings(state, alerts)
 
 
-def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
+def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     name, status = state.name, f"`frazil status {state.name}`"
     yield Reading(
         "restarts",
         state.crashes,
         alerts.restarts,
         f"{counted(state.crashes, 'start')} without a commit",
-        f"the writer of stream {name} ended {state.crashes} times in a row without one commit: it is restarted, and "
-        f"gets nowhere. {state.last_words} {status} and its writer.log say more",
+        f"the writer of stream {name} ended {state.crashes} times in a row without one commit: restarting does "
+        f"not help. {state.last_words} {status} and its writer.log have details",
     )
     waiting, flow = state.waiting_batches or 0, state.flow or Flow(None, (), 0)
     hour = flow.hour
@@ -109,7 +123,7 @@ def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         alerts.waiting_batches,
         f"{counted(waiting, 'batch', 'waits for its|wait for their')} commit",
         f"{counted(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged and journaled, not "
-        f"committed to {state.table}: the catalog refuses them, or no writer runs that would commit them. {status}",
+        f"committed to {state.table}: the catalog refuses them, or no writer runs to commit them. {status}",
     )
     yield Reading(
         "dead-letters",
@@ -125,9 +139,9 @@ def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         alerts.stale_changes,
         _share_words(hour.stale, hour.records),
         f"{hour.stale:,} of the {hour.records:,} records that stream {name} committed within the last hour were "
-        f"dropped, because the rows of {state.table} were newer by the column of order-by. The source's log may have "
-        "begun anew within an hour of the rows' changes, or with a clock that is behind; or a producer sends old "
-        "records again. `frazil audit` goes by the same order: compare the rows with the source itself",
+        f"dropped, because the rows of {state.table} have newer values of order-by. The source's log may have "
+        "begun again within an hour of the rows' changes, or with a clock that is behind; or a producer sends old "
+        "records again. `frazil audit` uses the same order, so compare the rows with the source database itself",
     )
     if alerts.dead_letters_per_minute is not None:
         yield from _rates(state.name, flow, alerts.dead_letters_per_minute)
@@ -142,8 +156,11 @@ def _share_words(count: int, records: int) -> str:
     return f"{100 * count / max(records, 1):.1f} % of {counted(records, 'record')}"
 
 
-def _rates(name: str, flow: Flow, most: int) -> Iterator[Reading]:
-    """Yield a rule for each error class, without a hold, because a rate is already a mean over minutes."""
+def _rates(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
+    """Yield one reading per error class of dead letters.
+
+    These rules have no hold time, because a rate is already a mean over minutes.
+    """
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
         times = f"{found.count:,} in {counted(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
@@ -151,9 +168,9 @@ def _rates(name: str, flow: Flow, most: int) -> Iterator[Reading]:
         yield Reading(
             f"dead-letters:{reason}",
             a_minute,
-            most,
+            limit,
             times,
-            f"stream {name} makes {a_minute:,.0f} dead letters of {reason} a minute, more than {most:,}: {times} "
+            f"stream {name} produces {a_minute:,.0f} {reason} dead letters a minute, more than {limit:,}: {times} "
             f"that it committed{first}. `frazil dlq show {name} --reason {reason}` shows what they are",
             hold_ms=0,
         )
@@ -168,16 +185,18 @@ def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading
         "writer",
         down_s,
         alerts.writer_down.total_seconds(),
-        "a writer runs, or none is wanted" if not down_s else f"no writer {runs}",
-        f"stream {name} is wanted, and no writer {runs}.{last_words} `frazil status {name}` says more. "
+        "a writer runs, or the stream is paused" if not down_s else f"no writer {runs}",
+        f"stream {name} should run, but no writer {runs}.{last_words} `frazil status {name}` shows details. "
         f"`frazil run {name}` starts one in a terminal; where Airflow supervises it, its DAG frazil_writer_{name} must "
         f"be unpaused, and a triggerer must run. `frazil resume {name}` tries again what was given up; "
-        f"`frazil pause {name}` says that none shall run",
+        f"`frazil pause {name}` ends the alert",
     )
 
 
 def _stall(name: str, stall: Stall | None) -> Reading:
-    """Return a reading with a hold, because some stalls end by themselves, as when a partition becomes idle."""
+    """Return the reading of the rule `stall`. It has a hold time, because some stalls end by themselves, for example
+    when a partition becomes idle.
+    """
     if stall is None:
         return Reading("stall", 0, 0, "no live writer of this host reports a stall", "")
     shown = f"stalled ({stall.kind}) since {utc(stall.since_ms)}"
@@ -196,12 +215,14 @@ def _down_s(state: StreamState, now_ms: int) -> float | None:
 
 
 def release_command(table: str, key: str) -> str:
-    """Return the command that signals a held window as it is."""
+    """Return the command that signals a held window without a correction of its data."""
     return f"frazil partitions {table} --release {key} --reason 'why'"
 
 
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
-    """Return the reading of windows held by quality gates. `held` has their keys and the gates' findings."""
+    """Return the reading of the rule `held`. `held` lists the windows that quality gates hold, each with the gate's
+    finding.
+    """
     if not alerts.enabled:
         return ()
     said = "; ".join(f"{key}: {note}" for key, note in held[:NAMED]) + _more(len(held))
@@ -209,27 +230,30 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
         flag(
             "held",
             bool(held),
-            f"{table}: quality gates hold {counted(len(held), 'window')}, not signalled. {said}. Correct the data: "
-            "late rows are judged again. Or release them: DAG frazil_release, or "
+            f"{table}: quality gates hold back {counted(len(held), 'window')}. {said}. Correct the data: "
+            "windows with late rows are checked again. Or release the windows: DAG frazil_release, or "
             f"`{release_command(table, held[0][0] if held else 'KEY')}`",
             f"{counted(len(held), 'window')} held",
         ),
     )
 
 
-def audit_reading(name: str, found: str | None) -> Reading:
-    """Return the reading of a stream's last audit. `found` is None if nothing was found, or no longer is."""
+def audit_reading(name: str, found: str | None, last: str | None = None) -> Reading:
+    """Return the reading of a stream's audit findings that no later audit has cleared. `last` describes the last
+    audit.
+    """
     said = (found or "").rstrip(".")
     return flag(
         "audit",
         found is not None,
-        f"{said}. Find out whether rows lack or came twice before anything is deleted: `frazil audit {name} --source`",
-        "an audit found something" if found else "the last audit found nothing",
+        f"{said}. Before you delete anything, find out whether rows are missing or duplicated: `frazil audit {name} "
+        "--source`",
+        "an audit found something" if found else f"the last audit, {last}" if last else "no audit has run",
     )
 
 
 def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_ms: int) -> Reading:
-    """Return the reading of a table's next window, if it has ended and is not complete.
+    """Return the reading of a table's next window, which is late if it has ended and is not complete.
 
     `late` is None for a table without signals.
     """
@@ -241,36 +265,40 @@ def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_m
         alerts.late_window.total_seconds(),
         what,
         f"{table}: {what}, and is not complete, so nothing that waits for it starts: {late.waits_for if late else ''}. "
-        f"`frazil partitions {table}` says the same at any time. A topic-partition that gets no more records counts as "
-        "idle after `idle-timeout`; a stream that nobody runs any more must be forgotten",
+        f"`frazil partitions {table}` shows the current state. A topic-partition without new records counts as "
+        "idle after `idle-timeout`; a stream that no longer runs must be forgotten",
     )
 
 
 def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:
-    """Return the reading of an aggregation's days that are complete but were not aggregated in time."""
+    """Return the reading of an aggregation's days that are complete, and that were not aggregated within the allowed
+    time.
+    """
     days = ", ".join(f"{one.day} (complete since {utc(one.since_ms)})" for one in late[:NAMED]) + _more(len(late))
     return flag(
         f"aggregation:{name}",
         bool(late),
-        f"{target} lacks {days}: complete by the signals for more than {format_duration(within)}, and not aggregated "
+        f"{target} is missing {days}: complete by the signals for more than {format_duration(within)}, and not "
+        "aggregated "
         f"by {name}. frazil_reconcile_{name} asks for such days: unpause it and frazil_daily_{name}, and clear what "
         f"failed there. Or trigger frazil_daily_{name} with the day as the partition key",
         f"{len(late)} days late",
     )
 
 
-def runs_reading(dag_id: str, failed: int | None, most: int, *, paused: bool = False) -> Reading:
-    """Return the reading of a DAG's consecutive failed runs. `failed` is None if Airflow does not report them.
+def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = False) -> Reading:
+    """Return the reading of a DAG's consecutive failed runs.
 
-    A paused DAG is beyond the threshold: it does its work as little as one whose runs fail.
+    `failed` is None if Airflow does not report the number. A paused DAG counts as beyond the threshold: like a DAG
+    whose runs fail, it does no work.
     """
-    if paused:
+    if paused and (failed or 0) <= limit:
         sentence = f"the DAG {dag_id} is paused in Airflow, so its work is not done: unpause it"
-        return Reading(f"runs:{dag_id}", most + 1, most, "the DAG is paused", sentence)
+        return Reading(f"runs:{dag_id}", limit + 1, limit, "the DAG is paused", sentence)
     return Reading(
         f"runs:{dag_id}",
         failed,
-        most,
+        limit,
         "the last run ended well" if not failed else f"{failed} runs failed in a row",
         f"the last {failed} runs of the DAG {dag_id} failed, so its work is not done. The log "
         "of the failed task says why; a run that succeeds ends this",
@@ -278,7 +306,9 @@ def runs_reading(dag_id: str, failed: int | None, most: int, *, paused: bool = F
 
 
 def flag(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
-    """Return a reading of a fact: it fires at once while the fact is true, and resolves with it."""
+    """Return the reading of a fact: the alert fires at once when the fact becomes true, and resolves when it becomes
+    false.
+    """
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
 

@@ -1,6 +1,6 @@
-"""Lists the maintained tables: those that declared streams feed, their dead-letter tables, and the signals.
+"""Lists the maintained tables: tables of declared streams, their dead-letter tables, and the signals tables.
 
-The catalog knows which tables a route has created: see `frazil.maintenance.routed`. This module does not load
+Tables that a route created are found in the catalog: see `frazil.maintenance.routed`. This module does not load
 PyIceberg, because Airflow's DAG processor calls it repeatedly.
 """
 
@@ -13,13 +13,17 @@ from datetime import timedelta
 from enum import StrEnum
 from zlib import crc32
 
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
 from frazil.errors import SpecError
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import may_have_made
+from frazil.table.made_tables import made_for
 
 SIGNALS = "frazil.signals"
-"""`frazil.signals.signal_table.IDENTIFIER`, which loads PyIceberg."""
+"""A copy of `frazil.signals.signal_table.IDENTIFIER`, whose module loads PyIceberg."""
 
 
 class TableKind(StrEnum):
@@ -31,29 +35,33 @@ class TableKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MaintainedTable:
-    """One table, and the maintenance that its streams declare."""
+    """One table, and the maintenance settings that its streams declare."""
 
     name: str
-    """The identifier, prefixed with its catalog if another catalog has a table of that name too."""
+    """The table's identifier. The catalog's name is put in front if another catalog also has a table with this
+    identifier.
+    """
     identifier: str
     catalog: str | None
     kind: TableKind
     settings: Maintenance
     streams: tuple[StreamSpec, ...]
-    """Streams that write it, by name; for signals, those whose windows are signalled."""
+    """Streams that write to the table, sorted by name; for a signals table, the streams whose windows are signalled."""
 
     @property
     def full_check_at(self) -> timedelta:
-        """Time of a UTC day from which everything is checked once, spread over the day for thousands of routed
-        tables.
+        """Time of a UTC day from which the next run checks everything.
+
+        A route may have thousands of tables: their times are spread over the day.
         """
         return timedelta(seconds=crc32(self.name.encode()) % 86_400 if self.kind is TableKind.ROUTED else 0)
 
 
 def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...]:
-    """Every table in these streams' declarations, by identifier; signals once per catalog.
+    """Return every table in these streams' declarations, sorted by name, and one signals table per catalog.
 
-    Streams of one table declare the same (`frazil.spec.conflicts`): the first one's settings are the table's.
+    `frazil.spec.conflicts` makes sure that all streams of a table declare the same settings, so the first stream's
+    settings are used.
     """
     writers: dict[tuple[str | None, str, TableKind], list[StreamSpec]] = {}
     for spec in sorted(specs, key=lambda s: s.name):
@@ -74,10 +82,10 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 
 
 def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
-    """The tables that one Spark session maintains, by the name of the first: a table with its dead-letter tables.
+    """Return groups of tables that one Spark session maintains: a main table with its dead-letter tables.
 
-    Every maintained table except those of routes occurs exactly once. A dead-letter table shared by several tables'
-    streams is with the first.
+    The key is the name of the group's main or signals table. Every maintained table except tables of routes occurs
+    exactly once. If streams of several tables share a dead-letter table, it is in the first group.
     """
     tables = maintained_tables(specs)
     together = {table.name: [table] for table in tables if table.kind in {TableKind.MAIN, TableKind.SIGNALS}}
@@ -89,15 +97,17 @@ def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[Maintain
 
 
 def routes(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
-    """Streams with a route, by the name under which the due tables of the route are maintained.
+    """Return the streams with a route, by the name under which the route's due tables are maintained.
 
-    No table has such a name.
+    No table can have such a name.
     """
     return {f"route of {spec.name}": spec for spec in specs if spec.route is not None}
 
 
 def made_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:
-    """A table that the template of a stream's route may have created, among the tables of all streams."""
+    """Return a table that the template of a stream's route may have created, with a name unique among all streams'
+    tables.
+    """
     catalog = spec.table.catalog
     elsewhere = any(each.table.catalog != catalog and _may_have(each, identifier) for each in specs)
     name = f"{catalog or 'default'}.{identifier}" if elsewhere else identifier
@@ -105,7 +115,7 @@ def made_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -
 
 
 def _may_have(spec: StreamSpec, identifier: str) -> bool:
-    """Whether a table of that name may be the stream's, in its catalog."""
+    """Return whether the stream may write to a table with that identifier, in the stream's catalog."""
     if identifier in {spec.table.identifier, spec.dead_letter_table}:
         return True
     route = spec.route
@@ -113,11 +123,10 @@ def _may_have(spec: StreamSpec, identifier: str) -> bool:
 
 
 def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequence[str] = ()) -> MaintainedTable:
-    """Find a maintained table. Raises SpecError with the known tables if no stream uses it.
+    """Find a maintained table by name. Raises SpecError with the known tables if no stream uses the table.
 
-    `frazil.maintenance.load` checks whether a route's template created a table of that name.
-
-    `problems` are errors of unreadable declarations: one of them may use the table.
+    `frazil.maintenance.tables` later checks whether a route's template really created a table of that name. `problems`
+    are the errors of unreadable declarations: one of these may use the table. The error lists them too.
     """
     specs = tuple(specs)
     tables = maintained_tables(specs)
@@ -132,3 +141,24 @@ def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequenc
     known = ", ".join(table.name for table in tables) or "none"
     message = f"no declared stream uses the table {name!r}; maintained are: {known}"
     raise SpecError("\n".join([message, *problems]))
+
+
+class MadeElsewhere(SpecError):
+    """A table's name matches the template of a route, but the route did not create the table."""
+
+
+def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
+    """Load the table. Raises NoSuchTableError, MadeElsewhere, and any error of the catalog."""
+    table = catalog.load_table(maintained.identifier)
+    if maintained.kind is not TableKind.ROUTED:
+        return table
+    for spec in maintained.streams:
+        route = spec.route
+        if route is None or maintained.identifier in route.tables.values():
+            return table
+        if made_for(table.properties, maintained.identifier, route, stream=spec.name) is not None:
+            return table
+    raise MadeElsewhere(
+        f"table {maintained.identifier} is named like the tables of stream {maintained.streams[0].name!r}'s route, "
+        "but was not created by it: it is left alone. Add it to route.tables if the stream should write to it"
+    )

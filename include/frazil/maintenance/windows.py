@@ -1,4 +1,4 @@
-"""Finds the next window of a table to complete, and what it waits for."""
+"""Finds the next window of a table to complete, and what the window waits for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from frazil.spec.model import StreamSpec
 def late_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
 ) -> LateWindow | None:
-    """The next window, with what it waits for if it is due. None for a table without signals, or one that is gone.
+    """Return the next window; if it is due, with what it waits for.
 
-    `specs` are all declared streams of the table.
+    Returns None for a table without signals, or a table that no longer exists. `specs` are all declared streams of the
+    table.
     """
     cursor = signals.cursor
     if cursor is None:

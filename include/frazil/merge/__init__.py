@@ -1,1 +1,3 @@
-"""Merges a batch's changes into a table, on executors: newest change by key, matching rows, new files, deletes."""
+"""Merges a batch's changes into a table, on executors: finds each key's newest change and row, and writes new files and
+deletes.
+"""

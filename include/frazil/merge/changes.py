@@ -1,4 +1,4 @@
-"""Reads a batch's changes, and finds the newest of each key."""
+"""Reads a batch's changes, and finds the newest change of each key."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ class Newest:
     """The index of each row's change among all changes."""
     superseded: int
     filled_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    """The index of the change that supplies each row's value, by column, where that is an earlier change."""
+    """The index of the change that supplies each row's value, by column; only columns that an earlier change fills."""
     orders: pa.Array | None = None
-    """The values that order the changes, for all changes."""
+    """The values that order the changes, for all changes of the batch."""
     deleted_by: NDArray[np.int64] | None = None
-    """The index of the last delete of each row's key without an order value, or `NEVER`.
+    """The index, for each row, of its key's last delete without an order value, or `NEVER`.
 
-    None if no change of the batch is such a delete.
+    None if the batch has no such delete.
     """
     places: pa.Table | None = None
-    """The coordinates of all changes, if they decide: with `MergeRules.replays`, or with deletes that have no order
-    value.
+    """The Kafka coordinates of all changes.
+
+    Set only if they can decide the result: with `MergeRules.replays`, or with deletes that have no order value.
     """
 
     def without(self, taken: NDArray[np.bool_]) -> Newest:
@@ -51,7 +52,9 @@ class Newest:
         return replace(self, rows=rows, numbers=numbers, superseded=0, filled_by=filled_by, deleted_by=deleted_by)
 
     def deletes_of(self, rows: NDArray[np.int64]) -> pa.Table | None:
-        """Return the coordinates of the deletes in `deleted_by` for these rows; nulls for a row without one."""
+        """Return the coordinates of the deletes in `deleted_by` for these rows; nulls for a row without such a
+        delete.
+        """
         if self.deleted_by is None or self.places is None:
             return None
         numbers = self.deleted_by[rows]
@@ -61,8 +64,8 @@ class Newest:
 def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> Newest:
     """Return the newest change of each key; see `MergeRules.order_by`.
 
-    `ids` are the columns' field ids by name. Values that the change leaves out may come from an earlier change of the
-    batch.
+    `ids` are the columns' field ids by name. Values that the newest change leaves out may come from an earlier change
+    of the batch.
     """
     count = changes.num_rows
     keys = codes_of([column(changes, name) for name in rules.key], count)
@@ -92,14 +95,14 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
         found = replace(found, deleted_by=deleted_by[numbers])
     if bare.any() or rules.replays:
         found = replace(found, places=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
-    return _Earlier(changes, ordered, keys, places).completed(found, ids)
+    return _ChangesByKey(changes, ordered, keys, places).completed(found, ids)
 
 
 def _order_of_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
-    """Return order values in which each newer log of a topic-partition is above the one before it.
+    """Return order values that put each newer log of a topic-partition above the log before it.
 
-    A log begins again as defined in `began_anew`, with a change that is later than all before it. A change without a
-    position gets the highest position before it in its log.
+    `began_anew` defines when a log begins again: with a change that is later than all changes before it. A change
+    without a position gets the highest position before it in its log.
     """
     ordered = np.lexsort((offsets, places, keys))
     begins = np.r_[True, _ends(keys[ordered], places[ordered])[:-1]]
@@ -108,7 +111,9 @@ def _order_of_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbe
     latest = known[_highest(of_times[ordered], begins)]
     before = np.where(begins, 0, np.r_[0, latest[:-1]])
     later = latest > before
-    moved = _moved(completed.name, ordered, later, first) | _moved(completed.server, ordered, later, first)
+    moved = _differs_from_last(completed.name, ordered, later, first) | _differs_from_last(
+        completed.server, ordered, later, first
+    )
     anew = later & (before > 0) & (latest >= before + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
     number, at = np.cumsum(anew), order[ordered]
     found = np.empty_like(order)
@@ -117,8 +122,12 @@ def _order_of_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbe
     return found
 
 
-def _moved(parts: pa.Array, ordered: Numbers, later: NDArray[np.bool_], first: Numbers) -> NDArray[np.bool_]:
-    """Mask of later changes whose part differs from that of the last later change of their group."""
+def _differs_from_last(
+    parts: pa.Array, ordered: Numbers, later: NDArray[np.bool_], first: Numbers
+) -> NDArray[np.bool_]:
+    """Mask of later changes whose name or server (`parts`) differs from that of the last later change of their
+    group.
+    """
     codes = codes_of([parts], len(parts))[ordered]
     tells = later & pc.not_equal(parts, "").to_numpy(zero_copy_only=False)[ordered]
     last = np.maximum.accumulate(np.where(tells, np.arange(len(codes)), -1))
@@ -135,7 +144,7 @@ def _highest(values: Numbers, begins: NDArray[np.bool_]) -> Numbers:
 
 
 def bare_deletes(changes: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
-    """Mask of deletes without an order value, such as tombstones. They take effect at their place in Kafka."""
+    """Mask of deletes without an order value, such as tombstones. They take effect at their position in Kafka."""
     if rules.order_by is None:
         return np.zeros(changes.num_rows, np.bool_)
     deletes = pc.equal(column(changes, CHANGE), DELETE)
@@ -146,7 +155,9 @@ def bare_deletes(changes: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
 
 
 def _deleted_by(bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets: Numbers, times: Numbers) -> Numbers:
-    """Return the last bare delete of each change's key: by offset in a topic-partition, then by time."""
+    """Return, for each change, the last bare delete of its key: the last by offset in a topic-partition, then by
+    time.
+    """
     bares = np.flatnonzero(bare)
     bares = bares[np.lexsort((offsets[bares], places[bares], keys[bares]))]
     bares = bares[_ends(keys[bares], places[bares])]
@@ -158,7 +169,7 @@ def _deleted_by(bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets
 
 
 def places_of(changes: pa.Table) -> NDArray[np.int64]:
-    """Return a number for each row's topic-partition, ordered by topic and partition: it breaks ties."""
+    """Return a number for the topic-partition of each row, ordered by topic and partition. The number breaks ties."""
     topics = column(changes, TOPIC).dictionary_encode()
     by_name = ranks(topics.dictionary)[topics.indices.to_numpy()]
     places: NDArray[np.int64] = (by_name << 32) + column(changes, PARTITION).to_numpy().astype(np.int64)
@@ -166,7 +177,7 @@ def places_of(changes: pa.Table) -> NDArray[np.int64]:
 
 
 def _ends(*groups: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mask of the last row of each run of equal groups."""
+    """Mask of the last row in each run of rows with equal values."""
     ends = np.zeros(len(groups[0]), np.bool_)
     for values in groups:
         ends |= np.r_[values[1:] != values[:-1], True][: len(values)]
@@ -174,7 +185,7 @@ def _ends(*groups: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Earlier:
+class _ChangesByKey:
     """All changes of a batch, ordered by key, topic-partition and order value."""
 
     changes: pa.Table
@@ -183,7 +194,7 @@ class _Earlier:
     places: NDArray[np.int64]
 
     def completed(self, newest: Newest, ids: Mapping[str, int]) -> Newest:
-        """Return the newest changes, with the columns that they leave out filled from earlier changes."""
+        """Return the newest changes; columns that they leave out are filled from earlier changes."""
         rows, numbers = newest.rows, newest.numbers
         kept = rows.column(KEPT).to_pylist() if rows.column(KEPT).null_count < rows.num_rows else []
         wanting = [row for row, of in enumerate(kept) if of]
@@ -221,7 +232,7 @@ class _Earlier:
 
 
 def column(rows: pa.Table, name: str) -> pa.Array:
-    """Return a column as one array; UUIDs as bytes."""
+    """Return a column as one array. UUIDs are returned as bytes."""
     array = rows.column(name).combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
@@ -229,7 +240,7 @@ def column(rows: pa.Table, name: str) -> pa.Array:
 
 
 def codes_of(columns: list[pa.Array], count: int) -> NDArray[np.int64]:
-    """Return a number for each row, equal where all columns are equal; a null equals a null."""
+    """Return a number for each row; rows with equal values in all columns get the same number. A null equals a null."""
     codes = np.zeros(count, np.int64)
     for array in columns:
         encoded = array.dictionary_encode(null_encoding="encode")
@@ -239,7 +250,7 @@ def codes_of(columns: list[pa.Array], count: int) -> NDArray[np.int64]:
 
 
 def ranks(array: pa.Array) -> NDArray[np.int64]:
-    """Return the dense rank of each value; null is the lowest."""
+    """Return the dense rank of each value; null has the lowest rank."""
     found: NDArray[np.int64] = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
     found[array.is_null().to_numpy(zero_copy_only=False)] = 0
     return found

@@ -1,9 +1,10 @@
 """The frozen values that pass between the driver and the tasks of a merge. They pickle and convert to JSON.
 
-A stream with `mode: upsert` stages *change files* (`frazil.ingest.changes`): Parquet with the table's columns and some
-internal ones, one row per change, in any order, several for a key. They are journaled like data files, but never become
-part of a table. A merge turns them into data files and position-delete files for the current table. If the table
-changes meanwhile, the merge is repeated. A task with the same table files and changes keeps its result.
+A stream with `mode: upsert` stages *change files* (`frazil.ingest.changes`): Parquet files with the table's columns and
+some internal columns. Each row is a change; the rows have any order, and a key may have several changes. Change files
+are journaled like data files, but never become part of a table. A merge turns change files into data files and
+position-delete files for the current table. If the table changes meanwhile, the merge is repeated; a task with the same
+table files and changes keeps its result.
 
 A table of such a stream has at most one row per key.
 """
@@ -19,41 +20,43 @@ from typing import Any, Literal
 from frazil.ingest.contract import PartitionKey, StagedFile, TargetTable
 
 How = Literal["auto", "copy-on-write", "merge-on-read"]
-"""How rows leave a data file.
+"""How rows are removed from a data file.
 
-- `copy-on-write`: the file is rewritten without them.
-- `merge-on-read`: a position-delete file names them.
-- `auto`: chosen by the share of the file's rows that have left it.
+- `copy-on-write`: the file is rewritten without the rows.
+- `merge-on-read`: a position-delete file names the rows.
+- `auto`: chosen by the share of the file's rows that have been removed.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRules:
-    """The merge settings from the stream's declaration. Columns have their names in the table."""
+    """The merge settings from the stream's declaration. Columns have the names that they have in the table."""
 
     key: tuple[str, ...]
-    """Primitive columns, never null and never a float."""
+    """Primitive columns; their values are never null, and their type is never a float."""
     order_by: str | None = None
-    """The column that orders changes; null is the lowest.
+    """The column that orders changes; null is the lowest value.
 
-    A change is stale if its value is below that of the table's row, or of another change of the batch. Among equals,
-    and without a column, the later record wins: within a topic-partition the one with the greater offset. Among the
-    winners of several topic-partitions, the greater Kafka timestamp wins, then topic and partition.
+    A change is stale if its value is below that of the table's row, or of another change of the batch. Among changes
+    with equal values, and without such a column, the later record wins: within a topic-partition the record with the
+    greater offset. Among the winners of several topic-partitions, the greater Kafka timestamp wins, then topic and
+    partition.
 
-    A delete without a value, such as a tombstone, takes effect at its place in Kafka. It removes what came before it:
-    by offset in its topic-partition, by Kafka timestamp in others.
+    A delete without a value, such as a tombstone, takes effect at its position in Kafka. It removes the changes and
+    rows before that position: by offset in its own topic-partition, by Kafka timestamp in others.
     """
     by_position: bool = False
-    """Whether `order_by` has positions in a source's log (`frazil.ingest.source_log`).
+    """Whether the values of `order_by` are positions in a source's log (`frazil.ingest.source_log`).
 
-    Then a change of a log that began again is not stale because of higher positions in the old log: see `began_anew`.
-    An upsert without a position takes effect at its place in Kafka, at the position before it.
+    If so, a change from a log that began again is not stale because of higher positions in the old log: see
+    `began_anew`. An upsert without a position takes effect at its place in Kafka, with the highest position before it.
     """
     replays: bool = False
-    """Whether the changes are dead letters, merged after records that follow them in Kafka.
+    """Whether the changes are dead letters, which are merged after records that follow them in Kafka.
 
-    Then among equals, and without a column, the table's row stays unless its record came before the dead letter: by
-    offset in the same topic-partition, by Kafka timestamp in another. A row without coordinates stays.
+    If so, with equal values and without an order column, the table's row stays unless its record came before the dead
+    letter. In the same topic-partition the offsets are compared, otherwise the Kafka timestamps. A row without
+    coordinates stays.
     """
     landed: tuple[tuple[str, int], ...] = ()
     """Ends of the table's records, by `topic/partition`, for topics made again and truncated logs.
@@ -61,31 +64,35 @@ class MergeRules:
     A row with this offset or a higher one comes from a former record: each change of the topic-partition is later.
     """
     ignored: tuple[str, ...] = ()
-    """Columns whose change is not an update: the coordinates."""
+    """Columns that are not compared to find updates: the Kafka coordinates."""
     traced: bool = True
-    """Whether a change that leaves its row unchanged is written anyway if its record came later than the row's.
+    """Whether a change that leaves its row unchanged is still written if the change's record came later than the row's.
 
-    The stream has dead letters, and one from between the two records must be recognised as older than the row.
+    This is needed when the stream has dead letters: a dead letter from between the two records must be recognised as
+    older than the row.
     """
     how: How = "auto"
     event_time: str | None = None
-    """The event-time column; it and `window_us` count changed rows by window."""
+    """The event-time column. With `window_us`, it counts changed rows by window."""
     window_us: int | None = None
     within_us: int | None = None
-    """The distance in event time within which rows of a key are repeats, for a stream with dedupe; the first is kept.
+    """The event-time distance within which rows with the same key are repeats, for a stream with dedupe; the first row
+    is kept.
 
-    The changes are then rows, staged as data files. Only the key and the event time of these rules apply.
+    The changes are then rows, staged as data files. Of these rules, only the key and the event time apply.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteFile:
-    """A position-delete file of the table, with deletes of one or several data files."""
+    """A position-delete file of the table, with deletes for one or several data files."""
 
     path: str
     records: int
     alone: bool
-    """Whether all its deletes concern one data file, so that the file's next delete file can replace it."""
+    """Whether all deletes in this file concern one data file, so that the data file's next delete file can replace this
+    file.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +109,24 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """One task of a merge: some changes against some of the table's files.
+    """One task of a merge: some changes, and the table's files that the task merges them with.
 
     Equal tasks have equal results, because files never change.
     """
 
     index: int
     changes: tuple[str, ...]
-    """Paths of change files, in the order that numbers their rows from 0."""
+    """Paths of change files. The rows are numbered from 0, in the order of these files."""
     files: tuple[TableFile, ...]
     inserts: bool
-    """Whether no other task's files can have these keys: then this task inserts the keys that its own files do not
-    have.
-    """
+    """Whether only this task's files can have these keys. The task then inserts the keys that its files do not have."""
     matched: bytes = b""
-    """The indexes of the changes that others matched, for a task without files, which inserts the rest.
+    """The indexes of the changes that other tasks matched, for a task without files, which inserts the other changes.
 
     A serialised `pyroaring.BitMap64`.
     """
     share: tuple[str, ...] = ()
-    """The files of `changes` that one of the last tasks of a stream with dedupe rewrites."""
+    """The files of `changes` that this task rewrites, if it is a task of the last round of a stream with dedupe."""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON values; `matched` is in base64."""
@@ -145,14 +150,14 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class MergeContext:
-    """What the tasks of one merge share."""
+    """The values that all tasks of one merge share."""
 
     stream: str
     rules: MergeRules
     changes: TargetTable
     """The schema and storage of the change files."""
     target: TargetTable
-    """The table; new files go to its `folder`."""
+    """The table into which the changes are merged. New files go to its `folder`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +168,13 @@ class Counts:
     updated: int = 0
     deleted: int = 0
     stale: int = 0
-    """Changes below the table's row in `order_by`."""
+    """Changes whose `order_by` value is below that of the table's row."""
     superseded: int = 0
-    """Changes below another change of the same batch and key."""
+    """Changes that lose to another change of the same batch and key."""
     unchanged: int = 0
     """Updates that change no value, and deletes of keys that are not in the table."""
     repeated: int = 0
-    """Rows that repeat one of the table or of the same batch."""
+    """Rows that repeat a row of the table or of the same batch."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
@@ -180,18 +185,19 @@ class MergeResult:
     """The result of one task."""
 
     files: tuple[StagedFile, ...]
-    """New data files, and position-delete files (`content`: "position-deletes"), each for one data file."""
+    """New data files, and new position-delete files (`content`: "position-deletes"), each for one data file."""
     replaced: tuple[str, ...]
-    """Paths of the task's data files that were rewritten; for a task that drops repeats, those of its share."""
+    """Paths of the task's data files that were rewritten. For a task that drops repeats: paths of its `share`."""
     dropped_deletes: tuple[str, ...]
     """Paths of delete files that no longer delete anything, or whose deletes are in one of `files`."""
     counts: Counts
     matched: bytes = b""
-    """If the task did not insert: the indexes of the changes whose keys its files have, serialised as in
-    `MergeTask`.
+    """The indexes of the changes whose keys are in the task's files, serialised as in `MergeTask`.
+
+    Empty for a task that inserts.
     """
     windows: Mapping[int, int] = field(default_factory=dict)
-    """Inserted, updated and deleted rows by the start of their window, in microseconds since the epoch."""
+    """Number of inserted, updated and deleted rows by the start of their window, in microseconds since 1970."""
     bytes_read: int = 0
 
     def to_json(self) -> dict[str, Any]:

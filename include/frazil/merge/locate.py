@@ -1,4 +1,4 @@
-"""Finds the table's rows with a batch's keys, reading only the key columns."""
+"""Finds the table's rows that have a batch's keys, reading only the key columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHANGE_ROW, PLACE = "_change", "_place"
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The rows of one data file that have keys of changes. Deleted rows are left out."""
+    """The rows of one data file whose keys have changes. Leaves out deleted rows."""
 
     file: TableFile
     positions: NDArray[np.int64]
@@ -29,11 +29,11 @@ class Located:
     changes: NDArray[np.int64]
     """The row of `Newest.rows` with the same key, for each position."""
     deleted: NDArray[np.int64]
-    """Positions that delete files already name."""
+    """Positions in the file that delete files already name."""
 
 
 class KeyIndex:
-    """An index of the changes' keys, for lookups of many rows."""
+    """An index of the changes' keys, for looking up many rows."""
 
     def __init__(self, newest: Newest, key: tuple[str, ...]) -> None:
         self._key = key
@@ -47,11 +47,13 @@ class KeyIndex:
 
     @property
     def together(self) -> int:
-        """Rows per lookup: each lookup costs as much as the keys, however few the rows are."""
+        """Number of rows to look up at once. A lookup costs at least as much as the number of keys, even for few
+        rows.
+        """
         return max(2**18, int(self._keys.num_rows))
 
     def places(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the positions of rows that have one of the keys, in order, and the change of each."""
+        """Return the indexes of rows that have one of the keys, in order, and the change for each of these rows."""
         columns = {name: column(rows, name) for name in self._key}
         first = columns[self._first]
         if len(columns) == 1:  # the keys differ, so a value's place among them is its change
@@ -73,7 +75,7 @@ class KeyIndex:
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Whether Parquet statistics of this type are comparable with its values."""
+    """Whether Parquet statistics of this type can be compared with column values."""
     return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind))
 
 
@@ -83,7 +85,7 @@ def _ends(array: pa.Array) -> tuple[Any, Any]:
 
 
 def located(reader: Reader, files: tuple[TableFile, ...], index: KeyIndex, keys: Schema) -> Iterator[Located]:
-    """Find the changes' keys file by file; `keys` is the schema of the key columns."""
+    """Find the rows with the changes' keys, file by file; `keys` is the schema of the key columns."""
     found: list[list[_Part]] = [[] for _ in files]
     pending: list[tuple[int, int, pa.Table]] = []
     yielded = 0
@@ -105,7 +107,7 @@ _Part = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def _match(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Part]]) -> None:
-    """Look up the rows of several row groups at once, and assign the results to their files."""
+    """Look up the rows of several row groups at once, and assign the results to the groups' files."""
     if not pending:
         return
     places, of = index.places(pa.concat_tables([rows for _, _, rows in pending]))

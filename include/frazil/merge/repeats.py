@@ -1,12 +1,12 @@
-"""One task of a merge that drops repeats: rows whose key occurred before, near in event time.
+"""One task of a merge that drops repeats: rows whose key occurred before, close in event time.
 
-The rows of a batch are staged as data files. Each task looks up their keys in some of the table's files. The last tasks
-also find the repeats within the batch, each of them the same ones, and rewrite the batch's files that have some. A file
-without repeats is added to the table as it was staged.
+The rows of a batch are staged as data files. Each task of the first round looks up the keys of these rows in some of
+the table's files. Each task of the last round also finds all repeats within the batch, and rewrites those of its files
+that have repeats. A file without repeats is added to the table as it was staged.
 
-The rows of a key are taken in order. A row is kept unless a kept row is at most `within_us` away in event time. Rows of
-the table come first. Rows of a batch have the order of their topic-partition; between topic-partitions, Kafka's
-timestamps decide.
+The rows of a key are checked in order. A row is kept unless a kept row with its key is at most `within_us` away in
+event time. Rows of the table come first. Rows of a batch have the order of their topic-partition; rows of different
+topic-partitions are ordered by Kafka's timestamps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Mask = NDArray[np.bool_]
 
 
 def drop_repeats(context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None]) -> MergeResult:
-    """Run the task. Raises what the storage raises; a failed task's files are removed if possible."""
+    """Run the task. Raises the storage's errors; the files of a failed task are removed if possible."""
     run = _Task(context, task, on_progress)
     try:
         return run.result()
@@ -46,19 +46,19 @@ def drop_repeats(context: MergeContext, task: MergeTask, *, on_progress: Callabl
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The columns of a batch that identify repeats. Rows are numbered through its files, in the task's order."""
+    """The columns of a batch that identify repeats. Rows are numbered across the batch's files, in the task's order."""
 
     keys: pa.Table
     codes: Numbers
-    """Numbers from 0, equal for rows with equal keys."""
+    """A number from 0 for each row's key; equal keys have equal numbers."""
     times: Numbers
-    """Event times in microseconds since the epoch."""
+    """Event times in microseconds since 1970."""
     timed: Mask
-    """Mask of rows with an event time: a row without one is never a repeat."""
+    """Mask of rows with an event time. A row without an event time is never a repeat."""
     places: pa.Table
     """Kafka coordinates, which order the rows."""
     starts: tuple[int, ...]
-    """The number of each file's first row, and the total at the end."""
+    """The number of each file's first row, followed by the total number of rows."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ class _Task:
         return self.context.rules.event_time
 
     def _table_rows(self, batch: _Batch) -> tuple[Numbers, Numbers]:
-        """Return codes and event times of the table's rows whose keys the batch has."""
+        """Return the key numbers and event times of those table rows whose keys are in the batch."""
         rules = self.context.rules
         codes, first = np.unique(batch.codes, return_index=True)
         index = KeyIndex(Newest(batch.keys.take(pa.array(first)), first, 0), rules.key)
@@ -127,7 +127,9 @@ class _Task:
         return np.concatenate([c for c, _ in found]), np.concatenate([t for _, t in found])
 
     def _live_rows(self, together: int) -> Iterator[pa.Table]:
-        """Yield keys and event times of the task's files, without deleted rows, about `together` rows at once."""
+        """Yield keys and event times of the task's files, without deleted rows; each table has about `together`
+        rows.
+        """
         schema = self.schema.select(*dict.fromkeys((*self.context.rules.key, self._event_time)))
         pending: list[pa.Table] = []
         for file in self.task.files:
@@ -144,7 +146,10 @@ class _Task:
             yield pa.concat_tables(pending)
 
     def _repeats(self, batch: _Batch, left: Numbers) -> Numbers:
-        """Return the remaining rows that repeat one another. Only rows with keys that occur twice are sorted."""
+        """Return those of the remaining rows that repeat another row of the batch.
+
+        Sorts only rows whose key occurs more than once.
+        """
         several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
         if not len(several):
             return several
@@ -152,7 +157,7 @@ class _Task:
         return several[repeats(batch.codes[several], batch.times[several], order, within_us=self._within_us)]
 
     def _without(self, batch: _Batch, repeated: Mask) -> MergeResult:
-        """Rewrite this task's share of the batch's files where they have repeats, and count the rest."""
+        """Rewrite the files of this task's share that have repeats, and count the rows that are kept and dropped."""
         replaced, share = [], set(self.task.share)
         counts, windows = Counts(), Counter[int]()
         for path, start, end in zip(self.task.changes, batch.starts, batch.starts[1:], strict=False):
@@ -184,7 +189,10 @@ class _Task:
 
 
 def beside(codes: Numbers, times: Numbers, there: Numbers, at: Numbers, *, within_us: int) -> Mask:
-    """Mask of rows that have a near row with the same key in `there`, whose times are `at`. Pure."""
+    """Mask of rows that have a row with the same key nearby in event time, in the table. Pure.
+
+    `there` has the key numbers of the table's rows, `at` their event times.
+    """
     count = len(codes)
     keys, moments = np.r_[codes, there], np.r_[times, at]
     ordered = np.lexsort((moments, keys))
@@ -203,7 +211,7 @@ def beside(codes: Numbers, times: Numbers, there: Numbers, at: Numbers, *, withi
 
 
 def repeats(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
-    """Mask of rows that repeat an earlier kept row, in their order. Pure."""
+    """Mask of rows that repeat an earlier kept row, in the order of the rows. Pure."""
     count = len(codes)
     ordered = np.lexsort((order, codes))
     keys, moments = codes[ordered], times[ordered]
@@ -222,7 +230,7 @@ def repeats(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -
 
 
 def _one_by_one(times: list[int], within_us: int) -> list[bool]:
-    """Return whether each of one key's times, in order, repeats a kept one."""
+    """Return, for each of one key's event times in order, whether it repeats a kept time."""
     kept: list[int] = []
     dropped = []
     for time in times:
@@ -235,15 +243,16 @@ def _one_by_one(times: list[int], within_us: int) -> list[bool]:
 
 
 def _near(one: Numbers, other: Numbers, within_us: int) -> Mask:
-    """Mask of times that are at most `within_us` apart, safe for any distance."""
+    """Mask of times that are at most `within_us` apart; cannot overflow."""
     later, earlier = np.maximum(one, other).astype(np.uint64), np.minimum(one, other).astype(np.uint64)
     return (later - earlier) <= np.uint64(within_us)  # modulo 2^64, which is the true distance
 
 
 def _order(rows: pa.Table) -> Numbers:
-    """Return a rank for each row of a batch: within a topic-partition by offset, between them by Kafka timestamp.
+    """Return a rank for each row of a batch: within a topic-partition by offset, across topic-partitions by Kafka
+    timestamp.
 
-    A producer may send timestamps that go back. So the running maximum within the topic-partition counts.
+    A producer may send timestamps that go back, so the running maximum within the topic-partition counts.
     """
     count = rows.num_rows
     places, offsets = places_of(rows), column(rows, OFFSET).to_numpy()

@@ -30,9 +30,9 @@ NAME_MAPPING = "schema.name-mapping.default"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
 """Field ids from the Iceberg specification, "Reserved Field IDs"."""
 COMPARED = frozenset({int, str, date})
-"""Types whose statistics PyArrow returns as the same Python types as its array values."""
+"""Types for which PyArrow returns statistics as the same Python types as array values."""
 Bounds = Mapping[str, tuple[Any, Any]]
-"""The minimum and maximum by column name."""
+"""The minimum and maximum value by column name."""
 _DELETES = pa.schema(
     [
         pa.field("file_path", pa.string(), nullable=False, metadata={"PARQUET:field_id": str(PATH_ID)}),
@@ -43,7 +43,7 @@ _DELETES = pa.schema(
 
 @dataclass(slots=True)
 class Reader:
-    """Opens Parquet files of one storage, and counts what is read."""
+    """Opens Parquet files of one storage, and counts the bytes and rows that are read."""
 
     io: FileIO
     properties: Mapping[str, str]
@@ -91,7 +91,7 @@ class Reader:
 
 
 def _by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
-    """Group the positions of a delete file by data file; there may be thousands of data files."""
+    """Group the positions in a delete file by data file. A delete file may name thousands of data files."""
     if not deletes.num_rows:
         return {}
     paths = column(deletes, "file_path").dictionary_encode()
@@ -102,13 +102,15 @@ def _by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """Return the types of what is read. All fields are nullable, because other programs may have written the files."""
+    """Return the Arrow schema for reading. All fields are nullable, because other programs may have written the
+    files.
+    """
     return pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
 
 
 @dataclass(slots=True)
 class DataReader:
-    """One open data file. Columns are found by field id, as Iceberg's schema evolution requires."""
+    """An open data file. Columns are found by field id, as Iceberg's schema evolution requires."""
 
     reader: Reader
     file: pq.ParquetFile
@@ -120,7 +122,10 @@ class DataReader:
         self.file.close()
 
     def groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield each row group's first position and rows in the given schema; `wanted` selects row groups."""
+        """Yield the position of each row group's first row, and the group's rows in the given schema.
+
+        `wanted` selects row groups; None selects all.
+        """
         physical, expected = self._physical(), arrow_schema(schema)
         # As PyIceberg's own scan: a list or a map is selected by what is in it.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
@@ -137,7 +142,7 @@ class DataReader:
             yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else no_rows(expected)
 
     def at(self, schema: Schema, positions: NDArray[np.int64]) -> pa.Table:
-        """Return the rows at positions, which must be sorted."""
+        """Return the rows at these positions, which must be sorted."""
         parts = [no_rows(arrow_schema(schema))]
         groups = np.unique(np.searchsorted(np.array(self.starts), positions, side="right") - 1).tolist()
         for start, rows in self.groups(schema, groups):
@@ -164,23 +169,29 @@ class DataReader:
 
     @property
     def starts(self) -> list[int]:
-        """The position of each row group's first row."""
+        """The position of the first row of each row group."""
         sizes = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
         return [0, *np.cumsum(sizes).tolist()]
 
 
 def _overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
-    """Whether a column may hold values between the ends. Statistics of types that are not compared always may."""
+    """Whether a column may have values between the ends.
+
+    Returns True for statistics of types that are not compared.
+    """
     if statistics is None or not statistics.has_min_max:
         return True
-    least, greatest = statistics.min, statistics.max
-    if not all(type(value) is type(end) and type(value) in COMPARED for value in (least, greatest) for end in ends):
+    lowest, greatest = statistics.min, statistics.max
+    if not all(type(value) is type(end) and type(value) in COMPARED for value in (lowest, greatest) for end in ends):
         return True
-    return bool(least <= ends[1] and ends[0] <= greatest)
+    return bool(lowest <= ends[1] and ends[0] <= greatest)
 
 
 def write_position_deletes(io: FileIO, file: TableFile, positions: NDArray[np.int64], *, folder: str) -> StagedFile:
-    """Write a file that deletes rows of one data file. Its bounds are the full path, so that readers can match it."""
+    """Write a file that deletes rows of one data file.
+
+    The bounds of its path column are the data file's full path, so that readers can match the two files.
+    """
     path = f"{folder}/deletes-{uuid.uuid4()}.parquet"
     paths = pa.repeat(pa.scalar(file.path, pa.string()), len(positions))
     rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES)

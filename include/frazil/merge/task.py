@@ -1,10 +1,10 @@
-"""One task of a merge: the newest changes against some of the table's files."""
+"""One task of a merge: merges the newest changes into some of the table's files."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,10 +19,9 @@ from frazil.ingest.contract import StagedFile
 from frazil.ingest.no_rows import no_rows
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.changes import Newest, column, newest_by_key
-from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask, TableFile
+from frazil.merge.contract import Counts, How, MergeContext, MergeResult, MergeTask, TableFile
 from frazil.merge.locate import KeyIndex, Located, located
 from frazil.merge.repeats import drop_repeats
-from frazil.merge.rewriting import rewritten
 from frazil.merge.table_files import Reader, arrow_schema, write_position_deletes
 from frazil.merge.verdict import deletes, filled, fresh, renewed, stale, unchanged
 
@@ -33,10 +32,10 @@ NEVER = np.iinfo(np.int64).min
 def merge(
     context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None] = lambda _: None
 ) -> MergeResult:
-    """Run the task. Raises what the storage raises; a failed task's files are removed if possible.
+    """Run the task. Raises the storage's errors; the files of a failed task are removed if possible.
 
     A task of a stream with dedupe runs `frazil.merge.repeats` instead. `on_progress` is called repeatedly with the
-    number of rows read so far; it may raise to end the task.
+    number of rows read so far; it may raise an exception to end the task.
     """
     if context.changes.content == "candidates":
         return drop_repeats(context, task, on_progress=on_progress)
@@ -49,12 +48,12 @@ def merge(
 
 
 @dataclass(slots=True)
-class _Leaving:
-    """The rows that leave one data file."""
+class _RemovedRows:
+    """The rows that are removed from one data file."""
 
     found: Located
     positions: NDArray[np.int64]
-    """Positions of the rows that leave it now."""
+    """Positions of the rows that this merge removes from the file."""
 
 
 @dataclass
@@ -94,14 +93,14 @@ class _Merge:
         leaving = list(self._leaving(newest, matched))
         if last:
             self._insert(newest.without(matched))
-        replaced, dropped = self._leave(leaving)
+        replaced, dropped = self._remove_rows(leaving)
         numbers = b"" if last else BitMap64(newest.numbers[matched].tolist()).serialize()
         files = (*self.writer.finish(), *self.staged)
         read = self.reader.bytes_read
         return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
 
-    def _leaving(self, newest: Newest, matched: NDArray[np.bool_]) -> Iterator[_Leaving]:
-        """Match every file: write the new versions of rows, and mark the changes that have a row."""
+    def _leaving(self, newest: Newest, matched: NDArray[np.bool_]) -> Iterator[_RemovedRows]:
+        """Match all files: write the new versions of rows, and mark the changes that have a row."""
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
         keys = self.schema.select(*rules.key)
@@ -112,10 +111,10 @@ class _Merge:
             first &= once
             matched[found.changes] = True
             leaves = self._updated(newest, found, first) if len(found.positions) else found.positions
-            yield _Leaving(found, leaves)
+            yield _RemovedRows(found, leaves)
 
     def _updated(self, newest: Newest, found: Located, first: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return the positions of rows that leave the file, because a change updates or deletes them."""
+        """Return the positions of the rows that are removed from the file because a change updates or deletes them."""
         rules = self.context.rules
         with self.reader.open(found.file.path) as data:
             rows = data.at(self.schema, found.positions)
@@ -134,13 +133,13 @@ class _Merge:
         )
         self._write(changes.filter(pa.array(new & first)))
         self._put(changes.filter(pa.array(renews & first)))
-        self._saw(rows.filter(pa.array(first & (gone | new & self._moved(rows, changes)))))
+        self._count_windows(rows.filter(pa.array(first & (gone | new & self._moved(rows, changes)))))
         return found.positions[
             (gone | new | renews) & first | ~old & ~first
         ]  # of a key that others wrote twice, one row stays
 
     def _moved(self, rows: pa.Table, changes: pa.Table) -> NDArray[np.bool_]:
-        """Mask of rows that their changes move to another window: both windows have changed."""
+        """Mask of rows that their changes move to another window. Both windows have then changed."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
@@ -158,7 +157,7 @@ class _Merge:
 
     def _write(self, rows: pa.Table) -> None:
         if rows.num_rows:
-            self._saw(self._put(rows))
+            self._count_windows(self._put(rows))
 
     def _put(self, rows: pa.Table) -> pa.Table:
         schema = self.writer.layout.arrow_schema
@@ -166,7 +165,7 @@ class _Merge:
         self.writer.add(rows)
         return rows
 
-    def _saw(self, rows: pa.Table) -> None:
+    def _count_windows(self, rows: pa.Table) -> None:
         """Count rows by window."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None or not rows.num_rows:
@@ -175,8 +174,10 @@ class _Merge:
         starts, counts = np.unique(times // rules.window_us * rules.window_us, return_counts=True)
         self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
 
-    def _leave(self, leaving: list[_Leaving]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Rewrite files, or write delete files for them. Returns the paths of data files and delete files to remove."""
+    def _remove_rows(self, leaving: list[_RemovedRows]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Rewrite data files, or write delete files for them. Returns the paths of data files and of delete files to
+        remove.
+        """
         replaced: list[str] = []
         dropped: list[str] = []
         new_rows = self.counts.inserted + self.counts.updated
@@ -211,8 +212,68 @@ class _Merge:
         self.counts += dataclasses.replace(Counts(), **found)
 
 
-def _by_partition(leaving: list[_Leaving]) -> list[list[_Leaving]]:
-    found: dict[tuple[object, ...], list[_Leaving]] = {}
+def _by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]:
+    found: dict[tuple[object, ...], list[_RemovedRows]] = {}
     for one in leaving:
         found.setdefault((one.found.file.spec_id, one.found.file.partition), []).append(one)
     return list(found.values())
+
+
+MAX_DELETED_SHARE = 0.2
+"""Maximum share of a file's rows that delete files may remove. Above this share, `auto` rewrites the file."""
+TIER = 4
+"""Files at most this many times as large as the new file are rewritten with it, if `MIN_JOINED_FILES` or more exist.
+
+So each row is rewritten once per size tier, and a partition has few files of each tier.
+"""
+MIN_JOINED_FILES = 4
+SMALL_BYTES = 64 * 2**10
+"""Files below this size all cost readers the same."""
+SMALLER_BYTES = 2**20
+"""File size below which the allowed share of deleted rows shrinks in proportion.
+
+A small data file costs less to rewrite, but its delete file costs readers as much as any other. With this rule, each
+deleted row costs the same number of rewritten bytes for files of any size.
+"""
+ROW_BYTES = 50
+"""The assumed bytes per row if no file shows the actual size."""
+
+
+def rewritten(how: How, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int) -> set[str]:
+    """Return the paths of the data files to rewrite.
+
+    `leaving` has the number of rows to remove from each file, including rows that delete files already remove. `files`
+    are the data files of one partition, which gets `new_rows` rows.
+    """
+    if how == "copy-on-write":
+        return {file.path for file in leaving}
+    if how == "merge-on-read":
+        return {file.path for file, rows in leaving.items() if rows == file.records}
+    found = {file.path for file, rows in leaving.items() if rows > _max_deleted_rows(file)}
+    return found | _joining(files, found, leaving, new_rows)
+
+
+def _max_deleted_rows(file: TableFile) -> float:
+    return MAX_DELETED_SHARE * file.records * min(1.0, file.bytes / SMALLER_BYTES)
+
+
+def _joining(
+    files: Sequence[TableFile], rewritten: set[str], leaving: Mapping[TableFile, int], new_rows: int
+) -> set[str]:
+    """Return the small files that are rewritten together with the new rows."""
+    copied = sum(file.bytes * (1 - leaving[file] / file.records) for file in files if file.path in rewritten)
+    size = max(SMALL_BYTES, _bytes(files, new_rows) + copied)
+    rest = sorted((file for file in files if file.path not in rewritten), key=lambda file: file.bytes)
+    joined: set[str] = set()
+    while True:
+        tier = [file for file in rest if file.bytes <= TIER * size]
+        if len(tier) < MIN_JOINED_FILES:
+            return joined
+        joined |= {file.path for file in tier}
+        size += sum(file.bytes for file in tier)
+        rest = rest[len(tier) :]
+
+
+def _bytes(files: Sequence[TableFile], rows: int) -> float:
+    records = sum(file.records for file in files)
+    return rows * (sum(file.bytes for file in files) / records if records else ROW_BYTES)

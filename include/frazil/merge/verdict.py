@@ -1,4 +1,4 @@
-"""Decides the outcome of a change whose key the table has, from both rows. Pure."""
+"""Decides the outcome of a change whose key is in the table, from the change and the table's row. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from frazil.merge.contract import MergeRules
 def stale(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> NDArray[np.bool_]:
     """Mask of changes that are older than the rows at the same index. Null is the oldest.
 
-    A delete without an order value removes every row before it, so no change after it is stale. `deletes` are those of
-    `Newest.deletes_of` for these changes.
+    A delete without an order value removes every row before it, so no change after it is stale. `deletes` is the result
+    of `Newest.deletes_of` for these changes.
     """
     orders = column(changes, rules.order_by) if rules.order_by else None
-    old = _outlived(orders, changes, rows, rules)
+    old = _is_kept(orders, changes, rows, rules)
     if deletes is None:
         return old
     gone = _earlier(rows, deletes, rules, unknown=not rules.replays)
@@ -31,8 +31,11 @@ def stale(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Tabl
     return np.where(never, old, ~gone & (old | bare_deletes(changes, rules)))
 
 
-def _outlived(orders: pa.Array | None, places: pa.Table | None, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
-    """Mask of rows that changes with these orders and places do not replace. For places, see `MergeRules.replays`."""
+def _is_kept(orders: pa.Array | None, places: pa.Table | None, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+    """Mask of rows that are not replaced by changes with these order values and Kafka coordinates (`places`).
+
+    For the coordinates, see `MergeRules.replays`.
+    """
     kept = ~_earlier(rows, places, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
     if rules.order_by is None:
         return kept
@@ -41,7 +44,7 @@ def _outlived(orders: pa.Array | None, places: pa.Table | None, rows: pa.Table, 
 
 
 def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]:
-    """Mask of new orders that are below the old ones; null is the lowest. See `MergeRules.by_position`."""
+    """Mask of new order values that are below the old values; null is the lowest. See `MergeRules.by_position`."""
     below: NDArray[np.bool_] = _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (
         _mask(new.is_null()) & _mask(old.is_valid())
     )
@@ -49,7 +52,10 @@ def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]
 
 
 def _earlier(rows: pa.Table, places: pa.Table, rules: MergeRules, *, unknown: bool = False) -> NDArray[np.bool_]:
-    """Mask of rows older than the record at the same index of `places`; `unknown` for rows without coordinates."""
+    """Mask of rows older than the record at the same index of `places`.
+
+    For rows without coordinates the result is `unknown`.
+    """
     if {TOPIC, PARTITION, OFFSET, TIMESTAMP} - {*rows.column_names}:
         return np.full(rows.num_rows, unknown)
     same = pc.and_(
@@ -75,7 +81,7 @@ def _is_former(rows: pa.Table, rules: MergeRules) -> pa.Array:
 def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
     """Mask of upserts that have the same values as their rows.
 
-    Values that the change leaves out must be filled already.
+    Values that the changes leave out must be filled already.
     """
     same = np.ones(changes.num_rows, np.bool_)
     for name in rows.column_names:
@@ -86,7 +92,7 @@ def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[n
 
 
 def renewed(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
-    """Mask of rows that take only the coordinates of their changes."""
+    """Mask of unchanged rows that take the coordinates of their changes."""
     return _earlier(rows, changes, rules) if rules.traced and rules.ignored else np.zeros(changes.num_rows, np.bool_)
 
 
@@ -95,7 +101,9 @@ def deletes(changes: pa.Table) -> NDArray[np.bool_]:
 
 
 def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
-    """Fill the columns that a change leaves out with the values of its row. `ids` are field ids by column name."""
+    """Fill the columns that a change leaves out with the values of the table's row. `ids` are field ids by column
+    name.
+    """
     kept = column(changes, KEPT)
     left_out = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
     if not left_out.any():
@@ -112,16 +120,16 @@ def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
 
 
 def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newest, rules: MergeRules) -> pa.Table:
-    """Replace values that came from a stale change of the batch by the values of the table's rows.
+    """Replace values that came from a stale change of the batch with the values of the table's rows.
 
-    `of` are the indexes of the changes among the newest.
+    `of` are the indexes of the changes among the newest changes.
     """
     cut = np.zeros(len(of), np.bool_) if newest.deleted_by is None else newest.deleted_by[of] != NEVER
     for name, numbers in newest.filled_by.items():
         orders, places = (
             None if all_ is None else all_.take(pa.array(numbers[of])) for all_ in (newest.orders, newest.places)
         )
-        older = _outlived(orders, places, rows, rules) & (numbers[of] != newest.numbers[of]) & ~cut
+        older = _is_kept(orders, places, rows, rules) & (numbers[of] != newest.numbers[of]) & ~cut
         if older.any():
             at = changes.schema.get_field_index(name)
             values = chosen(older, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
@@ -130,7 +138,7 @@ def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newe
 
 
 def equal(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
-    """Mask of equal values: null equals null, and NaN equals NaN."""
+    """Mask of equal values. Null equals null, and NaN equals NaN."""
     one, other = plain(one), plain(other)
     kind: Any = one.type
     if pa.types.is_struct(kind):

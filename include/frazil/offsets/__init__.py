@@ -1,3 +1,3 @@
-"""Offsets of topic-partitions, as spans and as tallies: pure, and needed everywhere."""
+"""Kafka offsets of topic-partitions, as spans and as counts. No I/O."""
 
 from __future__ import annotations

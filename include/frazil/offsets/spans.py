@@ -1,7 +1,8 @@
-"""Offsets of topic-partitions as spans `[start, end)` and as bitmaps. Pure."""
+"""Offsets of topic-partitions as spans `[start, end)` and as bitmaps. No I/O."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from operator import or_
@@ -10,21 +11,23 @@ from pyroaring import BitMap64
 
 TopicPartition = tuple[str, int]
 Span = tuple[int, int]
-"""Offsets `[start, end)`."""
+"""Offsets from `start` to before `end`: `(start, end)`."""
 Spans = Mapping[TopicPartition, tuple[Span, ...]]
-"""Spans by topic-partition: in order, neither empty nor overlapping."""
+"""Spans by topic-partition: sorted, non-empty and without overlaps."""
 
 
 def unread(
     position: Mapping[TopicPartition, int], first: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> int:
-    """Return the number of offsets between a position and the ends. Partitions without a position begin at `first`."""
+    """Return the number of offsets between a position and the ends. A partition without a position starts at
+    `first`.
+    """
     starts = {**first, **position}
     return sum(max(end - starts[tp], 0) for tp, end in ends.items())
 
 
 def between(start: int, end: int) -> BitMap64:
-    """All offsets of `[start, end)`."""
+    """Return a bitmap of all offsets in `[start, end)`."""
     whole = BitMap64()
     if end > start:
         whole.add_range(start, end)
@@ -32,7 +35,7 @@ def between(start: int, end: int) -> BitMap64:
 
 
 def runs(found: BitMap64, within: Span) -> Iterator[Span]:
-    """Runs of neighbouring offsets. The cost grows with the number of runs, not of offsets."""
+    """Yield the runs of consecutive offsets of a bitmap. The cost grows with the number of runs, not of offsets."""
     end = within[1]
     others = between(*within) - found
     for offsets_of in (found, others):
@@ -45,24 +48,26 @@ def runs(found: BitMap64, within: Span) -> Iterator[Span]:
 
 
 def within(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> dict[TopicPartition, BitMap64]:
-    """The records that lie in the spans, of the topic-partitions that have any."""
-    found = {tp: records[tp] & reduce(or_, (between(*span) for span in of)) for tp, of in spans.items()}
+    """Return the record offsets that lie inside the spans. Topic-partitions without such records are left out."""
+    found = {tp: records[tp] & of for tp, of in bitmaps(spans).items()}
     return {tp: offsets_of for tp, offsets_of in found.items() if offsets_of}
 
 
 def holding(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> Spans:
-    """The spans that hold any of the records."""
+    """Return only the spans that contain at least one of the record offsets."""
     kept = {tp: tuple(s for s in of if records[tp].range_cardinality(*s)) for tp, of in spans.items()}
     return {tp: of for tp, of in kept.items() if of}
 
 
 def offsets(spans: Spans) -> int:
-    """How many offsets there are; records may be fewer, where Kafka has gaps."""
+    """Return the number of offsets in the spans. Kafka's logs have gaps, so the spans may contain fewer records."""
     return sum(end - start for of in spans.values() for start, end in of)
 
 
 def merged(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
-    """Pieces in any order as spans: empty ones are left out, those that touch or overlap are merged."""
+    """Merge `[start, end)` pieces, given in any order, into spans. Empty pieces are dropped; touching or overlapping
+    pieces are joined.
+    """
     whole: dict[TopicPartition, list[Span]] = {}
     for tp, (start, end) in sorted(pieces):
         of = whole.setdefault(tp, [])
@@ -71,6 +76,20 @@ def merged(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
         elif start < end:
             of.append((start, end))
     return {tp: tuple(of) for tp, of in whole.items() if of}
+
+
+def bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
+    """Return the offsets of the spans."""
+    return {tp: reduce(or_, (between(*span) for span in of), BitMap64()) for tp, of in spans.items()}
+
+
+def union(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicPartition, BitMap64]:
+    """Return all offsets that any of them has."""
+    whole: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
+    for each in found:
+        for tp, offsets_of in each.items():
+            whole[tp] |= offsets_of
+    return dict(whole)
 
 
 def overlap(some: Spans, others: Spans) -> bool:

@@ -1,4 +1,4 @@
-"""Counts the offsets of one topic-partition: which were seen, and which more than once, in a few bits per offset."""
+"""Counts the offsets of a topic-partition, and finds those seen more than once, with a few bits per offset."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pyroaring import BitMap64
 
 from frazil.offsets.spans import TopicPartition
 
-SINGLES_A_RUN = 8
+OFFSETS_PER_RUN = 8
 
 
 class OffsetTally:
-    """Takes offsets in any order, in pieces. A stream's offsets are dense, so a billion fit in a few hundred MB."""
+    """Counts offsets, which may arrive in any order and in several pieces.
+
+    A stream's offsets are nearly consecutive, so a billion offsets take a few hundred MB.
+    """
 
     def __init__(self, offsets: npt.ArrayLike = ()) -> None:
         self.seen = BitMap64()
@@ -25,7 +28,7 @@ class OffsetTally:
         self.add(offsets)
 
     def add(self, offsets: npt.ArrayLike) -> None:
-        """Count more offsets, 0 or above."""
+        """Count more offsets. Offsets must not be negative."""
         values = np.sort(np.asarray(offsets, dtype=np.uint64))
         steps = np.diff(values)
         piece = _bitmap(values, np.flatnonzero(steps != 1) + 1)
@@ -36,14 +39,14 @@ class OffsetTally:
         self.rows += len(values)
 
     def merge(self, other: OffsetTally) -> None:
-        """Count what another one has counted, too."""
+        """Add the counts of another tally to this one."""
         self.repeated |= other.repeated | (self.seen & other.seen)
         self.seen |= other.seen
         self.rows += other.rows
 
     @property
     def copies(self) -> int:
-        """How many more rows than distinct offsets there are."""
+        """Number of surplus rows: all rows minus the distinct offsets."""
         return self.rows - len(self.seen)
 
 
@@ -51,12 +54,12 @@ Tallies = Mapping[TopicPartition, OffsetTally]
 
 
 def seen(tallies: Tallies) -> dict[TopicPartition, BitMap64]:
-    """The offsets alone."""
+    """Return the offsets that each tally has seen, without the duplicates."""
     return {tp: found.seen for tp, found in tallies.items()}
 
 
 def together(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
-    """All of them added up: an offset that two of them have is there twice."""
+    """Add up several tallies. An offset that two of the tallies contain counts as repeated."""
     whole: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for each in tallies:
         for tp, found in each.items():
@@ -65,7 +68,7 @@ def together(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
 
 
 def spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
-    """The first runs of neighbouring offsets as `[first, last]`, at most `limit` of them."""
+    """Yield the first runs of consecutive offsets as `(first, last)`, at most `limit` runs."""
     start: int | None = None
     last = -1
     found = 0
@@ -82,8 +85,11 @@ def spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
 
 
 def _bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) -> BitMap64:
-    """A bitmap of sorted offsets, given where runs of neighbours end. A run costs as much as ten single offsets."""
-    if len(breaks) * SINGLES_A_RUN > len(values):
+    """Build a bitmap from sorted offsets and the indexes where a new run starts.
+
+    Adding a run costs about as much as adding ten single offsets, so short runs are added offset by offset.
+    """
+    if len(breaks) * OFFSETS_PER_RUN > len(values):
         return BitMap64(values)
     whole = BitMap64()
     if len(values):

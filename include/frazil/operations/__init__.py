@@ -1,3 +1,3 @@
-"""What pages show people who operate streams: frozen values, made by pure functions from what was read elsewhere."""
+"""The content of operators' pages about streams: frozen values that pure functions build from data read elsewhere."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page's actions, and what each of them would do, described before it is confirmed. Pure."""
+"""The page's actions. The effects of an action are described before the user confirms it. Pure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class Act(StrEnum):
 
 
 OF_STREAMS = frozenset({Act.PAUSE, Act.RESUME, Act.RESTART, Act.RESET, Act.BACKFILL, Act.ABANDON, Act.REPLAY})
-"""The other actions are on a table."""
+"""Actions on a stream. The other actions are on a table."""
 RUNS_A_DAG = frozenset({Act.BACKFILL, Act.REPLAY, Act.MAINTAIN, Act.RELEASE})
 """Actions that start a run in Airflow, which does the work."""
 PREPARED = frozenset({Act.RESET, Act.ABANDON})
-"""Actions whose effect depends on the table: it is read for the plan, and again when the action is carried out."""
+"""Actions whose effect depends on the table. The table is read for the plan, and again when the action is carried out.
+"""
 DEPENDS: Mapping[Act, tuple[str, ...]] = {
     Act.PAUSE: ("generation",),
     Act.RESUME: ("generation", "dag_paused"),
@@ -42,15 +43,19 @@ DEPENDS: Mapping[Act, tuple[str, ...]] = {
     Act.RELEASE: ("dag_paused",),
     Act.SEND_AGAIN: (),
 }
-"""The fields of the situation that an action depends on. It is refused if they changed since the user saw the plan.
+"""The fields of `Situation` that an action depends on. The action is refused if they changed since the user saw the
+plan.
 
-Only users' decisions count: a process may end or start meanwhile. Prepared actions add the state of the table.
+Only users' decisions are among them: a process may end or start meanwhile. For prepared actions the state of the table
+counts too.
 """
 ALTERS = frozenset({Act.RESET, Act.BACKFILL, Act.ABANDON, Act.REPLAY, Act.MAINTAIN, Act.RELEASE, Act.SEND_AGAIN})
-"""Actions that change the table or what its readers get. Unless it is a dry run, the user types the subject's name."""
+"""Actions that change the table or the data that its readers get. The user confirms them by typing the subject's name,
+except for a dry run.
+"""
 HAS_DRY_RUN = frozenset({Act.BACKFILL, Act.REPLAY, Act.MAINTAIN})
 BY_THE_TABLE = frozenset({Act.BACKFILL, Act.REPLAY})
-"""Actions that a stream's table may rule out."""
+"""Actions that the state of a stream's table may rule out."""
 
 
 _TRIGGERER, _SCHEDULER = ("triggerer",), ("scheduler",)
@@ -66,11 +71,11 @@ NEEDS: Mapping[Act, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run in Airflow that has not ended."""
+    """A DAG run in Airflow that has not ended."""
 
     id: str
     waits: bool
-    """Queued in Airflow: none of its tasks has started."""
+    """Whether the run is queued, so that none of its tasks has started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,43 +83,43 @@ class Situation:
     """The state of the subject when a user requests an action."""
 
     subject: str
-    """The stream, or the table."""
+    """The name of the stream or table."""
     desired: str | None = None
     generation: int | None = None
     """The generation of the desired state."""
     writer_runs: bool = False
     has_table: bool = True
     dag: str | None = None
-    """The DAG that does the work, or that supervises the stream."""
+    """The DAG that carries out the action, or that supervises the stream."""
     dag_paused: bool | None = None
-    """Whether it is paused; None if Airflow does not have the DAG."""
+    """Whether the DAG is paused; None if Airflow does not have the DAG."""
     unfit: str | None = None
     """Why the stream's declaration or state rules the action out."""
     backfill: str = ""
-    """The id and state of its open backfill or replay."""
+    """The id and state of the stream's open backfill or replay."""
     run: Run | None = None
     """A run of the DAG that is already changing the subject's tables."""
     silent: tuple[Silent, ...] = ()
     """Airflow components without a recent heartbeat."""
     staged: str = ""
-    """A sentence on the progress of its open backfill or replay."""
+    """A sentence on the progress of the stream's open backfill or replay."""
 
     def seal(self, act: Act) -> str:
-        """Return a token that changes with anything that the action depends on."""
+        """Return a token that changes with every field that the action depends on."""
         return ",".join(f"{name}={getattr(self, name)}" for name in DEPENDS[act])
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The effects of an action. If `refused` is set, the action is not possible now."""
+    """The description of an action's effects. If `refused` is set, the action is not possible now."""
 
     act: Act
     says: tuple[str, ...]
     refused: str | None = None
     missing: str | None = None
-    """What the user must change in the form first."""
+    """The part of the form that the user must change first."""
     seal: str = ""
-    """Sent back with the confirmation, so that frazil does exactly what the user confirmed."""
+    """Token of the plan. The confirmation sends it back, so that frazil does exactly what the user confirmed."""
     retype: bool = False
     """Whether the user confirms by typing the subject's name."""
     generation: int | None = None
@@ -123,7 +128,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The effects of an action on a table as it stands, and a function that carries out exactly these.
+    """The effects of an action on the current state of a table, and a function that carries out exactly these effects.
 
     `carry_out` raises if the table has changed since.
     """
@@ -136,7 +141,10 @@ class Prepared:
 
 
 def plan_of(act: Act, now: Situation, *, dry: bool = False) -> Plan:
-    """Describe the effects of an action. The caller adds those of a prepared action, which depend on the table."""
+    """Describe the effects of an action.
+
+    For a prepared action, the caller adds the effects that depend on the table.
+    """
     says = {
         Act.PAUSE: _pause,
         Act.RESUME: _resume,
@@ -157,7 +165,7 @@ def plan_of(act: Act, now: Situation, *, dry: bool = False) -> Plan:
 
 
 def waits_for(act: Act, silent: Iterable[Silent]) -> tuple[str, ...]:
-    """A sentence for each Airflow component that must be started before the action takes effect."""
+    """Return a sentence for each Airflow component that must be started before the action takes effect."""
     return tuple(f"{one.words}: this waits until it is back." for one in silent if one.component in NEEDS.get(act, ()))
 
 
@@ -173,7 +181,7 @@ def moved(act: Act, before: str, now: str) -> str:
     ]
     if then_table != by_table and then_table and by_table:
         said.append(_MOVED_TABLE[act])
-    return ", and ".join(said) or "what was confirmed is none of its plans"
+    return ", and ".join(said) or "the confirmed plan is not one of its plans"
 
 
 def _moved_dag(was: str, now: str) -> str:
@@ -181,8 +189,8 @@ def _moved_dag(was: str, now: str) -> str:
         return "Airflow has its DAG now"
     return {
         "True": "its DAG was paused in Airflow",
-        "False": "its DAG is not paused in Airflow any more",
-    }.get(now, "Airflow has no DAG of it any more")
+        "False": "its DAG is no longer paused in Airflow",
+    }.get(now, "Airflow no longer has a DAG of it")
 
 
 def _moved_backfill(was: str, now: str) -> str:
@@ -192,7 +200,7 @@ def _moved_backfill(was: str, now: str) -> str:
 
 
 _MOVED: Mapping[str, Callable[[str, str], str]] = {
-    "generation": lambda _, __: "somebody paused, resumed or restarted it",
+    "generation": lambda _, __: "another user paused, resumed or restarted it",
     "dag_paused": _moved_dag,
     "backfill": _moved_backfill,
 }
@@ -200,7 +208,7 @@ _MOVED_TABLE: Mapping[Act, str] = {
     Act.RESET: "its position moved, or another target was asked for",
     Act.ABANDON: "its backfill or replay under way is another one",
 }
-"""Descriptions for prepared actions."""
+"""Descriptions of a changed table, for prepared actions."""
 
 
 def _pause(now: Situation) -> tuple[str, ...]:
@@ -208,7 +216,7 @@ def _pause(now: Situation) -> tuple[str, ...]:
     return (
         stops,
         "Nothing is lost: records wait in Kafka, for as long as Kafka keeps them.",
-        f"No writer starts before somebody resumes {now.subject}.",
+        f"No writer starts until {now.subject} is resumed.",
     )
 
 
@@ -239,15 +247,15 @@ def _reset(now: Situation) -> tuple[str, ...]:
 def _backfill(now: Situation) -> tuple[str, ...]:
     return (
         (
-            f"Records that Kafka has and the table of {now.subject} lacks are written to a branch, audited and "
+            f"Records that Kafka has and the table of {now.subject} is missing are written to a branch, audited and "
             "published in one commit, each of them once."
         ),
         "A dry run says in its log what it would touch, and stops there.",
-        *_beside(now),
+        *_open_backfill_words(now),
     )
 
 
-def _beside(now: Situation) -> tuple[str, ...]:
+def _open_backfill_words(now: Situation) -> tuple[str, ...]:
     if not now.staged:
         return ()
     return (
@@ -261,10 +269,10 @@ def _beside(now: Situation) -> tuple[str, ...]:
 
 def _abandon(now: Situation) -> tuple[str, ...]:
     return (
-        f"What the backfill of {now.subject} has staged is removed. The table loses no row, for it has none of these.",
+        f"What the backfill of {now.subject} has staged is removed. The table has none of these rows yet.",
         (
-            "A run of its DAG that is under way fails, and is not tried again. A new run begins it anew, also one that "
-            "waits in Airflow's queue by now: end that in Airflow."
+            "A run of its DAG that is under way fails, and is not retried. A new run begins it again, also one that "
+            "is queued in Airflow now: end that run in Airflow."
         ),
     )
 
@@ -272,8 +280,8 @@ def _abandon(now: Situation) -> tuple[str, ...]:
 def _replay(now: Situation) -> tuple[str, ...]:
     return (
         (
-            f"The dead letters of {now.subject} are decoded once more by the declaration of now. What it takes becomes "
-            "rows, or is merged, each letter once; the others stay."
+            f"The dead letters of {now.subject} are decoded again by the current declaration. Those accepted become "
+            "rows or are merged, each letter once; the others stay."
         ),
         "A dry run only counts them.",
     )
@@ -296,7 +304,7 @@ def _release(now: Situation) -> tuple[str, ...]:
             f"The window of {now.subject} is signalled as it stands, although its quality gate did not pass. DAGs that "
             "wait for it start within a minute."
         ),
-        "Your name and your reason stand beside it in frazil.signals for ever.",
+        "Your name and your reason stay next to it in frazil.signals.",
     )
 
 
@@ -331,7 +339,7 @@ def _refused(act: Act, now: Situation, *, dry: bool) -> str | None:
 
 
 def _no_run(now: Situation, *, dry: bool) -> str | None:
-    """Why a run of the DAG cannot be started."""
+    """Return why a run of the DAG cannot be started; None if it can."""
     if now.dag_paused is None:
         return f"Airflow has no DAG {now.dag}, which would do it. Add it to the DAG folder, or see its import errors"
     run = now.run
@@ -344,5 +352,5 @@ def _no_run(now: Situation, *, dry: bool) -> str | None:
     )
     return (
         f"The run {run.id} of the DAG {now.dag} {does} for {now.subject}: a second one would begin after it, also if "
-        f"somebody abandoned the first. Wait until it has ended. If you want another one instead, {end}, and ask again"
+        f"a user abandoned the first. Wait until it has ended. If you want another one instead, {end}, and ask again"
     )

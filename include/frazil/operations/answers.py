@@ -1,8 +1,8 @@
-"""A cache of blocking reads, such as of a catalog, that answers within a deadline. Each read runs in a thread.
+"""A cache of blocking reads, such as of a catalog, that answers within a deadline.
 
-Fresh cached answers return at once, and are refreshed in the background. Stale or missing answers are awaited until the
-request's deadline. A read that hangs occupies one of its group's few threads until it returns, so a catalog that does
-not respond never delays other catalogs. Without requests, nothing runs.
+Each read runs in a thread. Fresh cached answers return at once, and are refreshed in the background. Stale or missing
+answers are awaited until the request's deadline. A read that hangs occupies one of its group's few threads until it
+returns, so a catalog that does not respond never delays other catalogs. Without requests, nothing runs.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ log = logging.getLogger(__name__)
 
 THREADS = 4
 SILENT_AFTER_S = 1.2
-"""A read that takes longer is reported as unresponsive."""
+"""Seconds after which a running read is reported as unresponsive."""
 TOO_OLD_S = 120.0
-"""An older answer is returned only if the refresh misses the deadline, and is marked as pending."""
+"""Age in seconds from which an answer is stale. A stale answer is returned only if its refresh misses the deadline,
+marked as pending.
+"""
 FORGOTTEN_AFTER_S, SWEPT_EVERY_S = 12 * 3600.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """The newest answer. `problem` is the error of the last read, if that failed."""
+    """The newest answer of a read. `problem` is the error of the last read, if that failed."""
 
     value: T | None = None
     at_ms: int | None = None
     """The time of `value` or, without one, of the failed read; None before the first read."""
     problem: str | None = None
     silent_since_ms: int | None = None
-    """The start of the read that is unresponsive, or that blocks the whole group."""
+    """The start time of the read that is unresponsive, or of the oldest read that blocks the whole group."""
     renewed: bool = False
-    """The answer is stale, and a refresh has begun."""
+    """Whether the answer is stale and a refresh has begun."""
     outdated: bool = False
-    """The read failed because frazil was upgraded while this process runs, as `problem` says."""
+    """Whether the read failed because frazil was upgraded while this process runs, as `problem` says."""
 
     @property
     def pending(self) -> bool:
@@ -52,7 +54,7 @@ class Answer(Generic[T]):
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _CacheEntry:
     group: _Group
     read: Callable[[], object]
     value: object = None
@@ -61,28 +63,29 @@ class _Kept:
     answered_s: float | None = None
     answered_ms: int | None = None
     began_s: float | None = None
-    """When the running read began."""
+    """The start time of the running read."""
     waiting: bool = False
-    asked_s: float = 0.0
+    requested_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    queue: deque[_Kept] = field(default_factory=deque)
-    running: set[_Kept] = field(default_factory=set)
+    queue: deque[_CacheEntry] = field(default_factory=deque)
+    running: set[_CacheEntry] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[T]):
-    """A requested answer, for `gather`."""
+class PendingAnswer(Generic[T]):
+    """A request for an answer, to be passed to `gather`."""
 
-    kept: _Kept
+    kept: _CacheEntry
 
 
 class Answers:
-    """The cache of one process. `monotonic` and `now_ms` are clocks.
+    """The cache of one process.
 
-    Each thread enters `around` once, then works on its group's queue until that is empty. Threads are daemons.
+    Each thread enters the context manager `around` once, then works on its group's queue until the queue is empty.
+    Threads are daemons. `monotonic` and `now_ms` are clocks.
     """
 
     def __init__(
@@ -95,23 +98,25 @@ class Answers:
     ) -> None:
         self._threads, self._around, self._monotonic, self._now_ms = threads, around, monotonic, now_ms
         self._groups: dict[str, _Group] = {}
-        self._kept: dict[Hashable, _Kept] = {}
+        self._kept: dict[Hashable, _CacheEntry] = {}
         self._swept_s = monotonic()
         self._changed = threading.Condition()
 
-    def ask(self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, first: bool = False) -> Asked[T]:
+    def ask(
+        self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, first: bool = False
+    ) -> PendingAnswer[T]:
         """Start a read unless the cached answer is younger than `keep_s`. Returns at once.
 
-        Reads of one group share its threads; `first` moves this one to the front of the queue. An exception of `read`
-        becomes the answer's problem.
+        Reads of one group share the group's threads. `first` moves this read to the front of the group's queue. An
+        exception of `read` becomes the answer's problem.
         """
         with self._changed:
             now_s = self._monotonic()
             self._drop_old(now_s)
             one = self._kept.get(key)
             if one is None:
-                one = self._kept[key] = _Kept(self._groups.setdefault(group, _Group()), read)
-            one.read, one.asked_s = read, now_s
+                one = self._kept[key] = _CacheEntry(self._groups.setdefault(group, _Group()), read)
+            one.read, one.requested_s = read, now_s
             fresh = one.answered_s is not None and now_s - one.answered_s < keep_s
             if one.waiting and first:
                 one.group.queue.remove(one)
@@ -121,21 +126,24 @@ class Answers:
                 one.group.queue.insert(0 if first else len(one.group.queue), one)
                 if len(one.group.running) < self._threads:
                     self._take(one.group)
-            return Asked(one)
+            return PendingAnswer(one)
 
     def remember(self, group: str, key: Hashable, value: object, *, at_ms: int) -> None:
-        """Cache an answer from before this process began, unless there is one. The next request refreshes it."""
+        """Cache an answer from before this process started, unless the cache has an answer.
+
+        The next request refreshes it.
+        """
         with self._changed:
             if key not in self._kept:
                 now_s = self._monotonic()
-                one = _Kept(self._groups.setdefault(group, _Group()), lambda: value, value)
+                one = _CacheEntry(self._groups.setdefault(group, _Group()), lambda: value, value)
                 age_s = max(self._now_ms() - at_ms, 0) / 1000
-                one.answered_s, one.answered_ms, one.asked_s = now_s - age_s, at_ms, now_s
+                one.answered_s, one.answered_ms, one.requested_s = now_s - age_s, at_ms, now_s
                 self._kept[key] = one
 
-    def gather(self, asked: Iterable[Asked[T]], *, within_s: float) -> list[Answer[T]]:
-        """Return the answers in the order of the requests, within `within_s`."""
-        questions = [one.kept for one in asked]
+    def gather(self, pending: Iterable[PendingAnswer[T]], *, within_s: float) -> list[Answer[T]]:
+        """Return the answers in the order of the requests, after at most `within_s` seconds."""
+        questions = [one.kept for one in pending]
         with self._changed:
             deadline_s = self._monotonic() + within_s
             while any(self._is_waited_for(one) for one in questions):
@@ -146,11 +154,11 @@ class Answers:
             return [cast("Answer[T]", self._answer(one)) for one in questions]
 
     def one(self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, within_s: float) -> Answer[T]:
-        """Request one answer, and return it."""
+        """Request one answer, and wait for it at most `within_s` seconds."""
         return self.gather([self.ask(group, key, read, keep_s=keep_s)], within_s=within_s)[0]
 
     def forget(self, key: Hashable) -> None:
-        """Drop an answer, because its subject was changed."""
+        """Drop the answer of a key, because its subject was changed."""
         with self._changed:
             self._forget(key)
 
@@ -161,29 +169,29 @@ class Answers:
                 self._forget(key)
 
     def _forget(self, key: Hashable) -> None:
-        """Replace the entry: the result of a running read is discarded, and no older answer is shown."""
+        """Replace the cache entry, so that the result of a running read is discarded and no older answer is shown."""
         if one := self._kept.get(key):
-            self._kept[key] = _Kept(one.group, one.read, asked_s=one.asked_s)
+            self._kept[key] = _CacheEntry(one.group, one.read, requested_s=one.requested_s)
 
-    def _is_waited_for(self, one: _Kept) -> bool:
+    def _is_waited_for(self, one: _CacheEntry) -> bool:
         if one.began_s is None and not one.waiting:
             return False
         if one.answered_s is not None and not self._is_old(one):
             return False
         return self._silent_since_s(one) is None
 
-    def _is_old(self, one: _Kept) -> bool:
+    def _is_old(self, one: _CacheEntry) -> bool:
         return one.answered_s is not None and self._monotonic() - one.answered_s >= TOO_OLD_S
 
-    def _answer(self, one: _Kept) -> Answer[object]:
+    def _answer(self, one: _CacheEntry) -> Answer[object]:
         since_s = self._silent_since_s(one)
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
         reading = one.waiting or one.began_s is not None
         renewed = reading and self._is_old(one)
         return Answer(one.value, one.answered_ms, one.problem, since_ms, renewed=renewed, outdated=one.outdated)
 
-    def _silent_since_s(self, one: _Kept) -> float | None:
-        """When an unresponsive read began. A queued read is unresponsive if all threads of its group are."""
+    def _silent_since_s(self, one: _CacheEntry) -> float | None:
+        """Return the start of an unresponsive read. A queued read is unresponsive if all threads of its group are."""
         now_s = self._monotonic()
         if one.began_s is not None:
             return one.began_s if now_s - one.began_s >= SILENT_AFTER_S else None
@@ -199,7 +207,7 @@ class Answers:
         group.running.add(one)
         threading.Thread(target=self._run, args=(one,), name="frazil-look", daemon=True).start()
 
-    def _run(self, one: _Kept | None) -> None:
+    def _run(self, one: _CacheEntry | None) -> None:
         with self._around():
             while one is not None:
                 value: object = None
@@ -213,8 +221,8 @@ class Answers:
                         log.warning("a look failed: %s", problem, exc_info=error)
                 one = self._done(one, value, problem, outdated=restart is not None)
 
-    def _done(self, one: _Kept, value: object, problem: str | None, *, outdated: bool) -> _Kept | None:
-        """Store the answer, and return the next entry of the queue."""
+    def _done(self, one: _CacheEntry, value: object, problem: str | None, *, outdated: bool) -> _CacheEntry | None:
+        """Store the answer, and return the next read of the group's queue."""
         with self._changed:
             one.value = value if problem is None else one.value
             one.problem, one.outdated, one.began_s = problem, outdated, None
@@ -234,7 +242,7 @@ class Answers:
         if now_s - self._swept_s < SWEPT_EVERY_S:  # each of hundreds of questions comes here
             return
         self._swept_s = now_s
-        for key in [k for k, one in self._kept.items() if now_s - one.asked_s > FORGOTTEN_AFTER_S]:
+        for key in [k for k, one in self._kept.items() if now_s - one.requested_s > FORGOTTEN_AFTER_S]:
             if self._kept[key].began_s is None and not self._kept[key].waiting:
                 del self._kept[key]
 

@@ -1,4 +1,4 @@
-"""A table's windows for the page: their signals, and the files of their partitions. Pure."""
+"""A table's windows for the page: the windows' signals, and the files of the table's partitions. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ SHOWN = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One window. `state` is complete, reopened, held, released, open or history; without signals, written or empty."""
+    """One window of a calendar.
+
+    `state` is complete, reopened, held, released, open or history. In a table without signals it is written or empty.
+    """
 
     key: str
     state: str
@@ -24,16 +27,16 @@ class Cell:
     late_rows: int = 0
     note: str | None = None
     files: int | None = None
-    """Files of its partition, which may be longer than the window; None if unknown."""
+    """Number of files in the window's partition, which may be longer than the window; None if unknown."""
     compacted: bool = False
-    """Whether its partition needs no compaction."""
+    """Whether the window's partition needs no compaction."""
     backfilled: bool = False
-    """Whether an open backfill has staged rows of it."""
+    """Whether an open backfill has staged rows of this window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """The newest windows, oldest first."""
+    """The newest windows of a table, oldest first."""
 
     grain: str
     cells: tuple[Cell, ...]
@@ -44,7 +47,7 @@ class Calendar:
 def calendar_of(
     grain: Grain, signals: Mapping[Window, Signal], *, through_us: int, now_us: int, waits_for: str
 ) -> Calendar:
-    """Return the signalled windows, and the open ones after them."""
+    """Return the signalled windows, and the open windows after them."""
     until_us = max(through_us, min(grain.floor(now_us) + grain.us, through_us + 48 * grain.us))
     from_us = until_us - SHOWN[grain] // timedelta(microseconds=1)
     first_us = min((window.start_us for window in signals), default=through_us)
@@ -68,7 +71,7 @@ def partition_calendar(
 ) -> Calendar | None:
     """Return the windows of hourly or daily partitions up to now; None for a table with other partitions.
 
-    `staged` are the partitions of open backfills.
+    `staged` are the partitions that open backfills have staged.
     """
     found, waiting = _by_window(partitions, now_us), _by_window(staged, now_us)
     windows = {*found, *waiting}
@@ -84,7 +87,10 @@ def partition_calendar(
 
 
 def _by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window, list[PartitionFiles]]:
-    """Group partitions by window. One hour may have several; windows in the future come from wrong clocks, and go."""
+    """Group partitions by window.
+
+    An hour may have several partitions. Windows in the future come from wrong clocks, and are dropped.
+    """
     found: dict[Window, list[PartitionFiles]] = {}
     for one in partitions:
         window = _window_of(one)

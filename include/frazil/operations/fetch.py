@@ -1,6 +1,6 @@
-"""Blocking reads behind the page: each may take as long as its catalog, and raises the catalog's errors.
+"""Blocking reads behind the page. Each may take as long as its catalog needs, and raises the catalog's errors.
 
-Callers go through `frazil.operations.answers`, which bounds the wait.
+Callers go through `frazil.operations.answers`, which limits the wait.
 """
 
 from __future__ import annotations
@@ -52,16 +52,19 @@ from frazil.table.tables import load_stream_table
 
 KAFKA_ANSWERS_WITHIN_S = 5.0
 MAX_FILES = 20_000
-"""A table with more files shows no histogram, which needs every manifest entry."""
+"""Maximum of files for a histogram of file sizes, because a histogram needs every manifest entry."""
 
 
 def fetch_stream(spec: StreamSpec) -> StreamState:
-    """Where a stream stands now."""
+    """Return the current state of a stream."""
     return stream_state(spec, now_ms=clock.now_ms())
 
 
 def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
-    """Read a table's completeness; None if the table does not exist. `specs` are all streams that feed it."""
+    """Read the completeness of a table's windows; None if the table does not exist.
+
+    `specs` are all streams that feed the table.
+    """
     seen = assess(existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return None
@@ -74,7 +77,7 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
 
 
 def fetch_history(spec: StreamSpec, *, past_ms: int) -> History | None:
-    """Read a stream's commits and its recorded history of `past_ms`; None if its table does not exist."""
+    """Read a stream's commits and its recorded history of the last `past_ms`; None if its table does not exist."""
     table = load_stream_table(spec)
     if table is None:
         return None
@@ -89,7 +92,7 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> History | None:
 
 
 def _letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
-    """Metadata of the dead-letter table; None if it does not exist."""
+    """Return the metadata of the dead-letter table; None if it does not exist."""
     try:
         return table.catalog.load_table(spec.dead_letter_table).metadata
     except NoSuchTableError:
@@ -97,14 +100,17 @@ def _letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
 
 
 def fetch_standing(spec: StreamSpec) -> Standing:
-    """Read from a stream's table which actions are possible. Raises the errors of `read_stream` and of markers."""
+    """Read from a stream's table the state that decides which actions are possible.
+
+    Raises the errors of `read_stream` and of reading markers.
+    """
     table = read_stream(spec).tables.main.current()
     marker, backfill = read_marker(table.properties, spec.name), read_backfill(table.properties, spec.name)
     return Standing(is_read=True, marker=marker, backfill=backfill, coordinates=has_coordinates(table.schema()))
 
 
 def fetch_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
-    """Return the names of the tables of a stream's route by identifier, from its declaration and its name template.
+    """Return the tables of a stream's route, as names by identifier, from its declaration and its name template.
 
     `specs` are all declared streams.
     """
@@ -139,7 +145,7 @@ def _manifests(table: Table, branch: str = MAIN) -> list[ManifestFile]:
 
 
 def _open_backfills(table: Table) -> list[BackfillMarker]:
-    """Open backfills of at most `MAX_FILES` files."""
+    """Return the open backfills that have staged at most `MAX_FILES` files each."""
     try:
         return [backfill for backfill in open_backfills(table.properties) if backfill.files <= MAX_FILES]
     except MarkerUnreadable:  # the view of its stream says so
@@ -159,7 +165,10 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
 
 
 def fetch_signals(spec: StreamSpec) -> Cursor | None:
-    """Read up to where a table's windows are signalled, and which its gates hold; None before the first signal."""
+    """Read up to which time a table's windows are signalled, and which windows its gates hold.
+
+    None before the first signal.
+    """
     return TableSignals.load(existing_catalog(spec.table.catalog), spec.table.identifier).cursor
 
 

@@ -11,7 +11,10 @@ from frazil.partitions.windows import Window
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One cause. `kind` is topic-partition, stream or gate; `why` adds a detail."""
+    """One reason why the next window is not complete.
+
+    `kind` is topic-partition, stream or gate; `why` adds a detail.
+    """
 
     kind: str
     name: str
@@ -19,9 +22,9 @@ class Holder:
 
 
 def holders(feeds: Iterable[Feed], following: Window | None, held: Iterable[str]) -> tuple[Holder, ...]:
-    """Return the cause in each feed that the following window waits for, then the windows held by gates.
+    """Return the causes, one for each feed that the next window waits for, then the windows that gates hold.
 
-    `following` is None while a watermark is unknown: then no window is complete.
+    `following` is the next window. It is None while a watermark is unknown: then no window is complete.
     """
     feeds = tuple(feeds)
     waiting = waits_for(feeds, following) if following else tuple(f for f in feeds if f.watermark_us is None)

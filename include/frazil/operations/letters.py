@@ -18,7 +18,7 @@ from frazil.spec.units import counted
 from frazil.status.flow import DAY_MS, counted_since
 
 COMMITTED_MS = 600_000
-"""The usual upper bound of the time between a record's rejection and the commit of its batch."""
+"""Usual maximum of milliseconds between a record's rejection and the commit of its batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Rejected:
     reason: str
     count: int
     places: tuple[str, ...]
-    """Examples, all rejected after the last replay or discard of this error class."""
+    """Example records, all rejected after the last replay or discard of this error class."""
     there: int
-    """How many are still dead letters. A replay may change the error class of a dead letter."""
+    """How many of these records are still dead letters. A replay may change the error class of a dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Treated:
+class Treatment:
     """One replay or discard of a stream's dead letters."""
 
     at_ms: int
@@ -46,9 +46,9 @@ class Treated:
         return Happened(self.at_ms, Kind.LETTERS, self.sentence)
 
 
-def treated(letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int) -> list[Treated]:
-    """Return the replays and discards since then, oldest first, from the snapshots of the dead-letter table."""
-    found: list[Treated] = []
+def treated(letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int) -> list[Treatment]:
+    """Return the replays and discards after `since_ms`, oldest first, from the snapshots of the dead-letter table."""
+    found: list[Treatment] = []
     landed = {summary["frazil.backfill"]: summary for summary in published(main, stream, since_ms=since_ms)}
     for snapshot in ancestors(letters) if letters else ():
         if snapshot.timestamp_ms < since_ms:
@@ -61,12 +61,12 @@ def treated(letters: TableMetadata | None, main: TableMetadata, stream: str, *, 
             sentence = f"dead letters were discarded by {by}: {why}"
         else:
             continue
-        found.append(Treated(snapshot.timestamp_ms, sentence, letters_in(summary)))
+        found.append(Treatment(snapshot.timestamp_ms, sentence, letters_in(summary)))
     return found[::-1]
 
 
 def published(main: TableMetadata, stream: str, *, since_ms: int) -> list[Mapping[str, str]]:
-    """Return the summaries of a stream's backfills and replays since then, newest first, from its table."""
+    """Return the summaries of a stream's backfills and replays since `since_ms` from its table, newest first."""
     found = []
     for snapshot in ancestors(main):
         if snapshot.timestamp_ms < since_ms:
@@ -84,12 +84,12 @@ def _replayed(summary: Mapping[str, str] | None) -> str:
     return f"dead letters were replayed: {counted(int(landed), 'record')} landed, {int(failed):,} failed again"
 
 
-def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated], *, now_ms: int) -> list[Rejected]:
-    """Count the rejected records of the last day by error class, most first, and how many are still dead letters.
+def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int) -> list[Rejected]:
+    """Count the last day's rejected records by error class, highest count first, and how many are still dead letters.
 
-    The count begins later than the day if older snapshots have expired or the stream was reset. A treatment reduces it
-    only by dead letters that it includes. The remainder may be too high by dead letters of the hours that share a span
-    with the first hour, and never by more.
+    The count begins later than a day ago if older snapshots have expired or the stream was reset. A replay or discard
+    reduces the count only by dead letters that the count includes. Replays and discards record their changes per span
+    of hours. The remainder may therefore be too high, but only by dead letters from the span of the first counted hour.
     """
     day_ms = now_ms - DAY_MS
     begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
@@ -114,9 +114,9 @@ def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated],
 
 
 def _changes(
-    main: TableMetadata, stream: str, treatments: Iterable[Treated], *, begin_ms: int
+    main: TableMetadata, stream: str, treatments: Iterable[Treatment], *, begin_ms: int
 ) -> Iterator[tuple[int, Reasons, Changes]]:
-    """Yield the time, rejections and changes of each batch and each treatment since then, oldest first."""
+    """Yield the time, rejections and changes of each batch, replay and discard since `begin_ms`, oldest first."""
     batches = takewhile(lambda one: one.timestamp_ms >= begin_ms, (batch for batch, _ in commit_records(main, stream)))
     found = [(batch.timestamp_ms, reasons_in(summary_of(batch)), NOTHING) for batch in batches]
     treated: list[tuple[int, Reasons, Changes]] = [(one.at_ms, {}, one.changes) for one in treatments]
@@ -124,10 +124,11 @@ def _changes(
 
 
 def _since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
-    """Sum the changes of a treatment by error class, from the hours of `first` on. `counts` has hours at span starts.
+    """Sum the changes of a replay or discard by error class, from the hours of `first` on.
 
-    Part of the first hours lies before the day. Their changes are limited to the records rejected in the rest of these
-    hours, `of_first`, which is reduced accordingly.
+    `counts` has each change at the first hour of its span. Part of the hours in `first` lies before the counted period.
+    Changes of these hours are limited to the records in `of_first`, which were rejected in the counted part of these
+    hours. `of_first` is reduced accordingly.
     """
     found = Counter[str]()
     for (name, hour), change in counts.items():
@@ -140,8 +141,8 @@ def _since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]
     return found
 
 
-def with_treatments(happened: Iterable[Happened], treatments: Iterable[Treated]) -> tuple[Happened, ...]:
-    """Merge treatments into the events, ordered by time."""
+def with_treatments(happened: Iterable[Happened], treatments: Iterable[Treatment]) -> tuple[Happened, ...]:
+    """Merge replays and discards into the events, ordered by time."""
     return tuple(sorted((*happened, *(one.happened for one in treatments)), key=lambda what: what.at_ms))
 
 

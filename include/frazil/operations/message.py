@@ -1,7 +1,7 @@
-"""Notifications of alerts and failed tasks: one bounded message for every notifier, in three formats.
+"""Notifications of alerts and failed tasks: one message of limited size for every notifier, in three formats. Pure.
 
-Pure. A message names the problem, the stream or table, since when, and the addresses of the runbook and the operations
-page. Quoted text stays on one line, and cannot format the message or mention anyone.
+A message names the problem, the stream or table, the start time, and the addresses of the runbook and the operations
+page. Quoted text stays on one line, and cannot format the message or mention a user.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from frazil.safe_text import safe
 from frazil.timetext import utc
 
 NAMED = 10
-"""Alerts listed in one message; the others are counted."""
+"""Maximum of alerts listed in one message; the other alerts are counted."""
 ALONE = 20
-"""Alerts of one moment that `each` sends separately; the others share one message."""
+"""Maximum of simultaneous alerts that `each` sends separately; the other alerts share one message."""
 SENTENCES = 4_000
-"""Characters of all sentences in a message."""
+"""Maximum of characters of all sentences in a message."""
 TITLE = 200
 KEY = 255
-"""Characters that PagerDuty accepts in a key."""
+"""Maximum of characters that PagerDuty accepts in a deduplication key."""
 SEVERAL = "frazil/several"
-"""The key of every message about several alerts."""
+"""The deduplication key of every message about several alerts."""
 KINDS = 5
-"""Kinds of alerts counted in a title."""
+"""Maximum of different rules counted in a title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,26 @@ class Trouble:
     """One alert or one failed task in a message."""
 
     name: str
-    """An alert's rule without its subject, such as `freshness`; or the failed task."""
+    """The alert's rule without its subject, such as `freshness`; or the failed task."""
     about: str
     """The stream or the table, such as `stream rides of city.rides`."""
     sentence: str
     since_ms: int | None
     runbook: str
     page: str
-    """Its address on the operations page; empty if Airflow does not know its own address."""
+    """The URL of the stream or table on the operations page; empty if Airflow does not know its own URL."""
     key: str
-    """The deduplication key: an alert has the same one when it fires and when it resolves."""
+    """The deduplication key: an alert has the same key when it fires and when it resolves."""
     log: str = ""
     alone: bool = True
-    """Whether `each` sent it in a message of its own when it fired."""
+    """Whether `each` sent this alert in a message of its own when it fired."""
 
     @classmethod
     def of_alert(cls, alert: Mapping[str, Any], *, page: str) -> Self:
-        """Read an alert as `Alert.to_json` writes it. It is not trusted. `page` is the operations page's address."""
+        """Parse an alert as `Alert.to_json` writes it, without trusting its content.
+
+        `page` is the operations page's URL.
+        """
         subject, rule, since = str(alert.get("table", "")), str(alert.get("rule", "")), alert.get("since_ms")
         name, _, one = rule.partition(":")
         stream = one if name in {"freshness", "lag"} else ""
@@ -76,15 +79,15 @@ class Message:
     """A notification. Templates use its properties: `{{ frazil.title }}`, `{{ frazil.slack }}`."""
 
     troubles: tuple[Trouble, ...]
-    """Never empty."""
+    """The alerts, or the one failed task; never empty."""
     key: str
-    """PagerDuty's `dedup_key`, the same when the alert fires and when it resolves."""
+    """PagerDuty's `dedup_key`, the same when an alert fires and when it resolves."""
     is_over: bool = False
     """Whether the alerts have resolved."""
     standing: int | None = None
-    """The number of active alerts; None for a failed task."""
+    """The number of alerts that are active now; None for a failed task."""
     overview: str = ""
-    """The operations page's address; empty if Airflow does not know its own."""
+    """The operations page's URL; empty if Airflow does not know its own URL."""
 
     @property
     def page(self) -> str:
@@ -92,13 +95,13 @@ class Message:
 
     @property
     def runbook(self) -> str:
-        """The entry that all share, else the runbook's first page."""
+        """The runbook entry that all alerts share, or else the runbook's first page."""
         entries = {one.runbook for one in self.troubles}
         return entries.pop() if len(entries) == 1 else self.troubles[0].runbook.partition("#")[0]
 
     @property
     def title(self) -> str:
-        """A line such as `frazil: freshness, stream rides of city.rides`."""
+        """One line, such as `frazil: freshness, stream rides of city.rides`."""
         over = "over: " if self.is_over else ""
         if len(self.troubles) == 1:
             (one,) = self.troubles
@@ -110,7 +113,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """Plain text, one fact per line."""
+        """The message as plain text, one fact per line."""
         blocks = [self.title]
         for one in self._shown():
             head = [f"{one.name}, {one.about}"] if len(self.troubles) > 1 else []
@@ -120,7 +123,7 @@ class Message:
 
     @property
     def slack(self) -> str:
-        """Slack markup."""
+        """The message in Slack's markup."""
         blocks = [f"*{_slack(self.title)}*"]
         for one in self._shown():
             head = [f"*{_slack(f'{one.name}, {one.about}')}*"] if len(self.troubles) > 1 else []
@@ -133,7 +136,7 @@ class Message:
 
     @property
     def html(self) -> str:
-        """The body of an e-mail."""
+        """The message as HTML, for the body of an e-mail."""
         blocks = [f"<h3>{html.escape(self.title)}</h3>"]
         for one in self._shown():
             head = f"<b>{html.escape(f'{one.name}, {one.about}')}</b><br>" if len(self.troubles) > 1 else ""
@@ -148,7 +151,7 @@ class Message:
         return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._rest())])
 
     def each(self) -> tuple[Message, ...]:
-        """Return a message for each alert. If more than `ALONE` fire at once, the rest share one message.
+        """Return a message for each alert. If more than `ALONE` alerts fire at once, the others share one message.
 
         Alerts resolve in the same grouping in which they fired, so that each incident is closed exactly once. The
         shared message resolves when no alert is active.
@@ -175,12 +178,12 @@ class Message:
         more = len(self.troubles) - NAMED
         said = [f"And {more:,} more: {self.overview or 'see Streams, in Airflow'}"] if more > 0 else []
         if self.standing is not None and (self.is_over or self.standing > len(self.troubles)):
-            said.append(f"{self.standing:,} alerts stand now." if self.standing else "No alert stands any more.")
+            said.append(f"{self.standing:,} alerts are active." if self.standing else "No alert is active.")
         return said
 
 
 def message_of(alerts: Iterable[Mapping[str, Any]], *, is_over: bool, standing: int, overview: str) -> Message | None:
-    """Return the message for alerts that fired or resolved; None if there are none."""
+    """Return the message for alerts that fired or resolved; None if `alerts` is empty."""
     troubles = tuple(Trouble.of_alert(alert, page=overview) for alert in alerts)
     if not troubles:
         return None
@@ -188,7 +191,7 @@ def message_of(alerts: Iterable[Mapping[str, Any]], *, is_over: bool, standing: 
     return Message(troubles, key, is_over, standing, overview)
 
 
-def failed_task(  # noqa: PLR0913 - what Airflow knows of it, each in a keyword
+def failed_task(  # noqa: PLR0913 - what Airflow has about it, each in a keyword
     *,
     dag_id: str,
     task: str,
@@ -199,7 +202,10 @@ def failed_task(  # noqa: PLR0913 - what Airflow knows of it, each in a keyword
     log: str,
     overview: str,
 ) -> Message:
-    """Return the message for a task that failed after its last retry. `task` is its id, with its map index name."""
+    """Return the message for a task that failed after its last retry.
+
+    `task` is the task's id, with the name of its map index if it is mapped.
+    """
     trouble = Trouble(
         name=_line(f"{dag_id}: {task} failed", TITLE),
         about=_line(f"stream {stream}" if stream else table or "", TITLE),
@@ -214,7 +220,7 @@ def failed_task(  # noqa: PLR0913 - what Airflow knows of it, each in a keyword
 
 
 def late_run(*, dag_id: str, sentence: str, since_ms: int | None, run: str, overview: str) -> Message:
-    """Return the message for a run past its deadline. `run` is its address; it was queued at `since_ms`."""
+    """Return the message for a run past its deadline. `run` is the run's URL; it was queued at `since_ms`."""
     trouble = Trouble(
         name=_line(f"{dag_id}: late", TITLE),
         about="",
@@ -229,7 +235,7 @@ def late_run(*, dag_id: str, sentence: str, since_ms: int | None, run: str, over
 
 
 def page_path(stream: str | None, table: str | None) -> str:
-    """Return the part after # of the operations page's address for a table, a stream or, for neither, the overview."""
+    """Return the part after # of the operations page's URL, for a table, a stream or (without either) the overview."""
     kind, name = ("table", table) if table else ("stream", stream)
     return f"/{kind}/{quote(name, safe='', errors='replace')}" if name and len(name) <= TITLE else "/"
 
@@ -241,10 +247,10 @@ def _place(stream: str, subject: str) -> str:
     return page_path(None, name if kind in {"", "care of"} else None)
 
 
-def _line(text: str, most: int) -> str:
-    """Reduce a text to one line of printable characters."""
+def _line(text: str, limit: int) -> str:
+    """Reduce a text to one line of printable characters, at most `most` of them."""
     seen = safe(" ".join(text.split()), lines=False)
-    return seen if len(seen) <= most else f"{seen[: most - 1]}…"
+    return seen if len(seen) <= limit else f"{seen[: limit - 1]}…"
 
 
 def _key(text: str) -> str:
@@ -254,10 +260,10 @@ def _key(text: str) -> str:
 
 
 def _slack(text: str) -> str:
-    """Escape Slack's control characters, and replace marks that would format the text.
+    """Escape Slack's control characters, and replace formatting marks that would take effect.
 
-    Slack has no escape for a mark, so a similar character replaces it. Marks within a word, as in `my_table_name`, and
-    within backquotes have no effect in Slack, and stay.
+    Slack has no escape for a formatting mark, so a similar-looking character replaces it. Marks within a word, as in
+    `my_table_name`, and within backquotes have no effect in Slack, and stay.
     """
     parts = _CODE.split(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
     parts[::2] = [_MARKS.sub(lambda mark: mark[0].translate(_ALIKE), plain) for plain in parts[::2]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from frazil.backfill.eligible import check_backfilled, check_replayed
+from frazil.backfill.eligible import check_coordinates
 from frazil.backfill.rules import (
     check_begun,
     check_has_own,
@@ -28,18 +28,21 @@ class Standing:
     paused: bool = False
     given_up: bool = False
     is_read: bool = False
-    """Whether its table was read, or is known to be missing. If not, the declaration alone decides."""
+    """Whether the stream's table was read, or is known to be missing. Otherwise only the declaration decides."""
     marker: Marker | None = None
     backfill: BackfillMarker | None = None
-    """Its last backfill or replay."""
+    """The stream's last backfill or replay."""
     letters: bool = True
-    """Whether its dead-letter table may have rows."""
+    """Whether the stream's dead-letter table may have rows."""
     coordinates: bool = True
-    """Whether its table has the columns for topic, partition and offset; True if unknown."""
+    """Whether the stream's table has the columns for topic, partition and offset; True if unknown."""
 
 
 def standing_of(status: StreamState | None, history: History | None, *, is_read: bool) -> Standing:
-    """Build a standing from a stream's status and history. `looked`: its table was read, or is known to be missing."""
+    """Build a standing from a stream's status and history.
+
+    `is_read` says whether the stream's table was read, or is known to be missing.
+    """
     if status is not None and status.table_exists is False:
         history, is_read = None, True
     found = history or History(letters=not is_read)
@@ -55,7 +58,7 @@ def standing_of(status: StreamState | None, history: History | None, *, is_read:
 
 
 def offered(spec: StreamSpec, now: Standing) -> tuple[Act, ...]:
-    """Return the actions in the order in which the page shows them."""
+    """Return the possible actions, in the order in which the page shows them."""
     return tuple(act for act in _sensible(now) if refusal(act, spec, now) is None)
 
 
@@ -74,19 +77,18 @@ def _sensible(now: Standing) -> Iterator[Act]:
 
 
 def refusal(act: Act, spec: StreamSpec, now: Standing) -> str | None:
-    """Why a backfill or a replay is not possible now; None if it is, and for other actions.
+    """Return why a backfill or a replay is not possible now; None if it is possible, and for all other actions.
 
-    Other actions depend on state that is only read when the action is requested.
+    Whether other actions are possible depends on state that is only read when the action is requested.
     """
     try:
         if act is Act.BACKFILL:
-            routed = now.marker is not None and now.marker.routed is not None
-            check_backfilled(spec, routed=routed, table_has=now.coordinates)
+            check_coordinates(spec, table_has=now.coordinates)
             check_no_replay(now.backfill)
             if now.is_read:
                 check_begun(spec, now.marker)
         elif act is Act.REPLAY:
-            check_replayed(spec, table_has=now.coordinates)
+            check_coordinates(spec, table_has=now.coordinates)
             check_no_backfill(now.backfill)
             if now.is_read:
                 check_has_own(spec, now.marker)

@@ -1,4 +1,4 @@
-"""The overview: one line per stream, those that need attention first. Pure."""
+"""The overview: one line per stream, with streams that need attention first. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from frazil.status.state import Level, State, StreamState
 from frazil.timetext import utc
 
 NOT_MEASURED = "not measured"
-"""Replaces the due actions of a table that could not be measured."""
-OF_TABLES = frozenset(
+"""Stands in place of a table's due actions if the table could not be measured."""
+TABLE_RULES = frozenset(
     {
         "manifest-list",
         "manifests",
@@ -30,11 +30,11 @@ OF_TABLES = frozenset(
         "unmeasured",
     }
 )
-"""Alert rules about a table's shape."""
+"""Alert rules about a table's files, snapshots and metadata."""
 MAX_MISTAKES = 5
-"""Mistakes shown of one declaration."""
+"""Maximum of errors shown per declaration."""
 GRACE_MS = 10_000
-"""A read that takes longer needs attention. A shorter delay, as on a busy host, does not."""
+"""Milliseconds after which an unanswered read needs attention. A shorter delay, as on a busy host, does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +47,22 @@ class StandingAlert:
     since_ms: int
     sentence: str
     runbook: str | None = None
-    """The runbook entry, as an address or a path."""
+    """The URL or path of the runbook entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A problem that an operator should fix. `runbook` is the address or path of its entry."""
+    """A problem that an operator should fix. `runbook` is the URL or path of its runbook entry."""
 
     sentence: str
     runbook: str | None = None
     dag: str | None = None
-    """The Airflow DAG that it is about."""
+    """The Airflow DAG that the problem is about."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The shape of a table, as `frazil_health` last measured it, with its alerts or due actions."""
+    """The last measured state of a table's files and metadata, with the table's alerts or due actions."""
 
     level: Level
     word: str
@@ -71,7 +71,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The completeness of a table. Times are ISO 8601, UTC."""
+    """The completeness of a table's windows. Times are ISO 8601, UTC."""
 
     grain: str
     complete_to: str | None
@@ -79,25 +79,25 @@ class Windows:
     held: tuple[str, ...] = ()
     """Keys of the windows that a quality gate holds."""
     holders: tuple[Holder, ...] = ()
-    """The causes that hold the next window back."""
+    """The reasons why the next window is not complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """The result of reading one stream. `silent_since_ms` is set while the read is unresponsive.
 
-    `status` is as of `at_ms`: time that has passed since then does not make the stream look late.
+    `status` describes the stream at `at_ms`. Time that has passed since then does not make the stream look late.
     """
 
     status: StreamState | None = None
     at_ms: int | None = None
     silent_since_ms: int | None = None
     problem: str | None = None
-    """The error of the last read. `status`, if set, is then from an earlier read, at `at_ms`."""
+    """The error of the last read. If `status` is set too, it comes from an earlier read, at `at_ms`."""
     broken: str = ""
-    """Errors in the stream's file, one per line. Its last valid declaration stays in use, if it has one."""
+    """Errors in the stream's file, one per line. The stream's last valid declaration, if any, stays in use."""
     conflict: str = ""
-    """Conflicts of its declaration, which is valid and in use, with other declarations, one per line."""
+    """Conflicts between this valid declaration and other declarations, one per line. The declaration is in use."""
     outdated: str | None = None
     """The fix, if the read failed because frazil was upgraded while this process runs."""
 
@@ -111,7 +111,7 @@ class Line:
     level: Level
     word: str
     needs: tuple[Need, ...] = ()
-    """Most urgent first."""
+    """Problems, most urgent first."""
     notes: tuple[str, ...] = ()
     application: str | None = None
     freshness_ms: int | None = None
@@ -122,32 +122,32 @@ class Line:
     backpressure_ms: int | None = None
     rejected_last_day: int | None = None
     rejected_since_ms: int | None = None
-    """The start of the count, if that is less than a day ago."""
+    """The start of the count of rejected records, if that is less than a day ago."""
     rejected_since_reset: bool = False
-    """Whether the count starts at the stream's last reset, not at the oldest snapshot."""
+    """Whether the count of rejected records starts at the stream's last reset instead of the oldest snapshot."""
     windows: Windows | None = None
     has_windows: bool = True
-    """Whether its declaration has windows. `windows` is also None while they are unknown."""
+    """Whether the stream's declaration has windows. `windows` is None also while they are unknown."""
     health: Health | None = None
     rows: int | None = None
     at_ms: int | None = None
-    """When the stream was read."""
+    """The time at which the stream was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All lines, and what concerns all streams."""
+    """The lines of all streams, and notes that concern all streams."""
 
     at_ms: int
     lines: tuple[Line, ...]
     pending: bool = False
-    """Whether some streams are still being read: refresh soon."""
+    """Whether some streams are still being read, so that the page should refresh soon."""
     notes: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
     airflow: tuple[str, ...] = ()
-    """Airflow components without a recent heartbeat."""
+    """Sentences about Airflow components without a recent heartbeat."""
     headline: str = ""
-    """A summary of all streams, without a full stop; empty if there are none."""
+    """A summary of all streams, without a full stop; empty if there are no streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,19 +160,21 @@ class Around:
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of the stream's tables on the page, by identifier."""
     paused_dag: str | None = None
-    """The DAG of its writer, if that is paused in Airflow."""
+    """The DAG of the stream's writer, if that DAG is paused in Airflow."""
+    windows_problem: str | None = None
+    """Why `windows` could not be read."""
 
 
 def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
-    """Summarize the streams. `airflow` has a sentence for each of its components without a recent heartbeat."""
+    """Summarize the streams. `airflow` has a sentence for each Airflow component without a recent heartbeat."""
     levels = Counter(line.level for line in lines)
     needing, of = levels[Level.BROKEN] + levels[Level.TROUBLE], counted(len(lines), "stream")
     if not lines:
         return ""
     if needing:
-        return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} a person"
+        return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} attention"
     if loading := levels[Level.UNKNOWN]:
-        return f"Looking at {counted(loading, 'stream')}"
+        return f"Loading {counted(loading, 'stream')}"
     return "No stream needs a person, but Airflow does" if airflow else _calm(lines)
 
 
@@ -189,13 +191,13 @@ def _calm(lines: Sequence[Line]) -> str:
 
 def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, now_ms: int) -> Line:
     """Build the line of one stream. `around.alerts` are the alerts of the stream and of its table."""
-    windows, alerts = around.windows, around.alerts
+    windows = around.windows
     if spec is None:
         needs = tuple(Need(said, runbook_of("declaration")) for said in seen.broken.splitlines())
         return Line(name, None, Level.BROKEN, "declaration broken", needs)
     status = seen.status
     state = _state(spec, seen, now_ms=now_ms)
-    needs = (*_needs(state, seen, windows, alerts), *_unsupervised(state, status, around.paused_dag))
+    needs = (*_needs(state, seen, around), *_unsupervised(state, status, around.paused_dag))
     line = Line(
         name,
         around.names.get(spec.table.identifier, spec.table.identifier),
@@ -250,10 +252,8 @@ def _quiet_words(state: StreamState) -> tuple[str, ...]:
     return (state.sentence,) if state.sentence and state.level > Level.TROUBLE else ()
 
 
-def _needs(
-    state: StreamState, seen: Seen, windows: Windows | None, alerts: Sequence[StandingAlert]
-) -> tuple[Need, ...]:
-    said = {}
+def _needs(state: StreamState, seen: Seen, around: Around) -> tuple[Need, ...]:
+    said, windows = {}, around.windows
     if state.level <= Level.TROUBLE:
         said[state.sentence or state.state] = runbook_of(state.rule) if state.rule else None
     said |= dict.fromkeys(_of_file(seen), runbook_of("declaration"))
@@ -264,12 +264,16 @@ def _needs(
         )
     if seen.status is not None and state.level <= Level.TROUBLE:
         said |= dict.fromkeys(one for one in seen.status.problems if one not in state.sentence)
+    if around.windows_problem is not None and seen.problem is None and seen.status and seen.status.table_exists:
+        said[f"Its windows cannot be read, so it is not known which are complete or held: {around.windows_problem}"] = (
+            runbook_of("unmeasured")
+        )
     if windows is not None and windows.held:
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
-        sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or mend the data"
+        sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or fix the data"
         said[sentence] = runbook_of("held")
     first_said = next(iter(said), "") if state.level <= Level.TROUBLE else ""
-    said |= {one.sentence: one.runbook for one in alerts if not _says_the_same(one, state, first_said)}
+    said |= {one.sentence: one.runbook for one in around.alerts if not _says_the_same(one, state, first_said)}
     return tuple(Need(sentence, runbook) for sentence, runbook in said.items())
 
 
@@ -285,7 +289,7 @@ def _of_file(seen: Seen) -> Iterator[str]:
 
 
 def _unsupervised(state: StreamState, status: StreamState | None, paused_dag: str | None) -> tuple[Need, ...]:
-    """Explain a missing writer by its paused DAG."""
+    """Return a need for the paused writer DAG, if that explains why the stream has no writer."""
     if status is None or status.writer.pid is not None or state.level > Level.TROUBLE or paused_dag is None:
         return ()
     said = f"The DAG of its writer, {paused_dag}, is paused in Airflow: no writer starts before you unpause it"
@@ -293,7 +297,11 @@ def _unsupervised(state: StreamState, status: StreamState | None, paused_dag: st
 
 
 def _says_the_same(alert: StandingAlert, state: StreamState, first_said: str) -> bool:
-    """Whether an alert repeats the state: it quotes the state's sentence, or is of the rule of a broken stream."""
+    """Whether an alert repeats the stream's state.
+
+    An alert does so if it quotes the first sentence of the stream's needs, or if the stream is broken and both have the
+    same rule.
+    """
     if state.level is Level.BROKEN and state.rule == alert.rule.partition(":")[0]:
         return True
     return bool(first_said) and first_said in alert.sentence
@@ -305,9 +313,9 @@ def ordered(lines: Iterable[Line]) -> tuple[Line, ...]:
 
 
 def by_stream(alerts: Iterable[StandingAlert], tables: Mapping[str, Sequence[str]]) -> dict[str, list[StandingAlert]]:
-    """Group alerts by stream; those of no stream are under the empty name.
+    """Group alerts by stream. Alerts that belong to no stream are under the empty name.
 
-    `tables` are the streams of each table, including dead-letter tables and tables of routes.
+    `tables` maps each table, including dead-letter tables and tables of routes, to its streams.
     """
     found: dict[str, list[StandingAlert]] = {}
     for alert in alerts:
@@ -333,16 +341,17 @@ def _is_about_a_stream(alert: StandingAlert) -> bool:
 def health_of(
     tables: Collection[str], alerts: Iterable[StandingAlert], due: Mapping[str, Sequence[str]] | None
 ) -> Health | None:
-    """Return the combined shape of some tables. `due` are their due actions, by table; None if nothing is known.
+    """Return the combined state of the files and metadata of some tables.
 
-    `alerts` are the alerts of the stream that writes them.
+    `due` maps tables to due actions; it is None if nothing was measured. `alerts` are the alerts of the stream that
+    writes to the tables.
     """
-    rules = sorted({alert.rule for alert in alerts if alert.rule in OF_TABLES and not _is_about_a_stream(alert)})
+    rules = sorted({alert.rule for alert in alerts if alert.rule in TABLE_RULES and not _is_about_a_stream(alert)})
     if rules:
         return Health(Level.TROUBLE, "alert", tuple(rules))
     if due is None:
         return None
     actions = dict.fromkeys(action for table in sorted(tables) for action in due.get(table, ()))
-    if NOT_MEASURED in actions:
+    if NOT_MEASURED in actions or not due.keys() >= set(tables):
         return Health(Level.UNKNOWN, NOT_MEASURED)
     return Health(Level.QUIET, "maintenance due", tuple(actions)) if actions else Health(Level.WELL, "in shape")

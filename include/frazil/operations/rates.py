@@ -1,6 +1,7 @@
 """Records per second over time, from the history that a stream's writers recorded. Pure.
 
-A batch that takes longer than a span has records of several spans, and is spread over them.
+The history has points, each for a span of time. A batch that takes longer than a span has records from several spans,
+so its records are spread over these spans.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from frazil.history.points import Point
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The rate of the span that began at `at_ms`."""
+    """The rates of records and of rejected records in the span that began at `at_ms`."""
 
     at_ms: int
     records_per_s: float = 0.0
@@ -23,14 +24,14 @@ class Rate:
 
 
 def rates_of(points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return the rates of points, oldest first.
+    """Return the rate for each point, oldest first.
 
-    A batch counts for all spans since the batch before, unless that was long ago. The last spans have no rate while
-    their batch may still be running.
+    A batch's records are spread over all spans since the previous batch, unless that was long ago. The newest spans
+    have no rate while their batch may still be running.
     """
     found: list[Rate] = []
     waiting: list[Point] = []
-    """The spans since the last batch, or since the writer started."""
+    """The points since the last batch, or since the writer started."""
     landed_ms: int | None = None
     known_ms = -math.inf
     for point in points:
@@ -51,9 +52,9 @@ def rates_of(points: Sequence[Point]) -> tuple[Rate, ...]:
 
 
 def rates_in(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return the mean rate of each longer span, from the rates of its points.
+    """Return the mean rate of each of the longer `spans`, from the rates of the points in it.
 
-    Spans that have just begun, or in which a writer started or ended, have the rate of the known part.
+    A span that has just begun, or in which a writer started or ended, has the rate of its known part.
     """
     begins = [span.at_ms for span in spans]
     found: dict[int, list[tuple[Point, Rate]]] = {}
@@ -76,5 +77,5 @@ def _rate(span: Point, batch: Point, begin_ms: int) -> Rate:
 
 
 def _longest_ms(point: Point) -> int:
-    """The longest time between two batches of a running writer: twice the interval and the delay, plus a span."""
+    """Return the longest normal time between two batches: twice the commit interval and the delay, plus a span."""
     return 2 * ((point.interval_ms or 0) + (point.backpressure_ms or 0)) + point.span_ms

@@ -1,4 +1,4 @@
-"""The last overview, in a file on this host: an API server shows it first after a start."""
+"""The last overview, in a file on this host. After a start, an API server first shows this overview."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from frazil.host.json_file import read_json, replace_json
 from frazil.status.state import StreamState
 
 KEPT_MS = 24 * 3_600_000
-"""Older statuses are ignored."""
+"""Maximum age in milliseconds of a status; older statuses are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,16 @@ class Remembered:
 
 
 def remember(file: Path, known: Iterable[Remembered], *, now_ms: int) -> None:
-    """Merge these into the file. Raises OSError."""
+    """Merge these statuses into the file. Raises OSError."""
     streams = {one.stream: one for one in (*remembered(file, now_ms=now_ms), *known)}
     replace_json(file, msgspec.to_builtins(list(streams.values())))
 
 
 def remembered(file: Path, *, now_ms: int) -> list[Remembered]:
-    """Return the statuses that are not too old; none if the file is missing or from another version. Raises OSError."""
+    """Return the statuses that are not too old. Raises OSError.
+
+    Returns none if the file is missing or another version of frazil wrote it.
+    """
     try:
         known = msgspec.convert(read_json(file) or [], list[Remembered])
     except (ValueError, msgspec.ValidationError):

@@ -1,16 +1,19 @@
-"""Reset a stream in two steps: describe the effects, then carry out exactly these."""
+"""Resets a stream in two steps: describe the effects, then carry out exactly these effects."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 
+from frazil.backfill.commit import abandon
 from frazil.commit import marker_change
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
 from frazil.commit.marker import Marker, of_same_topics
+from frazil.commit.mode import merging_mode
 from frazil.commit.opened import open_kafka, open_stream, read_stream
 from frazil.commit.reset import Available, BeforeReset, Move, Offsets, before_reset, moves
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import AdoptionRequired
+from frazil.errors import AdoptionRequired, FrazilError, SpecError
 from frazil.history.supervision import tell_act
 from frazil.operations.acts import Prepared
 from frazil.spec.model import StreamSpec
@@ -20,9 +23,9 @@ from frazil.timetext import utc
 
 
 def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -> Prepared:
-    """Read the table and Kafka, and raise their errors. A stream that never began raises AdoptionRequired.
+    """Read the table and Kafka, and return the effects of a reset. Raises the errors of both.
 
-    `by` is the user who would reset the stream.
+    Raises AdoptionRequired for a stream that never began. `by` is the user who would reset the stream.
     """
     opened = read_stream(spec)
     with open_kafka(spec) as kafka:
@@ -31,13 +34,8 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -
             raise AdoptionRequired(f"stream {spec.name!r} has not begun: there is no position to reset")
         now = available_now(kafka, seen.marker)
         target = target_of(wanted, seen=seen, now=now, kafka=kafka)
-    plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
-    merged: Merged = "dropped" if spec.dedupe else "no"
-    if spec.mode == "upsert":
-        merged = "by order" if spec.order_by else "by arrival"
-    says = consequences(plan, seen=seen, now=now, merged=merged)
-    if spec.route is not None and any(move.repeated for move in plan):
-        says.append("What is read again comes a second time to the tables of the route too.")
+    plan = moves_of(spec, target, seen=seen, now=now)
+    says = consequences_for(spec, plan, seen=seen, now=now)
     # Not the target itself: the end of a topic moves while a person reads.
     seal = hashlib.sha256(f"{seen.marker_text}|{wanted.to}|{wanted.at}".encode()).hexdigest()
 
@@ -45,6 +43,32 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -
         return carry_out_reset(open_stream(spec).tables, wanted, target, plan=plan, seen=seen, now=now, by=by)
 
     return Prepared(tuple(says), seal, carry_out)
+
+
+def moves_of(spec: StreamSpec, target: Offsets, *, seen: BeforeReset, now: Available) -> tuple[Move, ...]:
+    """Return what a new position means for each topic-partition.
+
+    Raises SpecError if rows of a route would land a second time.
+    """
+    marker = seen.marker
+    if marker and marker.routed is not None and not (spec.route and merging_mode(spec)):
+        held = of_same_topics(marker.offsets, marker.source, now.source)
+        if again := sum(move.repeated for move in moves(target, held=held, available=now)):
+            raise SpecError(
+                f"stream {spec.name!r} has, or had, a route, and would read {counted(again, 'offset')} again, whose "
+                "rows are in its tables: they would land a second time. Nothing was changed. To land what a table is "
+                f"missing, continue at the marker, `frazil reset {spec.name} --to marker`, and run `frazil backfill "
+                f"{spec.name}`"
+            )
+    return moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
+
+
+def consequences_for(spec: StreamSpec, plan: Sequence[Move], *, seen: BeforeReset, now: Available) -> list[str]:
+    """Return the consequences of a reset for a stream of this mode, as sentences."""
+    merged: Merged = "dropped" if spec.dedupe else "no"
+    if spec.mode == "upsert":
+        merged = "by order" if spec.order_by else "by arrival"
+    return consequences(plan, seen=seen, now=now, merged=merged)
 
 
 def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
@@ -57,7 +81,10 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     now: Available,
     by: str,
 ) -> Marker:
-    """Move the stream, and record that in its history. Raises the errors of `marker_change.reset`."""
+    """Move the stream's position, and record the reset in the stream's history.
+
+    Raises the errors of `marker_change.reset`.
+    """
     marker = marker_change.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
     tell_act(tables.main.current(), tables.stream, was_reset(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
@@ -71,3 +98,33 @@ def was_reset(wanted: ResetTarget, plan: Sequence[Move], *, by: str) -> str:
     did = " and ".join(skips + reads)
     at = f" {utc(int(wanted.at.timestamp() * 1000))}" if wanted.at else ""
     return f"the stream was reset to {wanted.to}{at} by {by}: it {did or 'skips nothing, and reads nothing again'}"
+
+
+def plan_abandon(spec: StreamSpec, *, by: str = "a person") -> Prepared:
+    """Read the table, and return what abandoning its backfill would do. Raises the errors of reading the table.
+
+    `by` is the user who would abandon the backfill.
+    """
+    tables = read_stream(spec).tables
+    backfill = read_backfill(tables.main.refresh().metadata.properties, spec.name)
+    if backfill is None or not backfill.is_open:
+        return Prepared((), "", lambda: None, refused=f"{spec.name} has no backfill under way")
+    return Prepared((staged_words(backfill),), backfill.id, lambda: _abandon(open_stream(spec).tables, backfill, by=by))
+
+
+def _abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str) -> None:
+    if abandon(tables, backfill, by=by).state is BackfillState.PUBLISHED:
+        raise FrazilError(
+            f"it was not abandoned, because it was published just before: table {tables.main.identifier} has its rows"
+        )
+
+
+def staged_words(backfill: BackfillMarker) -> str:
+    """Describe the progress of an open backfill or replay."""
+    what = "Replay" if backfill.replays else "Backfill"
+    if not backfill.chunks:
+        return f"{what} {backfill.id} has staged nothing yet."
+    return (
+        f"{what} {backfill.id} has staged {counted(backfill.records, 'row')} in {counted(backfill.files, 'file')}, "
+        f"{backfill.chunks:,} of about {counted(max(backfill.planned, backfill.chunks), 'chunk')}."
+    )

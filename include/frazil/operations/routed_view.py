@@ -1,4 +1,4 @@
-"""The tables of a stream's route for the page: there may be thousands. Pure."""
+"""The tables of a stream's route for the page, which may be thousands. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_ROUTED_TABLES = 60
 
 @dataclass(frozen=True, slots=True)
 class RoutedTable:
-    """A table of a route. `amiss` describes its problem in a few words; empty if none is known."""
+    """A table of a route. `amiss` describes the table's problem in a few words; it is empty if no problem is known."""
 
     name: str
     amiss: str = ""
@@ -22,7 +22,7 @@ class RoutedTable:
 
 @dataclass(frozen=True, slots=True)
 class RoutedTables:
-    """The shown part of a route's tables that match the search, those with problems first."""
+    """The tables of a route that match the search: the first `MAX_ROUTED_TABLES`, tables with problems first."""
 
     tables: tuple[RoutedTable, ...]
     found: int
@@ -34,8 +34,8 @@ def routed_of(
 ) -> RoutedTables | None:
     """Return the tables that contain each word of the search; None without a route, or if no tables are known yet.
 
-    `amiss` maps names to problems, and includes missing tables, which `names` does not have. `level` is the level of
-    their stream.
+    `amiss` maps names to problems. It includes missing tables, which `names` does not have. `level` is the level of the
+    route's stream.
     """
     wrong = amiss or {}
     if not names and not wrong:

@@ -10,13 +10,13 @@ from frazil.timetext import ago, utc
 ALIVE_MS = 60_000
 MEANS = {
     "scheduler": "no run and no task begins, so nothing is measured, maintained or signalled, and your acts wait",
-    "triggerer": "writers go on, but nobody supervises them: one that ends stays so, and a pause or a resume waits",
+    "triggerer": "writers go on, but nothing supervises them: one that ends stays so, and a pause or a resume waits",
     "dag-processor": "new streams and changed DAG files do not reach Airflow",
 }
 """The effect on frazil while no process of a component runs."""
 
 DEV_START = "frazil dev up --airflow"
-"""Starts each component that is not running."""
+"""The command that starts each component of a development Airflow that is not running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ComponentHeartbeat:
 
     at_ms: int
     runs: bool = True
-    """False after an orderly shutdown."""
+    """Whether the component runs; False after an orderly shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,19 @@ class Silent:
     component: str
     words: str
     start: str
-    """The command that starts it."""
+    """The command that starts the component."""
 
     def sentence(self, alerts_at_ms: int | None = None) -> str:
-        """Describe the effect and the fix. `alerts_at_ms`: when alerts were last measured."""
+        """Describe the effect and the fix. `alerts_at_ms` is the time when alerts were last measured."""
         as_of = f" Alerts are as of {utc(alerts_at_ms)}." if alerts_at_ms and self.component == "scheduler" else ""
         return f"{self.words}: {MEANS[self.component]}.{as_of} Start it: `{self.start}`"
 
 
 def silent(heartbeats: Mapping[str, ComponentHeartbeat], *, now_ms: int, dev: bool = False) -> tuple[Silent, ...]:
-    """Return the components that an operator has to start. `dev`: `frazil dev up --airflow` runs this Airflow."""
+    """Return the components that an operator has to start.
+
+    `dev` is set if `frazil dev up --airflow` runs this Airflow.
+    """
     return tuple(
         Silent(
             component,

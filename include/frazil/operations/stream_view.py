@@ -44,7 +44,7 @@ MAX_STREAM_EVENTS = 30
 MAX_TOPICS = 20
 NO_PAST = Past()
 KAFKA = "Kafka"
-"""The source of the end offsets, among the parts of a view that may be unreadable."""
+"""The name of Kafka among the parts of a view that may be unreadable."""
 
 
 class Range(IntEnum):
@@ -57,7 +57,7 @@ class Range(IntEnum):
 
     @classmethod
     def of(cls, hours: int) -> Range:
-        """Return the range of `hours`; the shortest if no range has that length."""
+        """Return the range of `hours` hours; the shortest range if no range has that length."""
         return cls(hours) if hours in set(cls) else cls.SIX_HOURS
 
     @property
@@ -66,7 +66,7 @@ class Range(IntEnum):
 
     @property
     def span_ms(self) -> int:
-        """The span of one point, so that a chart has a few hundred."""
+        """The time span of one point, in milliseconds, so that a chart has a few hundred points."""
         minutes = {Range.SIX_HOURS: 1, Range.DAY: 10, Range.WEEK: 60, Range.TWO_WEEKS: 120}
         return minutes[self] * MINUTE_MS
 
@@ -94,14 +94,14 @@ class UnderWay:
     replays: bool
     chunks: int
     planned: int
-    """The estimated total of chunks."""
+    """The estimated total number of chunks."""
     rows: int
     state: str
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic of the stream, with its address in the configured topic viewer, if any."""
+    """A topic of the stream, with its URL in the configured topic viewer, if any."""
 
     name: str
     address: str | None = None
@@ -109,22 +109,24 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A stream as its table's metadata describes it."""
+    """The past of a stream, as its table's metadata describes it."""
 
     commits: tuple[Commit, ...] = ()
-    """Oldest first."""
+    """The commits, oldest first."""
     rejected: tuple[Rejected, ...] = ()
-    """Most frequent first."""
+    """The error classes of rejected records, most frequent first."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Counts of the last day's changes, by `frazil.commit.history.CHANGES`; empty for a stream that does not merge."""
+    """Counts of the last day's changes, by a key of `frazil.commit.history.CHANGES`; empty for a stream that does not
+    merge.
+    """
     marker: Marker | None = None
     past: Past = NO_PAST
     last_backfill: BackfillMarker | None = None
-    """Its last backfill or replay."""
+    """The stream's last backfill or replay."""
     letters: bool = False
-    """Whether its dead-letter table has rows."""
+    """Whether the stream's dead-letter table has rows."""
     unreadable: bool = False
-    """Whether its marker cannot be read."""
+    """Whether the stream's marker cannot be read."""
     coordinates: bool = True
     """Whether the table has the columns for topic, partition and offset."""
 
@@ -135,22 +137,22 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One topic-partition. `lag` is None while Kafka does not respond."""
+    """One topic-partition of a stream. `lag` is None while Kafka does not respond."""
 
     topic: str
     partition: int
     offset: int | None
     lag: int | None
     newest_ms: int | None
-    """The newest event time that counts for the watermark."""
+    """The topic-partition's newest event time that counts for the watermark."""
     idle: bool
     holds: bool
-    """Whether it holds the watermark back."""
+    """Whether this topic-partition holds the watermark back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a writer. `how` describes its end; `well` is False if that needs attention."""
+    """One run of a writer. `how` describes the run's end; `well` is False if that end needs attention."""
 
     started_at_ms: int
     ended_at_ms: int | None
@@ -170,40 +172,42 @@ class StreamView:
     commits: tuple[Commit, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Changes of the last day."""
+    """Counts of the last day's changes."""
     last_changes: Mapping[str, int] = field(default_factory=dict)
-    """Changes of the last batch."""
+    """Counts of the last batch's changes."""
     partitions: tuple[Partition, ...] = ()
     partitions_in_all: int = 0
     runs: tuple[Run, ...] = ()
-    """Newest first."""
+    """The runs of the stream's writer on this host, newest first."""
     dags: Mapping[str, bool] | None = None
-    """The stream's DAGs in Airflow, and whether each is paused."""
+    """The stream's DAGs in Airflow, each with whether it is paused."""
+    audited: str | None = None
+    """Its last audit, in words; None if unknown."""
     pending: bool = False
     may_act: bool = False
     acts: tuple[Act, ...] = ()
-    """Actions that users with permission can take."""
+    """The actions that users with permission can take."""
     problems: tuple[str, ...] = ()
-    """Parts of this view that could not be read, and why."""
+    """Sentences about parts of this view that could not be read."""
     airflow: tuple[str, ...] = ()
-    """Airflow components without a recent heartbeat."""
+    """Sentences about Airflow components without a recent heartbeat."""
     points: tuple[Point, ...] = ()
-    """Oldest first, as the writer recorded them."""
+    """The points of the recorded history, oldest first."""
     rates: tuple[Rate, ...] = ()
-    """Rates of the spans of `points`."""
+    """Record rates for the spans of `points`."""
     happened: tuple[Happened, ...] = ()
-    """Newest first."""
+    """Events, newest first."""
     backfill: UnderWay | None = None
     log: str | None = None
-    """The path of its writer's task log in Airflow's UI."""
+    """The path in Airflow's UI of the log of the stream's writer task."""
     topics: tuple[Topic, ...] = ()
     routes: bool = False
-    """Whether the stream has a route; then rows and commits are those of its default table."""
+    """Whether the stream has a route. If so, rows and commits are those of its default table."""
     routed: RoutedTables | None = None
     range: Range = Range.SIX_HOURS
 
 
-def history_of(  # noqa: PLR0913 - all that is known of a stream's past
+def history_of(  # noqa: PLR0913 - all facts about a stream's past
     metadata: TableMetadata,
     spec: StreamSpec,
     marker: Marker | None,
@@ -260,7 +264,7 @@ def _under_way(last_backfill: BackfillMarker | None) -> UnderWay | None:
 def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | None:
     try:
         return read_backfill(metadata.properties, stream)
-    except MarkerUnreadable:  # whoever abandons it, or goes on with it, is told
+    except MarkerUnreadable:  # abandoning it or going on with it reports this
         return None
 
 
@@ -285,7 +289,7 @@ def _commit(snapshot: Snapshot) -> Commit:
 
 
 def without_repeats(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
-    """Return the sentences of unreadable parts, by part, without Kafka's if the status has reported that already."""
+    """Return the sentences on unreadable parts. Kafka's sentence is left out if the status already reports it."""
     said = any(one.startswith(LAG_UNKNOWN) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not said))
 
@@ -293,7 +297,7 @@ def without_repeats(unread: Mapping[str, str], status: StreamState | None) -> tu
 def partitions_of(
     marker: Marker | None, ends: Mapping[TopicPartition, int] | None, spec: StreamSpec
 ) -> tuple[Partition, ...]:
-    """Return each topic-partition of the marker or of Kafka. `ends` is None while Kafka does not respond."""
+    """Return each topic-partition that the marker or Kafka has. `ends` is None while Kafka does not respond."""
     offsets = of_topics(marker.offsets, spec.source.reads) if marker else {}
     times = marker.max_event_times_us if marker else {}
     idle = marker.idle if marker else frozenset()
@@ -313,13 +317,16 @@ def partitions_of(
 
 
 def waiting_in(partitions: Sequence[Partition]) -> int | None:
-    """Return the total lag; None if that of any topic-partition is unknown."""
+    """Return the total lag; None if the lag of any topic-partition is unknown."""
     lags = [one.lag for one in partitions if one.lag is not None]
     return sum(lags) if partitions and len(lags) == len(partitions) else None
 
 
 def shown_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
-    """Return the topic-partitions that hold the watermark or have the largest lag, ordered by name."""
+    """Return at most `MAX_PARTITIONS` topic-partitions, ordered by name.
+
+    Topic-partitions that hold the watermark back come first, then those with the largest lag.
+    """
     if len(partitions) <= MAX_PARTITIONS:
         return tuple(partitions)
     worst = sorted(partitions, key=lambda one: (not one.holds, -(one.lag or 0)))[:MAX_PARTITIONS]
@@ -336,7 +343,7 @@ def runs_of(observation: Observation | None) -> tuple[Run, ...]:
         return tuple(ended[:MAX_WRITERS])
     how = {
         LaunchKind.SUPERVISED: "runs, kept alive by Airflow",
-        LaunchKind.FOREGROUND: "runs in a person's terminal, and nobody restarts it",
+        LaunchKind.FOREGROUND: "runs in a person's terminal, and nothing restarts it",
         LaunchKind.HOSTED: f"runs in the application {launch.application}",
     }[launch.kind]
     return (Run(launch.launched_at_ms, None, how, well=True), *ended[: MAX_WRITERS - 1])
@@ -358,7 +365,7 @@ def _ended(end: ExitRecord) -> Run:
 
 
 def facts_of(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
-    """Return labels and values of the main settings. `names` are the names of the stream's tables, by identifier."""
+    """Return labels and values of the main settings. `names` maps identifiers of the stream's tables to names."""
     commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
     return {
         "Topics": spec.source.topics_in_words,
@@ -381,7 +388,7 @@ def _route_in_words(route: Route) -> str:
 def coarser(points: Sequence[Point], shown: Range) -> tuple[Point, ...]:
     """Merge points into points of the range's span, oldest first.
 
-    The last ends with the last of `points`, and may be shorter than the others.
+    The last merged point ends with the last of `points`, so it may be shorter than the others.
     """
     found: dict[int, Point] = {}
     for point in points:
@@ -399,7 +406,7 @@ def _spread(point: Point, at_ms: int, span_ms: int) -> Point:
 
 
 def topics_of(spec: StreamSpec, partitions: Iterable[Partition], address: str) -> tuple[Topic, ...]:
-    """Return the stream's topics. `address` is the topic viewer's address with {topic} in it, or empty."""
+    """Return the stream's topics. `address` is the topic viewer's URL with {topic} in it, or empty."""
     names = sorted({*spec.source.topics, *(one.topic for one in partitions)})[:MAX_TOPICS]
     is_web = address.startswith(("https://", "http://"))
     return tuple(Topic(name, address.replace("{topic}", quote(name, safe="")) if is_web else None) for name in names)

@@ -1,4 +1,4 @@
-"""One table for the page: its files, snapshots and windows, and past and due maintenance. Pure."""
+"""One table for the page: its files, snapshots and windows, its past maintenance, and its due maintenance. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALLEST_BUCKET = 16 * 1024
 MAX_SNAPSHOTS = 600
 MAX_PAST_RUNS = 12
 MAX_LOST_CHARACTERS = 200
-"""Characters shown of the list of lost offsets."""
+"""Maximum of characters shown of the list of lost offsets."""
 STREAMS = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
 OF_LETTERS = {"replay": "replayed", "discard-dead-letters": "discarded"}
 """Operations on dead letters, with their labels."""
@@ -49,12 +49,14 @@ OF_MARKERS = {
     "align": ("open", "open windows", ""),
     "release": ("open", "rows moved to main", ""),
 }
-"""Operations of a stream that commit no batch: kind, label and effect. An empty effect is described by its files."""
+"""Operations of a stream that commit no batch: kind, label and effect. If the effect is empty, the snapshot's file
+counts are shown instead.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Files of `[at_least, below)` bytes."""
+    """Files with a size of `at_least` bytes or more, and less than `below` bytes."""
 
     at_least: int
     below: int
@@ -76,7 +78,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A maintenance action, whether it is due, and why. `enabled` is False if it is switched off."""
+    """A maintenance action, with whether it is due and why. `enabled` is False if the action is switched off."""
 
     name: str
     due: bool
@@ -86,7 +88,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A table as its metadata describes it. `limit` is the allowed bytes of manifest list per file."""
+    """The files, snapshots and metadata of a table. `limit` is the maximum of manifest-list bytes per data file."""
 
     rows: int
     files: int
@@ -100,11 +102,11 @@ class Shape:
     list_bytes_per_file: float
     limit: int
     histogram: tuple[Bucket, ...]
-    """Empty if the table has too many files to read all its manifests."""
+    """Files by size; empty if the table has too many files to read all its manifests."""
     marks: tuple[Mark, ...]
-    """Oldest first."""
+    """The snapshots and expiries, oldest first."""
     past: tuple[PastOutcome, ...]
-    """Recent maintenance, newest first."""
+    """Recent maintenance actions, newest first."""
     actions: tuple[Action, ...]
 
 
@@ -118,24 +120,24 @@ class TableView:
     """A value of `frazil.maintenance.tables.TableKind`."""
     level: Level
     word: str
-    """Its state, in the overview's words."""
+    """The table's state, in the overview's words."""
     streams: tuple[str, ...]
     every: str
-    """The interval of maintenance."""
+    """The interval of the table's maintenance."""
     shape: Shape | None = None
     calendar: Calendar | None = None
     alerts: tuple[StandingAlert, ...] = ()
     amiss: tuple[str, ...] = ()
-    """Differences from what its route expects."""
+    """Differences between the table and the expectations of its route."""
     dags: Mapping[str, bool] | None = None
     pending: bool = False
     may_act: bool = False
     problems: tuple[str, ...] = ()
     airflow: tuple[str, ...] = ()
-    """Airflow components without a recent heartbeat."""
+    """Sentences about Airflow components without a recent heartbeat."""
 
 
-def shape_of(  # noqa: PLR0913 - all that is known of a table
+def shape_of(  # noqa: PLR0913 - all facts about a table
     metadata: TableMetadata,
     health: TableHealth,
     actions: Mapping[DueAction, Due],
@@ -144,7 +146,10 @@ def shape_of(  # noqa: PLR0913 - all that is known of a table
     past: Sequence[PastOutcome],
     settings: Maintenance,
 ) -> Shape:
-    """Build a shape from a measurement, file sizes, due actions and past maintenance, oldest first."""
+    """Build the shape from a measurement, file sizes, due actions and past maintenance.
+
+    `past` is ordered oldest first.
+    """
     return Shape(
         rows=health.rows,
         files=health.data_files,
@@ -187,7 +192,7 @@ def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
 
 
 def marks_of(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple[Mark, ...]:
-    """Return a mark for each of the newest snapshots of all branches, and for each expiry since the oldest of them."""
+    """Return a mark for each of the newest snapshots of all branches, and for each expiry after the oldest of these."""
     newest = [_mark(one) for one in sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-MAX_SNAPSHOTS:]]
     expiries = [
         Mark(one.at_ms, "expiry", "expiry", None, 0, _expired(one))
@@ -238,7 +243,7 @@ def _summary(snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def _number(summary: Mapping[str, str], name: str) -> int:
-    """Read a number from a summary, 0 if it is not one: other programs may write anything there."""
+    """Read a number from a summary; 0 if the value is not a number, because other programs may write anything there."""
     text = summary.get(name, "")
     return int(text) if text.isdecimal() else 0
 
@@ -246,7 +251,7 @@ def _number(summary: Mapping[str, str], name: str) -> int:
 def state_of(
     shape: Shape | None, calendar: Calendar | None, alerts: Sequence[StandingAlert], amiss: Sequence[str] = ()
 ) -> Health:
-    """Return the health of a table: its shape by the overview's rules, then whether it needs attention.
+    """Return the health of a table: its files and metadata by the overview's rules, then whether it needs attention.
 
     `shape` is None if it is unknown.
     """
@@ -260,10 +265,10 @@ def state_of(
 
 
 def amiss_of(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...]:
-    """Return what is wrong with a table, from the streams that route to it."""
+    """Return a sentence for each stream that routes to a table and reports a problem of this table."""
     return tuple(
         f"It is not as the route of {status.name} had it ({status.amiss[identifier]}): "
-        f"`frazil route {status.name}` says what mends that"
+        f"`frazil route {status.name}` shows the remedy"
         for status in statuses
         if identifier in status.amiss
     )

@@ -1,3 +1,3 @@
-"""Watermark and completeness of event-time windows: pure decisions."""
+"""The watermark, and the completeness of event-time windows: pure decisions."""
 
 from __future__ import annotations

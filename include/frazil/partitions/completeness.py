@@ -1,7 +1,7 @@
-"""Decides which windows of a table are complete, and which are reopened. Pure.
+"""Decides which windows of a table are complete, and which windows are reopened. Pure.
 
 A window is complete when the watermark of every stream that feeds the table has reached the window's end plus that
-stream's lateness. While the watermark of one stream is unknown, no window completes.
+stream's lateness. While the watermark of any stream is unknown, no window completes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
 
 MAX_WINDOWS = 500
-"""Windows in one decision; the rest follow with the next."""
+"""Largest number of windows in one decision; later windows follow in the next decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Feed:
     watermark_us: int | None
     lateness_us: int = 0
     holding_back: TopicPartition | None = None
-    """The topic-partition that the watermark waits for; None if all are idle."""
+    """The topic-partition for which the watermark waits; None if all topic-partitions are idle."""
     waiting_us: int | None = None
-    """Start of the event time of rows that readers of main do not see yet (`commit.align`)."""
+    """Oldest event time of the rows that readers of main do not see yet (`commit.align`)."""
     problem: str | None = None
-    """Why its watermark does not count."""
+    """Why the stream's watermark does not count."""
 
     @property
     def complete_to_us(self) -> int | None:
@@ -51,7 +51,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a table's windows are decided: those that begin in `[from, through)` have at least one signal."""
+    """State of a table's decisions: each window that begins in `[from, through)` has at least one signal."""
 
     grain: Grain
     from_us: int
@@ -59,18 +59,18 @@ class Cursor:
     sequence_number: int
     """Late rows and dead letters are counted up to the table's commit with this sequence number."""
     held: frozenset[int] = frozenset()
-    """Starts of windows whose quality gate failed and that no operator has released."""
+    """Starts of the windows whose quality gate failed and that no operator has released."""
     table_uuid: str | None = None
-    """The table that was examined; None if an earlier version wrote the cursor."""
+    """UUID of the table for which the decisions were made; None if an earlier version wrote the cursor."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowDecision:
-    """The windows to signal: `complete` for the first time, `again` for those that late rows reopened."""
+    """The windows to signal: `complete` windows for the first time, `again` windows because late rows reopened them."""
 
     complete: tuple[Window, ...]
     again: Mapping[Window, int]
-    """Windows that were decided before, with the number of late rows that they got since."""
+    """Windows that were decided before, with the number of late rows that arrived since then."""
     from_us: int | None
     through_us: int | None
     reason: str
@@ -87,12 +87,13 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     *,
     grain: Grain,
     complete_from_us: int | None = None,
-    most: int = MAX_WINDOWS,
+    limit: int = MAX_WINDOWS,
 ) -> WindowDecision:
-    """Decide what completed since the cursor. `late` has the rows since the cursor's commit, by window start.
+    """Decide which windows completed since the cursor.
 
-    Without a cursor the first window is that of `complete_from_us`, or the currently open one: earlier windows get no
-    signal. After a change of grain, decisions continue after the windows that the old cursor covered.
+    `late` has the number of rows that came after the cursor's commit, by the start of their window. Without a cursor,
+    the first window is that of `complete_from_us`, or the window that is open now; earlier windows get no signal. After
+    a change of grain, decisions continue after the windows that the old cursor covered.
     """
     bound = complete_to(feeds)
     if bound is None:
@@ -100,48 +101,53 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
         return WindowDecision((), {}, None, None, f"nothing is complete: {waits or 'no stream feeds the table yet'}")
     first = _first(cursor, bound, grain, complete_from_us)
     begin = cursor.through_us if cursor and cursor.grain is grain else first
-    complete = tuple(windows_between(grain, begin, min(bound, begin + most * grain.us)))
+    complete = tuple(windows_between(grain, begin, min(bound, begin + limit * grain.us)))
     through = complete[-1].end_us if complete else begin
     again = {Window.of(start, grain): rows for start, rows in late.items() if first <= start < begin and rows}
     return WindowDecision(complete, again, first, through, _reason(feeds, Window.of(through, grain)))
 
 
 def complete_to(feeds: tuple[Feed, ...]) -> int | None:
-    """Windows that end at or before this are complete; None while any stream's watermark is unknown."""
+    """Return the time up to which windows are complete: those that end by then. None while any stream's watermark is
+    unknown.
+    """
     ends = [feed.complete_to_us for feed in feeds]
     known = [end for end in ends if end is not None]
     return min(known) if known and len(known) == len(ends) else None
 
 
 def waits_for(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
-    """The streams whose watermark has not reached the window's requirement."""
+    """Return the streams whose watermark has not reached the window's end plus the stream's lateness."""
     return tuple(f for f in feeds if f.complete_to_us is None or f.complete_to_us < window.end_us)
 
 
 def history_words(window: Window, cursor: Cursor | None) -> str | None:
-    """Why a window never gets a signal, as the end of a sentence; None if it may get one."""
+    """Return why a window will never get a signal, as the end of a sentence; None if it may get one."""
     if cursor is None or window.start_us >= cursor.from_us:
         return None
     return f"it is history, for signals begin with {Window.of(cursor.from_us, cursor.grain)}"
 
 
 def waiting_words(feeds: tuple[Feed, ...], window: Window, *, needed: bool = False) -> str:
-    """Why a window has no signal yet, as the end of a sentence; with the watermark that is `needed`."""
+    """Return why a window has no signal yet, as the end of a sentence.
+
+    With `needed`, the text includes the watermark that each stream must reach.
+    """
 
     def one(feed: Feed) -> str:
         return f"{feed}, and {moment(window.end_us + feed.lateness_us)} is needed" if needed else str(feed)
 
     waiting = "; ".join(map(one, waits_for(feeds, window)))
-    return waiting or "it is complete, and is signalled when the DAG of its partitions runs next"
+    return waiting or "it is complete, and the next run of the table's partition DAG signals it"
 
 
 def moment(us: int) -> str:
-    """Microseconds since 1970 as ISO 8601."""
+    """Format microseconds since 1970 as ISO 8601."""
     return (EPOCH + timedelta(microseconds=us)).isoformat().replace("+00:00", "Z")
 
 
 def _second(us: int) -> str:
-    """Like `moment`, for people: a window ends at a whole second."""
+    """Format a time for people, rounded down to seconds, because windows end at whole seconds."""
     return moment(us - us % 1_000_000)
 
 

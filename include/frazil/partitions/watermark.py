@@ -1,4 +1,4 @@
-"""Computes the watermark: the minimum over a stream's topic-partitions of the newest event time. Pure."""
+"""Computes the watermark of a stream: the minimum over its topic-partitions of the newest event time. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ def watermark_us(
     idle: Collection[TopicPartition],
     previous_us: int | None,
 ) -> int | None:
-    """The stream's watermark in microseconds since the epoch, or None while it is unknown.
+    """Return the stream's watermark in microseconds since the epoch; None while it is unknown.
 
-    Skips idle partitions. An active partition without a record keeps it unknown. If all are idle, it is the newest
-    event time seen, because nothing older is unread. It never goes back.
+    Idle topic-partitions are skipped. While an active topic-partition has no record yet, the watermark does not change.
+    If all topic-partitions are idle, the watermark is the newest event time seen, because no older record is unread.
+    The watermark never goes back.
     """
     active = [tp for tp in partitions if tp not in idle]
     if any(tp not in max_event_times_us for tp in active):
@@ -37,9 +38,9 @@ def holding_back(
     partitions: Collection[TopicPartition],
     idle: Collection[TopicPartition],
 ) -> TopicPartition | None:
-    """The topic-partition that the watermark waits for: one without a record, else the furthest behind.
+    """Return the topic-partition for which the watermark waits: one without a record, else the one furthest behind.
 
-    None if all are idle: then only new records move it.
+    Returns None if all topic-partitions are idle: then only new records move the watermark.
     """
     active = sorted(tp for tp in partitions if tp not in idle)
     silent = [tp for tp in active if tp not in max_event_times_us]

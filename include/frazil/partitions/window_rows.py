@@ -1,7 +1,7 @@
 """Counts the rows that a reader of a snapshot would find in given windows.
 
-A file within one window is counted from its manifest entry. Only a file that spans windows, or has deleted rows, is
-read, and only its event-time column.
+A file whose rows all belong to one window is counted from its manifest entry. A file is read only if it spans several
+windows or has deleted rows, and then only its event-time column.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from frazil.spec.type_ends import rows_between
 
 
 def window_rows(table: Table, windows: Collection[Window], *, column: str, snapshot_id: int) -> dict[Window, int]:
-    """Rows by window, 0 for an empty one. `column` has the event time; all windows have the same grain."""
+    """Return the number of rows in each window, 0 for empty windows.
+
+    `column` is the event-time column. All windows must have the same grain.
+    """
     counts: Counter[int] = Counter()
     for first, last in _runs(sorted(windows)):
         counts.update(_count(table, first, last, column=column, snapshot_id=snapshot_id))
@@ -33,7 +36,9 @@ def window_rows(table: Table, windows: Collection[Window], *, column: str, snaps
 
 
 def added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str) -> Counter[int]:
-    """Rows by window start that a snapshot's added files bring to the windows covered by the cursor."""
+    """Return the number of rows that a snapshot's added files bring to windows covered by the cursor, by window
+    start.
+    """
     field = table.schema().find_field(column)
     within = rows_between(field, cursor.from_us, cursor.through_us - 1)
     counts: Counter[int] = Counter()
@@ -59,7 +64,7 @@ def _may_reach(file: DataFile, field: NestedField, cursor: Cursor) -> bool:
 
 
 def _runs(windows: list[Window]) -> Iterator[tuple[Window, Window]]:
-    """The first and last window of each run of adjacent windows."""
+    """Yield the first and last window of each run of adjacent windows."""
     start = 0
     for i, window in enumerate(windows):
         if i + 1 == len(windows) or windows[i + 1].start_us != window.end_us:
@@ -93,7 +98,7 @@ def _read_by_window(
 
 
 def _by_entry(task: FileScanTask, field: NestedField, grain: Grain) -> dict[int, int] | None:
-    """A file's rows by window start, from its manifest entry; None if the entry is not enough."""
+    """Return a file's rows by window start, from its manifest entry; None if the entry does not suffice."""
     file = task.file
     nulls = (file.null_value_counts or {}).get(field.field_id)
     bounds = _bounds(file, field)
@@ -115,7 +120,7 @@ def _bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
 def _read(
     table: Table, tasks: list[FileScanTask], within: BooleanExpression, column: str
 ) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Event times in microseconds, file by file."""
+    """Yield the event times of the files in microseconds, batch by batch."""
     if not tasks:
         return
     reader = ArrowScan(table.metadata, table.io, table.schema().select(column), within)

@@ -1,4 +1,4 @@
-"""Windows: the hours or days of event time that become complete. Pure; times are microseconds since 1970, UTC."""
+"""Windows: hours or days of event time that become complete. Pure; times are in microseconds since 1970, UTC."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+
+from frazil.spec.model import StreamSpec
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FORMATS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}
@@ -27,25 +29,25 @@ class Grain(StrEnum):
         return _FORMATS[self]
 
     def floor(self, us: int) -> int:
-        """The start of the window that contains a moment, also before 1970."""
+        """Return the start of the window that contains this time, which may be before 1970."""
         return us - us % self.us
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Window:
-    """`[start, start + grain)`."""
+    """A window of event time: `[start, start + grain)`."""
 
     start_us: int
     grain: Grain
 
     @classmethod
     def of(cls, us: int, grain: Grain) -> Window:
-        """The window that contains a moment."""
+        """Return the window that contains this time."""
         return cls(grain.floor(us), grain)
 
     @classmethod
     def parse(cls, key: str) -> Window:
-        """The window of a key such as `2013-01-01T05` or `2013-01-01`; raises ValueError for any other text."""
+        """Return the window of a key such as `2013-01-01T05` or `2013-01-01`. Raises ValueError for any other text."""
         for grain in Grain:
             try:
                 moment = datetime.strptime(key, grain.key_format).replace(tzinfo=UTC)
@@ -70,11 +72,49 @@ class Window:
 
 
 def microseconds(moment: datetime) -> int:
-    """A zoned datetime as microseconds since 1970."""
+    """Return a datetime with a time zone as microseconds since 1970."""
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def windows_between(grain: Grain, from_us: int, to_us: int) -> Iterator[Window]:
-    """The windows from the one that contains `from_us` to the last that ends by `to_us`, in order."""
+    """Yield the windows from the window that contains `from_us` to the last window that ends by `to_us`, in order."""
     for start in range(grain.floor(from_us), to_us - grain.us + 1, grain.us):
         yield Window(start, grain)
+
+
+FURTHEST_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
+"""Time after the newest trusted event time from which windows count as invalid: they have only rows from wrong
+clocks.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Settings of a stream that shows a window's rows only when the window is complete.
+
+    Windows are `grain` long, by the event time in `column`, and complete `lateness_us` after their end.
+    """
+
+    column: str
+    grain: Grain
+    lateness_us: int = 0
+
+    @classmethod
+    def of(cls, spec: StreamSpec) -> Alignment | None:
+        """Return the declared alignment; None for a stream that shows every row at once."""
+        if spec.commit.align == "none" or spec.window is None:
+            return None
+        lateness_us = spec.lateness // timedelta(microseconds=1)
+        return cls(spec.event_time.column, Grain(spec.window), lateness_us)
+
+    def waits(self, start_us: int, length_us: int, *, watermark_us: int | None, newest_us: int | None) -> bool:
+        """Return whether rows with event times in `[start, start + length)` must stay hidden for now.
+
+        That is the case if their window is still open or has not begun. `newest_us` is the newest trusted event time.
+        If both it and the watermark are unknown, all rows wait.
+        """
+        end_us = max(self.grain.floor(start_us) + self.grain.us, start_us + length_us)
+        if watermark_us is not None and end_us <= watermark_us - self.lateness_us:
+            return False
+        known = [us for us in (watermark_us, newest_us) if us is not None]
+        return not known or start_us <= max(known) + FURTHEST_AHEAD_US

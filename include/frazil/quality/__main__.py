@@ -1,4 +1,6 @@
-"""The gate's process: reads one request per line from standard input, and writes only results or an error to stdout."""
+"""The process of the quality gate: reads one request per line from stdin, and writes only results or an error to
+stdout.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from frazil.quality.gate import GateRequest
 
 
 def main() -> int:
-    """Write a GateResult per line and return 0, or write an error's name and message and return its exit code."""
+    """Write one GateResult per line and return 0; after an error, write its name and message and return its exit
+    code.
+    """
     # The parent kills this process at its timeout; the alarm does if the parent has died.
     signal.alarm(math.ceil(float(sys.argv[1])))
     # Libraries and the JVM print to stdout, so that is redirected: only the answer goes to the real one.

@@ -1,7 +1,7 @@
-"""Checks windows of a table against its suite in a child process, so that the caller never loads Great Expectations.
+"""Checks windows of a table against its suite, in a child process, so that the caller never loads Great Expectations.
 
-Great Expectations takes seconds to load, keeps its memory, and under Airflow's logging logs hundreds of lines. So the
-child (`python -m frazil.quality`) reads one request per line from standard input and writes one answer per line.
+Great Expectations takes seconds to load, keeps its memory, and logs hundreds of lines under Airflow. The child process
+(`python -m frazil.quality`) reads one request per line from standard input and writes one answer per line.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -18,12 +18,12 @@ from frazil import errors
 from frazil.errors import FrazilError
 
 LAST_WORDS = 2000
-"""How many characters of a crashed child's log the error repeats."""
+"""Number of characters of a crashed child's log that the error quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateRequest:
-    """One window of one snapshot, and the suite to check it against."""
+    """One window of one snapshot, and the suite with which to check it."""
 
     suite: Path
     catalog: str | None
@@ -31,14 +31,14 @@ class GateRequest:
     table: str
     snapshot_id: int
     event_time: str
-    """A column of type timestamptz or timestamp."""
+    """Name of a column of type timestamptz or timestamp."""
     from_us: int
     to_us: int
-    """`[from, to)`, microseconds since 1970, UTC."""
+    """Bounds of the window, `[from, to)`, in microseconds since 1970, UTC."""
     partition: str
     """The window's key, such as 2013-12-30T15."""
     docs: Path
-    """The folder of the Data Docs, which all gates of a home share."""
+    """The folder of the Data Docs, which all gates with the same FRAZIL_HOME share."""
     engine: Literal["auto", "arrow", "spark"] = "auto"
     spark: Mapping[str, str] = field(default_factory=dict)
     """Spark properties that override the gate's own: `spark.jars` with Iceberg's runtime, `spark.master`, memory."""
@@ -54,16 +54,16 @@ class GateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The suite's verdict on the window."""
+    """The suite's result for the window."""
 
     passed: bool
     rows: int
     failures: tuple[str, ...]
-    """One sentence each: expectation, column, number of failing rows, examples."""
+    """One sentence for each failed expectation: expectation, column, number of failing rows, examples."""
     docs: str
-    """The path of this run's page; the index next to it links all runs."""
+    """Path of the page about this run; the index page next to it links to the newest runs."""
     engine: str
-    """`arrow` or `spark`."""
+    """The engine that evaluated the suite: `arrow` or `spark`."""
     seconds: float
 
     def to_json(self) -> str:
@@ -76,16 +76,21 @@ class GateResult:
 
 
 def find_suite(folder: Path, table: str) -> Path | None:
-    """The suite of a table, `<folder>/<table identifier>.json`, if there is one."""
+    """Return the suite of a table, `<folder>/<table identifier>.json`; None if the file does not exist."""
     suite = folder / f"{table}.json"
     return suite if suite.is_file() else None
+
+
+def unused_suites(folder: Path, tables: Collection[str]) -> list[Path]:
+    """Return the suites in a folder that are not named after any of the tables, and so check nothing."""
+    return sorted(suite for suite in folder.glob("*.json") if suite.stem not in tables)
 
 
 def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[GateResult, ...]:
     """Evaluate windows of one table in order, in one child process, which is killed at the timeout.
 
-    Raises SpecError if the suite cannot be used on this table, AccessDenied and CommitUnavailable as the catalog does,
-    and FrazilError if the process crashed or was too slow; then no window is judged.
+    Raises SpecError if the suite cannot be used on this table, AccessDenied and CommitUnavailable like the catalog, and
+    FrazilError if the process crashed or was too slow. After an error, no window is evaluated.
     """
     if not requests:
         return ()
@@ -104,7 +109,10 @@ def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[Gat
 
 
 def _results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
-    """Parse the child's output: one result per line, or after a failure an error in the last line, which is raised."""
+    """Parse the child's output: one result per line.
+
+    If the child failed, its last line has an error, which is raised here.
+    """
     lines = done.stdout.splitlines()
     if done.returncode == 0:
         return tuple(map(GateResult.from_json, lines))

@@ -1,4 +1,4 @@
-"""Reads a suite of Great Expectations, and refuses what pandas and Spark would judge differently."""
+"""Reads a suite of Great Expectations, and refuses expectations that pandas and Spark would evaluate differently."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ EXPECTATIONS = frozenset(
         "expect_table_row_count_to_equal",
     }
 )
-"""Expectations with the same verdict on both engines; tests/spark/test_quality.py checks each."""
+"""Expectations with the same result on both engines; tests/spark/test_quality.py checks each of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A suite's JSON, checked as far as possible without the table's data."""
+    """The JSON of a suite, checked as far as possible without the table's data."""
 
     path: Path
     content: dict[str, Any]
@@ -59,7 +59,7 @@ class Suite:
 
 
 def read_suite(path: Path) -> Suite:
-    """Read and check a suite. Raises SpecError with the file and what in it cannot be used."""
+    """Read and check a suite. Raises SpecError with the file's name and the part that cannot be used."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -106,7 +106,7 @@ def _condition_columns(condition: Any) -> Iterator[str]:
 
 
 def _check_condition(path: Path, number: int, condition: Any) -> None:
-    """Refuse conditions that are text: they are in one engine's language."""
+    """Refuse row conditions that are text, because only one of the engines would understand them."""
     match condition:
         case None | {"type": "comparison" | "nullity", "column": {"name": str()}}:
             return

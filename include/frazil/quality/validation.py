@@ -1,4 +1,4 @@
-"""Validates rows with Great Expectations and renders the result; the only module that imports it."""
+"""Validates rows with Great Expectations and renders the result. Only this module imports Great Expectations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from pydantic.v1 import ValidationError
 
 from frazil.errors import SpecError
 from frazil.quality.suite import Suite
-from frazil.quality.verdict import failure, problem
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """A suite's verdict on rows."""
+    """The result of a suite on rows."""
 
     failures: tuple[str, ...]
     html: str
@@ -33,7 +32,7 @@ class Validation:
 def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     """Evaluate the suite on a DataFrame. Raises SpecError for an expectation that cannot be evaluated.
 
-    Counts and examples cost Spark several jobs each, so they are computed only for expectations that were not met.
+    Counts and examples cost Spark several jobs each, so they are computed only for expectations that failed.
     """
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
@@ -44,7 +43,7 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     if problems := [text for result in found.results if (text := problem(result))]:
         raise SpecError(f"{suite.path}: {'; '.join(problems)}")
     if not found.success:
-        unmet = [_asked(result) for result in found.results if not result.success]
+        unmet = [_expectation(result) for result in found.results if not result.success]
         again = batch.validate(_expectations(suite, unmet), result_format="BASIC")
         found.results = [*(result for result in found.results if result.success), *again.results]
     for result in found.results:
@@ -52,8 +51,8 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     return Validation(tuple(failure(result) for result in found.results if not result.success), _rendered(found))
 
 
-def _asked(result: Any) -> dict[str, Any]:
-    """The expectation of a result; results are not in the order of the suite."""
+def _expectation(result: Any) -> dict[str, Any]:
+    """Return the expectation of a result; results are not in the order of the suite."""
     config = result.expectation_config.to_json_dict()
     return {**config, "kwargs": {key: value for key, value in config["kwargs"].items() if key != "batch_id"}}
 
@@ -83,7 +82,7 @@ def _rendered(found: ExpectationSuiteValidationResult) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert pandas' and Spark's values to Python's, so that sentences and renderer show them alike."""
+    """Convert values of pandas and Spark to Python values, so that messages and pages show both in the same form."""
     match value:
         case dict():
             return {key: plain(one) for key, one in value.items()}
@@ -97,7 +96,7 @@ def plain(value: Any) -> Any:
 
 
 def escaped(value: Any) -> Any:
-    """Escape values from the data: Great Expectations escapes only the suite's texts."""
+    """Escape values from the data for HTML: Great Expectations escapes only the suite's texts."""
     match value:
         case str():
             return html.escape(value)
@@ -106,3 +105,50 @@ def escaped(value: Any) -> Any:
         case list():
             return [escaped(one) for one in value]
     return value
+
+
+EXAMPLES = 5
+EXAMPLE_CHARACTERS = 80
+_NO_TERMS = {"column", "column_A", "column_B", "column_list", "batch_id"}
+
+
+def failure(result: Any) -> str:
+    """Return the sentence for an expectation that failed: expectation, column, number of failing rows, examples."""
+    config, found = result.expectation_config, result.result
+    sentence = f"{config.type} {_subject(config.kwargs)}".rstrip()
+    # At most 20, with repetitions.
+    examples = dict.fromkeys(_shown(value) for value in found.get("partial_unexpected_list", ()) if value is not None)
+    such_as = ", ".join(list(examples)[:EXAMPLES])
+    if "element_count" not in found:
+        observed = found.get("observed_value")
+        return f"{sentence}: found {such_as if observed is None else _shown(observed)}"
+    sentence += f": not so in {found['unexpected_count']:,} of {found['element_count']:,} rows"
+    return f"{sentence}, such as {such_as}" if such_as else sentence
+
+
+def problem(result: Any) -> str | None:
+    """Return why an expectation could not be evaluated; None if it was evaluated."""
+    info = result.exception_info or {}
+    # One exception for the expectation, or one for each metric.
+    raised = [one for one in ([info] if "raised_exception" in info else info.values()) if one["raised_exception"]]
+    if not raised:
+        return None
+    config = result.expectation_config
+    message = str(raised[0]["exception_message"]).strip().partition("\n")[0]
+    return f"{config.type} {_subject(config.kwargs)} cannot be evaluated: {message}"
+
+
+def _subject(kwargs: dict[str, Any]) -> str:
+    """Return the expectation's columns and terms, such as `dep_delay (min_value -60, max_value 1800)`."""
+    columns = [kwargs[key] for key in ("column", "column_A", "column_B") if key in kwargs]
+    columns += kwargs.get("column_list", [])
+    terms = [f"{key} {_shown(value)}" for key, value in kwargs.items() if key not in _NO_TERMS]
+    return f"{', '.join(columns)} ({', '.join(terms)})" if terms else ", ".join(columns)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict) and not value.keys() & {"type"}:
+        text = " ".join(f"{key}={one}" for key, one in value.items())
+    else:
+        text = str(value).replace("\n", "\\n")
+    return text if len(text) <= EXAMPLE_CHARACTERS else f"{text[: EXAMPLE_CHARACTERS - 1]}…"

@@ -24,14 +24,16 @@ _NULLABLE = {
     pa.int32(): pd.Int32Dtype(),
     pa.int64(): pd.Int64Dtype(),
 }
-"""Arrow types for pandas: with its default types, a null turns a column into floats, and changes large integers."""
+"""pandas types for Arrow types. With pandas' default types, a null turns an integer column into floats, which changes
+large integers.
+"""
 
 PARTITIONS_A_CORE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class GatedWindow:
-    """The window of a request, found in the catalog; no data is read yet."""
+    """The window of a request, found in the catalog; no data have been read yet."""
 
     request: GateRequest
     schema: Schema
@@ -41,8 +43,8 @@ class GatedWindow:
     def columns(self) -> frozenset[str]:
         return frozenset(field.name for field in self.schema.fields)
 
-    def rows_at_most(self) -> int:
-        """The rows of all files that may hold rows of the window, from the snapshot's metadata."""
+    def max_rows(self) -> int:
+        """Return the row count of all files that may hold rows of the window, from the snapshot's metadata."""
         return sum(task.file.record_count for task in self.scan.plan_files())
 
     def to_pandas(self, columns: tuple[str, ...]) -> pd.DataFrame:
@@ -50,7 +52,7 @@ class GatedWindow:
         return rows.to_pandas(types_mapper=_NULLABLE.get)
 
     def to_spark(self, columns: tuple[str, ...], session: Any) -> Any:
-        """A Spark DataFrame of the same rows; NaN becomes null, as in pandas."""
+        """Return a Spark DataFrame of the same rows; NaN becomes null, as in pandas."""
         name = ".".join(
             f"`{part}`" for part in (catalog_config(self.request.catalog).name, *self.request.table.split("."))
         )
@@ -71,7 +73,10 @@ class GatedWindow:
 
 
 def open_window(request: GateRequest) -> GatedWindow:
-    """Find the window. Raises SpecError (no such table or column), FrazilError (no snapshot), catalog errors."""
+    """Find the window in the catalog.
+
+    Raises SpecError (the table or column does not exist), FrazilError (the snapshot is gone), and catalog errors.
+    """
     catalog = existing_catalog(request.catalog)
     with catalog_errors(catalog.name):
         try:
@@ -89,7 +94,9 @@ def open_window(request: GateRequest) -> GatedWindow:
 
 
 def start_spark(request: GateRequest) -> Any:
-    """A small, quiet session on loopback with the request's catalog; the request's properties override ours."""
+    """Start a small, quiet Spark session on loopback with the request's catalog; `request.spark` overrides its
+    properties.
+    """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - small windows need no Spark
 
     properties = {
@@ -116,7 +123,7 @@ def start_spark(request: GateRequest) -> Any:
 
 
 def _bounds(request: GateRequest, schema: Schema) -> tuple[datetime, datetime]:
-    """The window's bounds, with a zone if the column has one."""
+    """Return the window's bounds; they have a time zone if the event-time column has one."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     begin, end = (epoch + timedelta(microseconds=us) for us in (request.from_us, request.to_us))
     if isinstance(schema.find_type(request.event_time), TimestamptzType):

@@ -1,4 +1,4 @@
-"""Requests with a total timeout, however slowly the server sends: one byte a second would pass every read timeout."""
+"""HTTP requests with a total timeout: a server that sends one byte a second would never exceed a read timeout."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 MAX_BYTES = 64 * 2**20
-"""Limit of an answer."""
-_asking = threading.local()
-"""`bound` is the limit of this thread's request."""
+"""Maximum size of an answer."""
+_current_request = threading.local()
+"""Thread-local state: `bound` is the `_Bound` of the request that this thread is making."""
 
 
 def get(session: Session, url: str, *, within_s: float) -> requests.Response:
-    """The whole answer, within this time after the connection stands. Requires a session from `session()`."""
-    bound = _asking.bound = _Bound(within_s)
+    """Return the complete answer. The time limit starts when the connection is established. `session` comes from
+    `session()`.
+    """
+    bound = _current_request.bound = _Bound(within_s)
     watch = threading.Timer(within_s, bound.end)
     watch.daemon = True
     watch.start()
@@ -37,7 +39,7 @@ def get(session: Session, url: str, *, within_s: float) -> requests.Response:
 
 
 class Session(requests.Session):
-    """A session whose own headers, which may be credentials, are not sent to other hosts after a redirect."""
+    """A session that does not send its own headers, which may be credentials, to another host after a redirect."""
 
     own: Mapping[str, str] = MappingProxyType({})
 
@@ -57,7 +59,10 @@ def session() -> Session:
 
 
 class _Bound:
-    """The sockets of one request, which may be redirected to other hosts, and the time when they are shut."""
+    """The time limit of one request, and the request's sockets, which are shut down when the time is over.
+
+    A request has several sockets if it is redirected to other hosts.
+    """
 
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
@@ -67,7 +72,7 @@ class _Bound:
         self._over = False
 
     def note(self, sock: socket.socket) -> None:
-        """Shut the socket when the time is over, or at once if it already is."""
+        """Register a socket to shut down when the time is over. If the time is already over, shut it down at once."""
         with self._lock:
             self._sockets.append(sock)
             if self._over:
@@ -82,11 +87,11 @@ class _Bound:
     def check(self) -> None:
         """Raise ReadTimeout once the time is over."""
         if time.monotonic() >= self._deadline:
-            raise requests.exceptions.ReadTimeout(f"no whole answer within {self._within_s:g} s")
+            raise requests.exceptions.ReadTimeout(f"no complete answer within {self._within_s:g} s")
 
 
 def _read(response: requests.Response, bound: _Bound) -> None:
-    """Read the whole content, as `requests` does, unless it has no end or comes too late."""
+    """Read the whole body, as `requests` does. Raise if the body is too large or takes too long."""
     content = bytearray()
     for piece in response.iter_content(2**16):
         bound.check()
@@ -102,21 +107,21 @@ def _shut(sock: socket.socket) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-class _Noted:
-    """A connection that notes its socket before it waits for an answer."""
+class _RegisteringConnection:
+    """A connection that registers its socket with the time limit before it waits for an answer."""
 
     sock: Any
 
     def getresponse(self) -> Any:
-        _asking.bound.note(self.sock)
+        _current_request.bound.note(self.sock)
         return super().getresponse()  # type: ignore[misc]
 
 
-class _Connection(_Noted, HTTPConnection):
+class _Connection(_RegisteringConnection, HTTPConnection):
     pass
 
 
-class _SecureConnection(_Noted, HTTPSConnection):
+class _SecureConnection(_RegisteringConnection, HTTPSConnection):
     pass
 
 

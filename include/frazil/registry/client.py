@@ -1,4 +1,4 @@
-"""A read-only client of a schema registry with Confluent's API, for drivers and executors."""
+"""A read-only client for schema registries with Confluent's API, used by drivers and executors."""
 
 from __future__ import annotations
 
@@ -20,61 +20,62 @@ from frazil.spec.formats import Registry
 from frazil.spec.references import resolve
 
 MAX_SCHEMAS = 4096
-"""Schemas kept in memory; a schema never changes once it has an id."""
+"""Maximum number of schemas kept in memory. The schema of an id never changes."""
 MAX_UNKNOWN = 100_000
 UNKNOWN_FOR_S = 60.0
-"""Time for which an id without a schema is not requested again."""
+"""Time (s) for which an id that has no schema is not requested again."""
 MAX_REFERENCES = 1000
 REFERENCES_WITHIN = 5
-"""Registry timeouts that the references of one schema may take, requested one after another."""
+"""Time limit for fetching all references of one schema, in multiples of the registry's timeout."""
 RECORDS_WAIT = "Records wait until it gives their schemas"
-DEEPEST_REFERENCES = 200
-"""Longest chain of schemas that each refer to the next."""
+MAX_REFERENCE_DEPTH = 200
+"""Maximum length of a chain of schemas in which each refers to the next."""
 MAX_CONCURRENT_REQUESTS = 8
-"""Concurrent requests to a registry."""
+"""Maximum number of concurrent requests to a registry."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
-_WAITS_S = (0.1, 0.3, 1.0)
-"""Pauses between requests; the last one repeats."""
-_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+_RETRY_PAUSES_S = (0.1, 0.3, 1.0)
+"""Pauses (s) between retries; the last pause repeats."""
+_TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _NOT_FOUND = frozenset({"40401", "40402", "40403"})
-"""The registry's own codes for a missing subject, version and schema."""
+"""The registry's own error codes for a missing subject, version or schema."""
 
 
 class UnknownSchema(LookupError):
-    """The registry answered, and does not have the schema."""
+    """The registry answered that it does not have the schema."""
 
 
 class SchemaText(NamedTuple):
-    """A schema as it was registered."""
+    """A schema as registered."""
 
     type: str
-    """`AVRO`, `PROTOBUF` or `JSON`."""
+    """Schema type: `AVRO`, `PROTOBUF` or `JSON`."""
     text: str
     references: tuple[tuple[str, str], ...] = ()
-    """Names and texts of referenced schemas, each after those that it refers to."""
+    """Name and text of each referenced schema. A schema comes after the schemas that it refers to."""
 
 
 class Schemas(Protocol):
     """Looks up schemas by id."""
 
     def ask(self, schema_ids: Sequence[int]) -> None:
-        """Fetch these, several at a time, so that `get` has an answer for each.
+        """Fetch these schemas concurrently, so that `get` finds each in memory.
 
-        Raises RegistryUnavailable while that is unknown.
+        Raises RegistryUnavailable if the registry gives no usable answer.
         """
 
     def get(self, schema_id: int) -> SchemaText:
-        """The schema of an id.
+        """Return the schema with this id.
 
-        Raises UnknownSchema if it certainly does not exist, and RegistryUnavailable while that is unknown.
+        Raises UnknownSchema if the schema does not exist, and RegistryUnavailable if the registry gives no usable
+        answer.
         """
 
 
 class SchemaRegistry:
-    """One registry. Thread-safe."""
+    """A client of one registry. Thread-safe."""
 
     def __init__(self, declared: Registry, environment: Mapping[str, str], *, meanwhile: str = RECORDS_WAIT) -> None:
-        """`meanwhile` ends errors: what waits while the registry is down.
+        """Create a client. `meanwhile` is the last sentence of error messages: it states what waits for the registry.
 
         Raises SpecError for a reference that `environment` does not resolve, and for a missing file.
         """
@@ -101,7 +102,7 @@ class SchemaRegistry:
         self._lock = Lock()
 
     def ask(self, schema_ids: Sequence[int]) -> None:
-        """Like `Schemas.ask`. Fetch up to `MAX_SCHEMAS` at once, because no more are kept."""
+        """See `Schemas.ask`. Pass at most `MAX_SCHEMAS` ids, because no more schemas are kept in memory."""
         with self._lock:
             missing = [one for one in schema_ids if self._kept(one) is None]
             if not missing:
@@ -111,7 +112,7 @@ class SchemaRegistry:
                     self._keep(schema_id, found)
 
     def get(self, schema_id: int) -> SchemaText:
-        """Like `Schemas.get`. Each id is fetched once; one without a schema again after a minute."""
+        """See `Schemas.get`. Each schema is fetched once. An id without a schema is requested again after a minute."""
         with self._lock:
             found = self._kept(schema_id)
             if found is None:
@@ -122,11 +123,11 @@ class SchemaRegistry:
         return found
 
     def newest(self, subject: str) -> SchemaText | None:
-        """The newest version of a subject, fetched each time; None if the subject does not exist.
+        """Return the newest version of a subject, fetched at each call; None if the subject does not exist.
 
-        Raises as `get` does.
+        Raises the same errors as `get`.
         """
-        answer = self._asked(f"/subjects/{quote(subject, safe='')}/versions/latest")
+        answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/latest")
         return None if answer is None else self._text_of(answer)
 
     def _kept(self, schema_id: int) -> SchemaText | UnknownSchema | None:
@@ -154,7 +155,7 @@ class SchemaRegistry:
     def _fetched(self, schema_id: int) -> SchemaText:
         if schema_id <= 0:
             raise UnknownSchema(f"{schema_id} is not a schema id")
-        answer = self._asked(f"/schemas/ids/{schema_id}")
+        answer = self._fetch(f"/schemas/ids/{schema_id}")
         if answer is None:
             raise UnknownSchema(f"the registry has no schema of id {schema_id}")
         return self._text_of(answer)
@@ -162,30 +163,34 @@ class SchemaRegistry:
     def _text_of(self, answer: Mapping[str, Any]) -> SchemaText:
         references: dict[tuple[str, int], tuple[str, str]] = {}
         try:
-            self._refer(answer, references, inside=(), until_s=time.monotonic() + self._timeout_s * REFERENCES_WITHIN)
+            self._add_references(
+                answer, references, inside=(), until_s=time.monotonic() + self._timeout_s * REFERENCES_WITHIN
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             # Not the records' fault, which another kind of error would suggest.
             raise self._unavailable(f"returns invalid references ({type(error).__name__})") from None
         return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.values()))
 
-    def _refer(
+    def _add_references(
         self,
         answer: Mapping[str, Any],
         found: dict[tuple[str, int], tuple[str, str]],
         inside: tuple[tuple[str, int], ...],
         until_s: float,
     ) -> None:
-        """Add what a schema refers to, each after its own references; `until_s` is on the monotonic clock."""
+        """Add the schemas that `answer` refers to, each after its own references. `until_s` is a time of the monotonic
+        clock.
+        """
         for reference in answer.get("references") or ():
             key = (str(reference["subject"]), int(reference["version"]))
             if key in found or key in inside:
                 continue
             if len(found) + len(inside) >= MAX_REFERENCES:
                 raise UnknownSchema(f"the schema refers to more than {MAX_REFERENCES} others")
-            if len(inside) >= DEEPEST_REFERENCES:
-                raise UnknownSchema(f"the schema refers to a chain of more than {DEEPEST_REFERENCES} others")
+            if len(inside) >= MAX_REFERENCE_DEPTH:
+                raise UnknownSchema(f"the schema refers to a chain of more than {MAX_REFERENCE_DEPTH} others")
             referred = self._referred_to(key, until_s)
-            self._refer(referred, found, (*inside, key), until_s)
+            self._add_references(referred, found, (*inside, key), until_s)
             found[key] = (str(reference["name"]), str(referred["schema"]))
 
     def _referred_to(self, key: tuple[str, int], until_s: float) -> Mapping[str, Any]:
@@ -197,7 +202,7 @@ class SchemaRegistry:
                 f"did not give all references of a schema within {within_s:g} s; the next try continues from there"
             )
         subject, version = key
-        answer = self._asked(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)
+        answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)
         if answer is None:
             raise UnknownSchema(
                 f"the schema refers to version {version} of {subject}, which the registry does not have"
@@ -206,8 +211,8 @@ class SchemaRegistry:
         _limit(self._referred, MAX_SCHEMAS)
         return answer
 
-    def _asked(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:
-        """The registry's answer; None if it does not have the object."""
+    def _fetch(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:
+        """Return the registry's answer; None if the registry does not have the requested object."""
         deadline = min(until_s, time.monotonic() + self._timeout_s)
         tries = 0
         while True:
@@ -222,10 +227,10 @@ class SchemaRegistry:
                 late = time.monotonic() >= deadline
                 said = f"does not answer within {self._timeout_s:g} s" if late else f"does not answer: {_cause(error)}"
             else:
-                if response.status_code not in _PASSING:
+                if response.status_code not in _TRANSIENT_STATUSES:
                     return self._read(response)
                 said = f"answers with {response.status_code}"
-            wait_s = _WAITS_S[min(tries, len(_WAITS_S) - 1)]
+            wait_s = _RETRY_PAUSES_S[min(tries, len(_RETRY_PAUSES_S) - 1)]
             if time.monotonic() + wait_s >= deadline:
                 raise self._unavailable(said)
             time.sleep(wait_s)
@@ -253,7 +258,7 @@ class SchemaRegistry:
 
 
 class _Bearer(requests.auth.AuthBase):
-    """Authentication by token; as a mere header, ~/.netrc would replace it."""
+    """Bearer authentication. As a plain header, the token would be replaced by an entry in ~/.netrc."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -263,13 +268,13 @@ class _Bearer(requests.auth.AuthBase):
         return request
 
 
-def _limit(kept: OrderedDict[Any, Any], most: int) -> None:
-    while len(kept) > most:
+def _limit(kept: OrderedDict[Any, Any], limit: int) -> None:
+    while len(kept) > limit:
         kept.popitem(last=False)
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason, which is the only useful one for people."""
+    """Return the innermost cause as text: the only part of the error that helps a user."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"
@@ -280,7 +285,7 @@ _opening = Lock()
 
 
 def registry(declared: Registry, environment: Mapping[str, str]) -> SchemaRegistry:
-    """The process's client of a registry: a task finds the schemas that an earlier one fetched."""
+    """Return the process's client of a registry. All tasks of the process share the schemas it has fetched."""
     key = repr((declared, sorted(environment.items()) if "${" in declared.model_dump_json() else ()))
     with _opening:
         if key not in _registries:

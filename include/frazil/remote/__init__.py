@@ -1,1 +1,1 @@
-"""Writers whose driver runs in a cluster: the agent that submits and follows a driver, and the driver's reports."""
+"""Writers whose driver runs in a cluster: the local agent that submits and follows it, and the driver's reports."""

@@ -1,7 +1,8 @@
-"""The process of a writer whose driver runs in a cluster: submits the driver, follows it, and ends as it ended.
+"""The local process of a writer whose driver runs in a cluster: it submits the driver, follows it, and ends with it.
 
-For its supervisor it is the writer: it has the lock, the heartbeat, the log and the exit code. Its knowledge of the
-driver comes from the table's storage and the cluster's API, so a new agent finds the previous one's driver.
+For its supervisor, this process (the agent) is the writer: it has the lock, the heartbeat, the log and the exit code.
+Its knowledge of the driver comes from the table's storage and the cluster's API, so a new agent finds the driver of the
+previous agent.
 """
 
 from __future__ import annotations
@@ -40,29 +41,30 @@ log = logging.getLogger("frazil")
 POLL_INTERVAL_S = 1.5
 """Seconds between two polls of the driver's reports."""
 ASK_S = 5.0
-"""Seconds between two requests to the cluster, while the driver reports that it is well."""
+"""Seconds between two requests to the cluster while the driver reports that it runs well."""
 KILL_AGAIN_S = 5.0
 QUIET_S = 10.0
-"""Seconds without news from a driver after which each poll also asks the cluster."""
+"""Seconds without a new report from the driver after which each poll also queries the cluster."""
 LOG_SHOWN_BYTES = 64 * 1024
-_UNASKED = DriverStatus(DriverState.UNKNOWN, "the cluster was not asked yet")
+_UNKNOWN = DriverStatus(DriverState.UNKNOWN, "the cluster was not asked yet")
 
 
 def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up: bool = False) -> int:
-    """Have a driver in the cluster write the stream, with the Python file `program`; returns its exit code.
+    """Have a driver in the cluster write the stream, with the Python file `program`. Return the driver's exit code.
 
-    SIGTERM asks the driver to end after its current batch, SIGUSR1 kills it. Killing the agent does not end the driver.
+    SIGTERM asks the driver to end after its current batch; SIGUSR1 kills the driver. Killing the agent does not end the
+    driver.
     """
     log_to_stderr()
     folder = run_folder(spec.name)
     make_folder(folder)
-    asked = Signals()
-    asked.listen()
+    signals = Signals()
+    signals.listen()
     with Mirror(spec, folder) as mirror:
         record_agent(folder)
         try:
             prepared = prepare(spec, streams, program=program)
-            agent = Agent(prepared, submitter(prepared.resources), mirror, asked, until_caught_up=until_caught_up)
+            agent = Agent(prepared, submitter(prepared.resources), mirror, signals, until_caught_up=until_caught_up)
             code, error = agent.run()
         except FrazilError as problem:
             log.error("%s: %s", type(problem).__name__, problem)  # noqa: TRY400
@@ -73,7 +75,7 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
 
 @dataclass(slots=True)
 class Signals:
-    """What signals asked this process to do."""
+    """The requests that this process received as signals."""
 
     stop: str | None = None
     force: bool = False
@@ -101,18 +103,18 @@ class Agent:
         prepared: Prepared,
         cluster: Submitter,
         mirror: Mirror,
-        asked: Signals,
+        signals: Signals,
         *,
         until_caught_up: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._prepared, self._cluster, self._mirror, self._asked = prepared, cluster, mirror, asked
+        self._prepared, self._cluster, self._mirror, self._signals = prepared, cluster, mirror, signals
         self._folder: DriverFolder = prepared.folder
         self._until_caught_up, self._monotonic = until_caught_up, monotonic
         self._order: Order | None = None
         self._report: DriverReport | None = None
         self._reported_at_s = self._ordered_at_s = monotonic()
-        self._status, self._asked_at_s = _UNASKED, float("-inf")
+        self._status, self._polled_at_s = _UNKNOWN, float("-inf")
         self._followed = False
         self._number_heard = self._log_shown = 0
         self._unanswered: str | None = None
@@ -121,7 +123,10 @@ class Agent:
         self._killed_at_s = float("-inf")
 
     def run(self) -> tuple[int, str | None]:
-        """The exit code, and the reason if it is not 0. Raises what a submission raises, and Fenced."""
+        """Follow the driver until its end. Return the exit code, and the reason if the code is not 0.
+
+        Raises the errors of a submission, and Fenced.
+        """
         while True:
             try:
                 seen = self._observe()
@@ -134,14 +139,14 @@ class Agent:
                 if step.act is Act.END:
                     return self._end(step)
                 self._act(step)
-            self._asked.wake.wait(POLL_INTERVAL_S)
-            self._asked.wake.clear()
+            self._signals.wake.wait(POLL_INTERVAL_S)
+            self._signals.wake.clear()
 
     def _observe(self) -> Seen:
         if self._order is None:
             self._order = self._folder.order()
         if self._order is not None:
-            self._hear(self._order)
+            self._read_report(self._order)
             self._ask(self._order)
         now_s = self._monotonic()
         followed = self._status.state in {DriverState.WAITING, DriverState.RUNNING}
@@ -156,11 +161,11 @@ class Agent:
             status=self._status,
             found=self._find(self._order),
             followed=self._followed,
-            stop=self._asked.stop,
-            force=self._asked.force,
+            stop=self._signals.stop,
+            force=self._signals.force,
         )
 
-    def _hear(self, order: Order) -> None:
+    def _read_report(self, order: Order) -> None:
         """Read the driver's report, and copy it to the run folder."""
         report = self._folder.report(order.id)
         if report is None or (self._report is not None and report.number == self._report.number):
@@ -173,7 +178,7 @@ class Agent:
             self._show(self._folder.log_end(order.id))
 
     def _show(self, end: LogEnd | None) -> None:
-        """Append what is new in the driver's log to this process's own."""
+        """Append the new part of the driver's log to this process's own log."""
         if end is None or end.bytes <= self._log_shown:
             return
         new, text = end.bytes - self._log_shown, end.text.encode()
@@ -184,17 +189,17 @@ class Agent:
         self._log_shown = end.bytes
 
     def _ask(self, order: Order) -> None:
-        """Ask the cluster, less often while the driver reports that it is well."""
+        """Query the cluster, less often while the driver reports that it runs well."""
         if order.submission is None:
             self._status = DriverStatus(DriverState.UNKNOWN, "the cluster has not returned the driver's name")
             self._mirror.unanswered(self._unanswered)
             return
         now_s = self._monotonic()
         well = self._report is not None and self._report.exit is None and now_s - self._reported_at_s < QUIET_S
-        urgent = not well or self._asked.force or self._status is _UNASKED
-        if not urgent and now_s - self._asked_at_s < ASK_S:
+        urgent = not well or self._signals.force or self._status is _UNKNOWN
+        if not urgent and now_s - self._polled_at_s < ASK_S:
             return
-        self._asked_at_s = now_s
+        self._polled_at_s = now_s
         self._status = self._driver(order.submission).status()
         self._mirror.runs(order.submission, self._status)
 
@@ -232,7 +237,7 @@ class Agent:
         self._ordered_now()
         # First the order, then the submission: otherwise nothing would refer to the driver.
         self._folder.put_order(order)
-        self._order, self._report, self._status = order, None, _UNASKED
+        self._order, self._report, self._status = order, None, _UNKNOWN
         self._ordered_at_s, self._followed, self._log_shown, self._number_heard = self._monotonic(), True, 0, 0
         try:
             submission = self._cluster.submit(self._cluster_driver(order))
@@ -263,13 +268,13 @@ class Agent:
             log.warning("the driver could not be killed yet: %s", error)
 
     def _put(self, **changes: Any) -> None:
-        """Change the current order: another agent may have added a stop to it. Raises Fenced."""
+        """Change the current order, which another agent may have changed meanwhile. Raises Fenced."""
         if (order := self._ordered_now()) is not None:
             self._order = dataclasses.replace(order, **changes)
             self._folder.put_order(self._order)
 
     def _ordered_now(self) -> Order | None:
-        """The order, read again. Raises Fenced if it is for another driver than this agent's."""
+        """Read the order again. Raises Fenced if it is for another driver than this agent's."""
         now = self._folder.order()
         if now is None or self._order is None or now.id == self._order.id:
             return now or self._order
@@ -290,11 +295,11 @@ class Agent:
                 # Its Python has ended, but its JVM may hold executors forever.
                 with suppress(FrazilError):
                     self._driver(self._order.submission).kill()
-        if step.code == 0 and self._asked.stop is None and not self._asked.force:
+        if step.code == 0 and self._signals.stop is None and not self._signals.force:
             order = self._ordered_now()
             if self._until_caught_up and order is not None and order.stop is not None:
                 raise Fenced(f"the driver ended before it had caught up: another agent asked it to ({order.stop})")
-        code = KILLED if self._asked.force and step.code == 0 and not self._was_last_word() else step.code
+        code = KILLED if self._signals.force and step.code == 0 and not self._was_last_word() else step.code
         log.log(logging.ERROR if code else logging.INFO, "the driver has ended: %s", step.reason)
         return code, step.reason
 

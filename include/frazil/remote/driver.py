@@ -1,7 +1,8 @@
 """A writer's process in a cluster: writes the stream as any writer does, and reports to its agent through the storage.
 
-It runs without an agent too. It ends after its current batch when the order says so or is for another driver, and when
-operators paused the stream. It ends at once when its JVM is gone, which nothing reports to it.
+The driver runs without an agent too. It ends after its current batch if the order says so, if the order is for another
+driver, or if operators paused the stream. It ends at once when its JVM is gone, which it finds out by polling its
+parent process.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ from frazil.table.catalogs import load_catalog
 
 log = logging.getLogger(__name__)
 
-TELL_S = 3.0
-"""Seconds between two reports: readers consider a heartbeat stale after ten seconds."""
+REPORT_INTERVAL_S = 3.0
+"""Seconds between two reports. Readers consider a heartbeat stale after ten seconds."""
 DESIRED_S = 30.0
-"""Seconds between two checks whether the stream was paused, which an agent reports sooner."""
+"""Seconds between two checks whether the stream was paused. An agent, if one runs, reports a pause sooner."""
 LOG_BYTES = 64 * 1024
 CRASHED = 1
 JVM_GONE = 137
 _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
-"""Id of a driver: a standalone worker runs it in a folder of this name."""
+"""Matches the id of a driver: a standalone cluster's worker runs the driver in a folder of this name."""
 
 
 def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
-    """Write until an order, an operator or Kafka's end stops it; returns the exit code.
+    """Write until an order, an operator or the end of Kafka's records stops it. Return the exit code.
 
-    Raises FrazilError if not even the order can be read.
+    Raises FrazilError if the order cannot be read.
     """
     log_to_stderr()
     end_with_parent(os.getppid())
@@ -68,7 +69,7 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
         # Loaded again: a catalog may give credentials that last for an hour.
         return DesiredStore(stream, found.load_table(table)).read().mode is DesiredMode.PAUSED
 
-    with Telling(folder, order, stream=stream, is_paused=is_paused) as telling:
+    with DriverReporter(folder, order, stream=stream, is_paused=is_paused) as telling:
         try:
             check_version(order.wanted.version)
             spec = validate_stream(order.declared, Path(f"{stream}.yaml"))
@@ -89,7 +90,7 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
 
 
 def check_version(of_agent: str) -> None:
-    """Raise EnvironmentUnusable if this driver's frazil is not its agent's."""
+    """Raise EnvironmentUnusable if this driver has another version of frazil than its agent."""
     if of_agent != __version__:
         raise EnvironmentUnusable(
             f"the driver in the cluster has frazil {__version__} at {sys.prefix}, and its agent {of_agent}. Nothing "
@@ -97,8 +98,8 @@ def check_version(of_agent: str) -> None:
         )
 
 
-class Telling:
-    """A thread that reports the writer's state, and reads its orders, until it is closed."""
+class DriverReporter:
+    """A thread that reports the writer's state and reads its order, until it is closed."""
 
     def __init__(  # noqa: PLR0913 - what it tells, and to whom
         self,
@@ -108,7 +109,7 @@ class Telling:
         stream: str,
         is_paused: Callable[[], bool],
         stop: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
-        tell_s: float = TELL_S,
+        tell_s: float = REPORT_INTERVAL_S,
     ) -> None:
         self.ended: Exit | None = None
         """How the writer ended; reported when this is closed."""
@@ -194,7 +195,7 @@ class LogTail(logging.Handler):
         self._text = (self._text + line)[-self._limit :]
 
     def end(self) -> LogEnd:
-        """The kept part, from the beginning of a line unless a line exceeds the limit."""
+        """Return the end of the log. It begins with a whole line, unless the line exceeds the limit."""
         self.acquire()
         try:
             text, size = self._text, self._bytes
@@ -206,13 +207,13 @@ class LogTail(logging.Handler):
 
 
 def own_submission() -> str | None:
-    """The cluster's name of this driver, if it can be known: on a standalone cluster."""
+    """Return the cluster's name of this driver; None unless it is known, which needs a standalone cluster."""
     name = Path.cwd().name
     return name if _STANDALONE_ID.fullmatch(name) else None
 
 
 def end_with_parent(parent: int, *, poll_interval_s: float = 1.0) -> None:
-    """End this process at once when its parent, the JVM, has: a standalone cluster kills only the JVM."""
+    """End this process at once when its parent, the JVM, has ended: a standalone cluster kills only the JVM."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,6 +1,6 @@
 """Passes part of the agent's environment to a driver in a cluster: variables that its stream needs, and its catalog.
 
-Imports little, because the driver's program uses this before it imports PyIceberg.
+This module imports little, because the driver's program uses it before it imports PyIceberg.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import yaml
 
 FILE = ".pyiceberg.yaml"
 CATALOG = "FRAZIL_DRIVER_CATALOG"
-"""The configuration of the stream's catalog, as JSON in Base64: YARN puts values into a script unquoted."""
+"""The variable with the configuration of the stream's catalog, as JSON in Base64: YARN puts values into a script
+unquoted.
+"""
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OPENLINEAGE_", "OTEL_", "LC_")
 NAMES = frozenset(
     {
@@ -25,15 +27,16 @@ NAMES = frozenset(
     }
 )
 OF_THIS_HOST = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE", "_CONFIG")
-"""Suffixes of names whose values are files or in files, unless the stream refers to them."""
+"""Suffixes of variables whose values name files of this host. They are not passed on, unless the stream refers to them.
+"""
 
 
 def driver_environment(
     base: Mapping[str, str], *, referred: Collection[str], catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
-    """Variables for a driver: those that the stream refers to, credentials of storages, and its catalog's properties.
+    """Return the driver's variables: those that the stream refers to, credentials of storages, and catalog properties.
 
-    Excludes folders and programs of this host.
+    Folders and programs of this host are left out.
     """
     passed = {
         name: value
@@ -45,7 +48,7 @@ def driver_environment(
 
 
 def take_up(environment: MutableMapping[str, str], folder: Path) -> None:
-    """Create a home in the driver's folder, and configure PyIceberg if the agent sent a catalog."""
+    """Create a FRAZIL_HOME in the driver's folder, and configure PyIceberg if the agent sent a catalog."""
     try:
         home = folder / "frazil-home"
         home.mkdir(mode=0o700, exist_ok=True)
@@ -64,6 +67,6 @@ def take_up(environment: MutableMapping[str, str], folder: Path) -> None:
 
 
 def lay_down(environment: Mapping[str, str]) -> None:
-    """Remove the catalog's configuration at the driver's end: it may have secrets, and stays with the folder."""
+    """Remove the catalog's configuration when the driver ends: the file may have secrets, and the folder stays."""
     if home := environment.get("FRAZIL_HOME"):
         (Path(home) / FILE).unlink(missing_ok=True)

@@ -1,11 +1,11 @@
-"""Objects next to the journals through which an agent and its stream's driver communicate.
+"""Objects through which an agent and its stream's driver communicate, stored next to the journals.
 
-`<state>/driver/order.json`        the agent's: the driver that should run, and whether it should stop
-`<state>/driver/<id>/status.json`  the driver's: its heartbeat, and how it ended `<state>/driver/<id>/log.json`
-the end of its log
+- `<state>/driver/order.json`, written by the agent: the driver that should run, and whether it should stop.
+- `<state>/driver/<id>/status.json`, written by the driver: its heartbeat, and how it ended.
+- `<state>/driver/<id>/log.json`, written by the driver: the end of its log.
 
-A driver that the order is not, or no longer, for ends: of two submitted drivers, one writes. (The epoch in the table
-excludes the other until it notices.)
+A driver ends if the order is for another driver. Of two submitted drivers, one therefore writes. (Until the other
+driver notices the order, the epoch in the table keeps that driver from committing.)
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a driver is made from. A driver made from the same is attached to; another one is replaced."""
+    """The inputs from which a driver is made.
+
+    An agent attaches to a driver with the same inputs, and replaces any other.
+    """
 
     fingerprint: str
     version: str
-    """frazil's version."""
+    """The version of frazil."""
     until_caught_up: bool = False
     restart_generation: int = 0
     """See `frazil.supervise.observed.Desired`."""
@@ -40,21 +43,21 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The driver that should run."""
+    """The agent's order: the driver that should run."""
 
     id: str
-    """32 hexadecimal digits, new with each submission."""
+    """The driver's id: 32 hexadecimal digits, new with each submission."""
     wanted: Wanted
     declared: Mapping[str, Any]
-    """The stream as declared, with unresolved references."""
+    """The stream's declaration, with unresolved references."""
     master: str
     ordered_at_ms: int
     submission: str | None = None
-    """The cluster's name of it; None until the cluster has returned it."""
+    """The cluster's name of the driver; None until the cluster has returned it."""
     stop: str | None = None
-    """Why it should end after its current batch; None while it should write."""
+    """Why the driver should end after its current batch; None while it should write."""
     kill: bool = False
-    """Whether to kill it, because it did not end when asked."""
+    """Whether to kill the driver, because it did not end when asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,9 @@ class DriverReport:
     number: int
     heartbeat: Heartbeat | None
     submission: str | None
-    """The cluster's name of it, if the driver knows it."""
+    """The cluster's name of the driver, if the driver knows it."""
     log_bytes: int = 0
-    """Total bytes that it has logged."""
+    """Total number of bytes that the driver has logged."""
     exit: Exit | None = None
 
 
@@ -82,20 +85,23 @@ class LogEnd:
 
     text: str
     bytes: int
-    """Total bytes that it has logged, including this."""
+    """Total number of bytes that the driver has logged, including `text`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverFolder:
-    """The objects. Raises what the storage raises, and treats an object of an unknown format as missing."""
+    """The objects of one stream.
+
+    Methods raise the storage's errors. An object of an unknown format counts as missing.
+    """
 
     store: ObjectStore = field(repr=False)
     folder: str
-    """`<state>/driver`."""
+    """The folder's location, `<state>/driver`."""
 
     @classmethod
     def of(cls, table: Table, stream: str) -> Self:
-        """The folder of a stream; its store renews temporary credentials of a catalog."""
+        """Return the folder of a stream. Its store renews temporary credentials of a catalog."""
         return cls(TableHandle.of(table).store, f"{state_location(table, stream)}/driver")
 
     def order(self) -> Order | None:
@@ -141,5 +147,5 @@ class DriverFolder:
 
 
 def _known(kind: Any, value: Mapping[str, Any]) -> dict[str, Any]:
-    """The value without fields of later versions."""
+    """Return the value without fields that only later versions have."""
     return {each.name: value[each.name] for each in dataclasses.fields(kind) if each.name in value}

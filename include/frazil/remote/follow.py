@@ -1,4 +1,4 @@
-"""Decides what an agent does next, from the order, the driver's report and the cluster. Pure."""
+"""Decides what an agent does next, from the order, the driver's report and the cluster's answer. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.remote.driver_folder import DriverReport, Order, Wanted
 
 UNHEARD_S = 60.0
-"""After a submission without an answer: seconds to wait for its driver before another is submitted."""
+"""Seconds to wait for the driver of a submission without a response, before another driver is submitted."""
 FRESH_S = 30.0
-"""A driver whose report is younger than this runs, even if the cluster has forgotten it."""
+"""Seconds for which a driver counts as running after its report, even if the cluster no longer lists it."""
 LEAVES_S = 30.0
 """Seconds for which a driver that reported its end may still be listed as running."""
 KILLED = 137
@@ -21,7 +21,7 @@ CRASHED = 1
 class Act(StrEnum):
     SUBMIT = "submit"
     ADOPT = "adopt"
-    """Note the name that the cluster gave the driver."""
+    """Record the name that the cluster gave the driver."""
     ASK_TO_STOP = "ask to stop"
     KILL = "kill"
     WAIT = "wait"
@@ -34,12 +34,12 @@ class Step:
     reason: str
     """A sentence for operators."""
     code: int = 0
-    """The exit code of END."""
+    """The exit code of the agent, for END."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an agent observes at one moment. Times are seconds of its own clock."""
+    """An agent's observation at one time. Times are seconds of the agent's own clock."""
 
     wanted: Wanted
     master: str
@@ -47,23 +47,26 @@ class Seen:
     report: DriverReport | None
     """The last report of the order's driver."""
     report_age_s: float
-    """Seconds since this agent saw something new in it."""
+    """Seconds since this agent last saw a change in the report."""
     ordered_since_s: float
-    """Seconds since the driver was ordered or, if another agent ordered it, since this one started."""
+    """Seconds since this agent ordered the driver; if another agent ordered it, since this agent started."""
     status: DriverStatus
     """What the cluster reports about the order's driver; UNKNOWN while its name is unknown."""
     found: str | None
-    """The cluster's name of a driver whose submission had no answer."""
+    """The cluster's name of a driver whose submission had no response."""
     followed: bool
     """Whether this agent submitted the driver, or has seen it alive."""
     stop: str | None
-    """Why this agent was asked to end; None if it was not."""
+    """Why this agent was asked to end; None if it was not asked."""
     force: bool
-    """Whether it was asked to kill the driver."""
+    """Whether this agent was asked to kill the driver."""
 
 
 def decide(seen: Seen) -> Step:  # noqa: PLR0911 - a return for each rule
-    """Return the first rule that holds. This agent never submits a driver next to one that may run."""
+    """Return the step of the first rule that applies.
+
+    An agent never submits a driver next to one that may still run.
+    """
     order = seen.order
     if order is None:
         return _begin(seen, "none was submitted before")
@@ -90,7 +93,7 @@ def _begin(seen: Seen, why: str) -> Step:
 
 
 def _over(seen: Seen) -> Step | None:
-    """How the order's driver ended; None if it may run."""
+    """Return how the order's driver ended; None if it may still run."""
     ended = seen.report.exit if seen.report else None
     state = seen.status.state
     if ended is not None and (state.has_ended or seen.report_age_s >= LEAVES_S or seen.status.state is state.UNKNOWN):
@@ -105,7 +108,7 @@ def _over(seen: Seen) -> Step | None:
 
 
 def _after(seen: Seen, order: Order, over: Step) -> Step:
-    """After the end of the order's driver, submit another one, unless this agent must report that end."""
+    """Return the step after the end of the order's driver: submit another driver, or report this end."""
     if seen.stop is not None or seen.force:
         return over if seen.followed else _begin(seen, over.reason)
     if not seen.followed:
@@ -116,7 +119,7 @@ def _after(seen: Seen, order: Order, over: Step) -> Step:
 
 
 def _unanswered(seen: Seen, order: Order) -> Step:
-    """The cluster's name of the driver is unknown: it may run, may start yet, or never existed."""
+    """Return the step while the cluster's name of the driver is unknown: it may run, start later, or not exist."""
     if name := (seen.report.submission if seen.report else None) or seen.found:
         return Step(Act.ADOPT, name)
     if seen.force and not order.kill:
@@ -132,7 +135,7 @@ def _unanswered(seen: Seen, order: Order) -> Step:
 
 
 def _differs(seen: Seen, order: Order) -> str | None:
-    """Why the order's driver is not the wanted one; None if it is."""
+    """Return why the order's driver is not the wanted one; None if it is."""
     if order.master != seen.master:
         return f"resources.master was {order.master}"
     if order.wanted.fingerprint != seen.wanted.fingerprint:

@@ -1,4 +1,4 @@
-"""The heartbeat of an agent: the driver's last one, dated by this host's clock."""
+"""The heartbeat of an agent: a copy of the driver's last heartbeat, with the times of this host's clock."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
 SILENT_MS = 10_000
-"""Time for which a driver's last report counts; then the heartbeat in the run folder grows stale, visibly."""
+"""Milliseconds for which a driver's last report counts. After that, the heartbeat in the run folder visibly becomes
+stale.
+"""
 LOG_CHECK_HEARTBEATS = 60
 
 
 class Mirror:
     """A thread that writes the heartbeat into the run folder every second, until it is closed.
 
-    Before the driver starts, it reports the cluster's status of it. While the storage does not answer, it reports that:
-    the driver may be well.
+    Before the driver starts, the heartbeat has the cluster's status of the driver. While the storage does not respond,
+    the heartbeat reports that instead, because the driver may run well.
     """
 
     def __init__(self, spec: StreamSpec, folder: Path) -> None:
@@ -66,7 +68,7 @@ class Mirror:
             self.ended(f"{type(error).__name__}: {error}")
 
     def heard(self, heartbeat: Heartbeat) -> None:
-        """Take a new report of the driver."""
+        """Use a new report of the driver."""
         now_ms = clock.now_ms()
         with self._lock:
             if self._advanced is None or self._advanced[0] != heartbeat.advanced_at_ms:
@@ -83,7 +85,7 @@ class Mirror:
             self._heard_at_ms = now_ms
 
     def runs(self, submission: str, status: DriverStatus) -> None:
-        """Take the cluster's status of the driver."""
+        """Use the cluster's status of the driver."""
         sentence = f"the driver is {submission} in the cluster: {status.reason}"
         self._notices(sentence, waits=status.state in {DriverState.WAITING, DriverState.UNKNOWN})
 
@@ -100,7 +102,7 @@ class Mirror:
                 self._heartbeat = dataclasses.replace(self._heartbeat, advanced_at_ms=now_ms)
 
     def outage(self, sentence: str | None) -> None:
-        """Set why the driver's reports cannot be read; None once they can."""
+        """Set the reason why the driver's reports cannot be read; None once they can be read."""
         with self._lock:
             self._outage = sentence
 

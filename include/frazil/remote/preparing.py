@@ -1,4 +1,4 @@
-"""Prepares a submission: the table, the folder of the agent's orders, and the driver's needs."""
+"""Prepares a submission: the table, the folder of the agent's orders, and everything that the driver needs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ KUBERNETES_VARIABLE = "spark.kubernetes.driverEnv."
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Everything that a driver of a stream is made from."""
+    """The inputs for any driver of a stream."""
 
     spec: StreamSpec
     declared: Mapping[str, Any]
-    """The declaration with the text of the files that it refers to."""
+    """The declaration, with the text of the files that it refers to."""
     resources: Resources
-    """Resources whose Spark properties have resolved references, where no command line shows them."""
+    """The declared resources. References in Spark properties are resolved, except where a command line would show them.
+    """
     folder: DriverFolder
     restart_generation: int
     program: Path
@@ -43,7 +44,7 @@ class Prepared:
     environment: Mapping[str, str] = field(repr=False)
 
     def driver(self, order: str) -> ClusterDriver:
-        """The driver for an order, given the order's id."""
+        """Return the driver for an order, given the order's id."""
         return ClusterDriver(
             application=self.spec.name,
             launch_id=order,
@@ -55,10 +56,10 @@ class Prepared:
 
 
 def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
-    """Create the stream's tables if they are missing, as a writer does: driver and agent communicate next to them.
+    """Create the stream's missing tables, and return the inputs for its driver.
 
-    Raises SpecError, AccessDenied, KafkaUnavailable, CommitUnavailable and other errors that keep a writer from
-    starting.
+    Driver and agent communicate through objects next to these tables. Raises SpecError, AccessDenied, KafkaUnavailable,
+    CommitUnavailable and other errors that keep a writer from starting.
     """
     config = catalog_config(spec.table.catalog)
     if config.embedded and not on_loopback(spec.resources.master):
@@ -89,7 +90,10 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
 
 
 def portable(declared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A declaration with the text of its schema's file, which the driver's host does not have. Raises SpecError."""
+    """Return a declaration with the text of its schema file, which the driver's host does not have.
+
+    Raises SpecError.
+    """
     source = declared.get("source")
     form = source.get("format") if isinstance(source, Mapping) else None
     if not isinstance(source, Mapping) or not isinstance(form, Mapping) or "schema-file" not in form:
@@ -112,7 +116,11 @@ def _of_submission(spec: StreamSpec, resolved: Mapping[str, str]) -> Resources:
 def _environment(
     spec: StreamSpec, resolved: Mapping[str, str], *, catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
-    """The driver's variables. In a pod everyone can read them, so there it has its own catalog and credentials."""
+    """Return the driver's variables.
+
+    Users of the cluster can read a pod's variables, so a driver on Kubernetes uses its own catalog configuration and
+    credentials.
+    """
     referred = {*environment_names(spec), *map(connection_variable, declared_connections(spec))}
     if spec.resources.manager is ClusterManager.KUBERNETES:
         named = {name for name in referred if f"{KUBERNETES_VARIABLE}{name}" not in resolved}

@@ -43,7 +43,7 @@ from frazil.stream.session import HADOOP_FOLDERS
 log = logging.getLogger(__name__)
 
 SUBMIT_WITHIN_S = 300.0
-"""Timeout of spark-submit, which uploads a package of hundreds of megabytes."""
+"""Timeout of spark-submit in seconds. It may upload a package of hundreds of megabytes."""
 NAMESPACE = "spark.kubernetes.namespace"
 CONTEXT = "spark.kubernetes.context"
 
@@ -61,20 +61,24 @@ class Submitter(Protocol):
     """Submits drivers to one cluster."""
 
     def submit(self, driver: ClusterDriver) -> str:
-        """The cluster's name of the driver, once accepted.
+        """Submit a driver, and return the cluster's name of it once the cluster has accepted it.
 
-        Raises EnvironmentUnusable if it is refused, SpecError, and Silent if it is unknown whether it was accepted.
+        Raises EnvironmentUnusable if the driver is refused, SpecError, and Silent if it is unknown whether it was
+        accepted.
         """
 
     def find(self, driver: ClusterDriver) -> str | None:
-        """The cluster's name of a driver whose submission had no answer; None if unknown. Never raises."""
+        """Return the cluster's name of a driver whose submission had no response; None if unknown. Never raises."""
 
     def open(self, submission: str) -> Driver:
-        """The driver of that name."""
+        """Return the driver with this name."""
 
 
 def submitter(resources: Resources) -> Submitter:
-    """The submitter of the cluster of `resources.master`. Raises EnvironmentUnusable if it cannot be reached at all."""
+    """Return the submitter for the cluster of `resources.master`.
+
+    Raises EnvironmentUnusable if the cluster cannot be reached at all.
+    """
     if resources.manager is ClusterManager.STANDALONE:
         return StandaloneSubmitter(resources)
     require_java()
@@ -84,7 +88,10 @@ def submitter(resources: Resources) -> Submitter:
 
 
 class StandaloneSubmitter:
-    """Uses the REST servers of the masters. They do not list drivers: one with an unknown id must report it itself."""
+    """Uses the REST servers of the masters.
+
+    These servers do not list drivers, so a driver whose submission had no response must report its id itself.
+    """
 
     def __init__(self, resources: Resources) -> None:
         self._addresses = standalone.rest_addresses(resources.master, resources.rest_port)
@@ -131,8 +138,9 @@ def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
 
 
 def _standalone_environment(driver: ClusterDriver) -> dict[str, str]:
-    """The environment with the driver's Python: that of this path on workers' hosts, unless the declaration
-    overrides it.
+    """Return the driver's environment with its Python: the path of this Python, on the workers' hosts.
+
+    The declaration can override the path.
     """
     python = driver.resources.spark.get("spark.pyspark.driver.python", sys.executable)
     # Spark loads conf/spark-env.sh of the worker unless this says that it was loaded.
@@ -140,7 +148,7 @@ def _standalone_environment(driver: ClusterDriver) -> dict[str, str]:
 
 
 class YarnSubmitter:
-    """Uses spark-submit, and the ResourceManagers of HADOOP_CONF_DIR."""
+    """Submits with spark-submit, and queries the ResourceManagers of HADOOP_CONF_DIR."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         folder = next((environment[name] for name in HADOOP_FOLDERS if environment.get(name)), None)
@@ -160,7 +168,7 @@ class YarnSubmitter:
         raise Silent("spark-submit succeeded, but did not print the application's id")
 
     def _accepted(self, driver: ClusterDriver, failed: SubmitFailed) -> str:
-        """The application that YARN has although spark-submit failed: by its output, or by the launch's tag."""
+        """Return the application that YARN accepted although spark-submit failed, by its output or the launch's tag."""
         application = submitted_application(failed.said)
         try:
             application = application or self._tagged(driver)
@@ -187,7 +195,7 @@ class YarnSubmitter:
 
 
 class KubernetesSubmitter:
-    """Uses spark-submit, and the API whose pods it creates. The name of the driver's pod is known in advance."""
+    """Submits with spark-submit, and queries the Kubernetes API. The name of the driver's pod is known in advance."""
 
     def __init__(self, resources: Resources, environment: Mapping[str, str]) -> None:
         self._access = _kubernetes_access(resources, environment)
@@ -210,7 +218,7 @@ class KubernetesSubmitter:
 
 
 def _kubernetes_access(resources: Resources, environment: Mapping[str, str]) -> KubernetesAccess:
-    """Access as spark-submit finds it: the pod's own service account, else the kubeconfig."""
+    """Return access to the API as spark-submit finds it: the pod's own service account, or else the kubeconfig."""
     if environment.get("KUBERNETES_SERVICE_HOST"):
         return in_cluster(environment)
     named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
@@ -221,7 +229,7 @@ def _kubernetes_access(resources: Resources, environment: Mapping[str, str]) -> 
 def spark_submit(
     driver: ClusterDriver, *, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
 ) -> str:
-    """The output of spark-submit, once the cluster has accepted the driver.
+    """Run spark-submit, and return its output once the cluster has accepted the driver.
 
     Raises SubmitFailed if it fails, SpecError, and Silent if it does not end in time.
     """

@@ -1,8 +1,8 @@
 """Derives a table's signals from its current state: the feeding streams, the complete windows, and their row counts.
 
 An assessment reads metadata: the markers in the table's properties, and the summaries of the commits since the last
-signal. If a summary does not describe its commit, the manifests are read too. Rows are counted, and gates run, only for
-signalled windows.
+signal. It reads manifests only if a commit's summary does not describe the commit. Rows are counted, and gates run,
+only for signalled windows.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.history import ancestors
+from frazil import clock
+from frazil.commit.history import ancestors, commit_records
+from frazil.commit.journal import key_of
 from frazil.commit.late_rows import late_rows
-from frazil.commit.marker import Marker, of_topics, read_markers
+from frazil.commit.marker import BatchKey, Marker, of_topics, read_marker, read_markers
+from frazil.commit.missing_rows import first_missing
 from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry
+from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CommitUnavailable, RolledBack, SpecError, TableLost
 from frazil.partitions.completeness import MAX_WINDOWS, Cursor, Feed, WindowDecision, complete_to, decide
 from frazil.partitions.watermark import holding_back
 from frazil.partitions.window_rows import window_rows
 from frazil.partitions.windows import Grain, Window, microseconds
-from frazil.signals.routed_feed import routed_feed
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.spec.model import StreamSpec
@@ -45,12 +48,12 @@ class Gate:
 
 
 RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, Gate]]
-"""Evaluates windows that have rows, at the table's head. Called once per assessment, if there is such a window."""
+"""Runs the gate on windows that have rows, in the table's current snapshot. Called at most once per assessment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The state of a table with signalled windows, at one moment."""
+    """The state of a table with signalled windows, at one time."""
 
     table: Table
     specs: tuple[StreamSpec, ...]
@@ -62,7 +65,7 @@ class Assessment:
 
     @property
     def cursor(self) -> Cursor | None:
-        """The cursor after this decision; None while it is unknown."""
+        """The cursor after this decision; if the decision has no cursor, the cursor before it."""
         made, before = self.decision, self.signals.cursor
         head = head_of(self.table.metadata)
         if made.from_us is None or made.through_us is None or head is None:
@@ -72,11 +75,12 @@ class Assessment:
         return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
 
 
-def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MAX_WINDOWS) -> Assessment | None:
-    """Assess the table that these streams feed. None if it does not exist, or if its windows never complete.
+def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS) -> Assessment | None:
+    """Assess the table that these streams feed.
 
-    `specs` are all declared streams of one table; they declare the same windows. At most `most` windows complete at
-    once. Raises `MarkerUnreadable`, `TableLost`, and what `catalog_errors` turns a catalog's errors into.
+    Returns None if the table does not exist, or if its windows never complete. `specs` are all declared streams of the
+    table; they declare the same windows. At most `most` windows complete in one assessment. Raises `MarkerUnreadable`,
+    `TableLost`, and the errors into which `catalog_errors` turns a catalog's errors.
     """
     spec = specs[0]
     if spec.window is None:
@@ -101,19 +105,19 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MAX_WIN
     with catalog_errors(catalog.name):
         late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
     begin_us = None if spec.complete_from is None else microseconds(spec.complete_from)
-    decision = decide(feeds, cursor, late, grain=grain, complete_from_us=begin_us, most=most)
+    decision = decide(feeds, cursor, late, grain=grain, complete_from_us=begin_us, limit=limit)
     return Assessment(table, tuple(specs), grain, feeds, signals, decision)
 
 
 def _of_this_table(cursor: Cursor | None, table: Table) -> Cursor | None:
-    """The cursor, or None if the table was recreated: then all of its rows are newer than its signals."""
+    """Return the cursor. If the table was recreated, the cursor starts before all commits of the new table."""
     if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
         return cursor
     return dataclasses.replace(cursor, sequence_number=0)
 
 
 def _is_behind(table: Table, cursor: Cursor | None) -> bool:
-    """Whether the catalog returned an older state of the table than was signalled, as caches do."""
+    """Whether the catalog returned an older state of the table than the signals have seen, as a caching catalog may."""
     metadata = table.metadata
     if cursor is None or cursor.table_uuid != str(metadata.table_uuid):
         return False
@@ -121,7 +125,7 @@ def _is_behind(table: Table, cursor: Cursor | None) -> bool:
 
 
 def feeds_of(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
-    """The streams that feed a table: those with a marker in it, and declared ones that have not started."""
+    """Return the streams that feed a table: streams with a marker in it, and declared streams that have not started."""
     declared = {spec.name: spec for spec in specs}
     markers = read_markers(table.metadata.properties)
     return tuple(
@@ -130,7 +134,10 @@ def feeds_of(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
 
 
 def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
-    """One feeding stream. If its position cannot be trusted, it has no watermark, and a reason why."""
+    """Return one feeding stream.
+
+    If its position cannot be trusted, it has no watermark, and `problem` has the reason.
+    """
     lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
     if marker is None:
         return Feed(stream, None, lateness_us)
@@ -151,7 +158,7 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
 
 
 def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates | None = None) -> tuple[Signal, ...]:
-    """Append the assessment's windows to `frazil.signals`, once each; nothing if another process was faster."""
+    """Append the assessment's windows to `frazil.signals`, once each. Append nothing if another process was faster."""
     cursor = seen.cursor
     head = head_of(seen.table.metadata)
     if cursor is None or head is None:
@@ -170,7 +177,7 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
             start_us=window.start_us,
             end_us=window.end_us,
             revision=revisions.get(window, 1),
-            state=SignalState.COMPLETE if verdict.passed else SignalState.HELD,
+            state=SignalState.COMPLETE if gate.passed else SignalState.HELD,
             rows=rows[window],
             dead_letters=rejected,
             late_rows=seen.decision.again.get(window, 0),
@@ -178,10 +185,10 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
             snapshot_id=head.snapshot_id,
             sequence_number=head.sequence_number or 0,
             signalled_at_ms=clock_ms,
-            note=verdict.note,
+            note=gate.note,
         )
         for window in windows
-        for verdict in [verdicts.get(window, Gate(passed=True))]
+        for gate in [verdicts.get(window, Gate(passed=True))]
     ]
     held = (cursor.held - {s.start_us for s in made}) | {s.start_us for s in made if not s.sent}
     moved = dataclasses.replace(cursor, held=held)
@@ -189,7 +196,7 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
 
 
 def _revisions(seen: Assessment) -> dict[Window, int]:
-    """Revisions of windows that are decided again: the next one, or the same one if no event was sent."""
+    """Return the revisions of windows that are signalled again: the next revision, or the same if no event was sent."""
     again = seen.decision.again
     if not again:
         return {}
@@ -198,7 +205,7 @@ def _revisions(seen: Assessment) -> dict[Window, int]:
 
 
 def _rejected_since(seen: Assessment) -> int:
-    """Dead letters in the feeding streams' commits since the last signal."""
+    """Return the number of dead letters in the feeding streams' commits since the last signal."""
     cursor = _of_this_table(seen.signals.cursor, seen.table)
     if cursor is None:
         return 0
@@ -211,7 +218,7 @@ def _rejected_since(seen: Assessment) -> int:
 
 
 def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
-    """Signal a window that its gate holds, with its current rows; `note` has the user and the reason.
+    """Signal a window that its gate holds, with its current row count. `note` has the user and the reason.
 
     Raises SpecError if the window is not held.
     """
@@ -247,9 +254,9 @@ def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, cl
 def send_again(
     catalog: Catalog, table: str, windows: Sequence[Window], *, note: str, clock_ms: int
 ) -> tuple[Signal, ...]:
-    """Signal windows once more at their current revision, for consumers that missed it.
+    """Signal windows once more at their current revision, for consumers that missed the events.
 
-    Raises SpecError if one of them was never signalled, or is held.
+    Raises SpecError if one of the windows was never signalled, or is held.
     """
     while True:
         signals = TableSignals.load(catalog, table)
@@ -269,7 +276,46 @@ def send_again(
 
 
 def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | None) -> str:
-    """Why the earliest of these windows cannot be sent again."""
+    """Return why the earliest of these windows cannot be sent again."""
     if cursor is not None and min(windows).start_us < cursor.from_us:
         return f"Signals of {table} begin with {Window.of(cursor.from_us, cursor.grain)}; earlier windows are history"
     return f"`frazil partitions {table}` shows what it waits for"
+
+
+def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
+    """Return the stream's watermark after the last batch whose rows the table has completely.
+
+    The default table is loaded after this table, so newer batches of the default table count as missing. Raises
+    `MarkerUnreadable`, and the errors of catalog and storage.
+    """
+    stream, lateness_us = spec.name, spec.lateness // timedelta(microseconds=1)
+    try:
+        check_ancestry(table.metadata, marker, table=spec.table.identifier)
+        default_table = table.catalog.load_table(spec.default_table)
+        decided = read_marker(default_table.properties, stream)
+        if decided is None:
+            return Feed(stream, None, lateness_us, problem=f"its default table {spec.default_table} has no marker")
+        check_ancestry(default_table.metadata, decided, table=spec.default_table)
+    except NoSuchTableError:
+        return Feed(stream, None, lateness_us, problem=f"its default table {spec.default_table} does not exist")
+    except RolledBack as error:
+        return Feed(stream, None, lateness_us, problem=str(error))
+    tables = StreamTables.of(stream, {"main": default_table}, clock_ms=clock.now_ms)
+    first = first_missing(tables, decided, spec.table.identifier, marker)
+    if first is not None:
+        problem = f"{spec.table.identifier} misses rows from batch {first} on: `frazil route {stream}` shows why"
+        before_us = _watermark_before(default_table, stream, first)
+        return Feed(stream, before_us, lateness_us, problem=None if before_us is not None else problem)
+    offsets = of_topics(decided.offsets, spec.source.reads)
+    holder = holding_back(decided.max_event_times_us, partitions=offsets, idle=decided.idle)
+    return Feed(stream, decided.watermark_us, lateness_us, holder)
+
+
+def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int | None:
+    """Return the watermark of the batch before `first`, in microseconds, from the summary of that batch's commit."""
+    for snapshot, path in commit_records(default_table.metadata, stream):
+        key = key_of(path)
+        if key is not None and key < first:
+            watermark = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
+            return int(watermark) * 1000 if watermark else None
+    return None

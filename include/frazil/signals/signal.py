@@ -1,4 +1,4 @@
-"""One row of `frazil.signals`: a complete window of a table at one revision, and its storage."""
+"""One row of `frazil.signals`: a complete window of a table at one revision, and how the row is stored."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ from frazil.partitions.windows import Window, microseconds
 class SignalState(StrEnum):
     COMPLETE = "complete"
     HELD = "held"
-    """Its quality gate failed: no event is sent until it is released, or passes after late rows."""
+    """The window's quality gate failed. No event is sent until the window is released, or passes the gate after late
+    rows.
+    """
     RELEASED = "released"
     AGAIN = "again"
-    """Sent once more on request."""
+    """The window is sent once more on request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One window of a table, at one revision. Times are since 1970, UTC."""
+    """One window of a table, at one revision.
+
+    Times are microseconds (`_us`) or milliseconds (`_ms`) since 1970, UTC.
+    """
 
     table: str
     partition: str
@@ -36,23 +41,25 @@ class Signal:
     start_us: int
     end_us: int
     revision: int
-    """1, plus one for each time that late rows reopened it."""
+    """1, plus one for each time that late rows reopened the window."""
     state: SignalState
     rows: int
     dead_letters: int
-    """Dead letters committed since the previous signal. They have no event time, so they may belong to this window."""
+    """Dead letters committed since the previous signal. Dead letters have no event time, so they may belong to this
+    window.
+    """
     late_rows: int
-    """Rows that came since the previous signal, behind the watermark."""
+    """Rows of this window that arrived since the previous signal, behind the watermark."""
     watermark_us: int
-    """The minimum over the feeding streams of watermark less lateness."""
+    """The minimum, over the feeding streams, of watermark minus lateness."""
     snapshot_id: int
     sequence_number: int
     """The sequence number of the snapshot in which the rows were counted."""
     signalled_at_ms: int
     note: str | None = None
-    """What the gate found, or who released the window and why."""
+    """The failures that the gate found, or who released the window and why."""
     number: int = 0
-    """The number of this signal among the table's; set by `append_signals`."""
+    """The number of this signal among the table's signals; set by `append_signals`."""
 
     @property
     def window(self) -> Window:
@@ -60,7 +67,7 @@ class Signal:
 
     @property
     def sent(self) -> bool:
-        """Whether an event is sent for it; not for a held one."""
+        """Whether an event is sent for this signal; False for a held window."""
         return self.state is not SignalState.HELD
 
 
@@ -89,11 +96,11 @@ SPEC = PartitionSpec(
     PartitionField(source_id=3, field_id=1001, transform=DayTransform(), name="start_day"),
 )
 _MICROSECONDS = {"start": "start_us", "end": "end_us", "watermark": "watermark_us"}
-"""The time columns, with the fields that hold them as numbers."""
+"""The time columns, each with the field of `Signal` that has the time as a number."""
 
 
 def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
-    """The signals as rows of the table's Arrow schema."""
+    """Return the signals as rows of the table's Arrow schema."""
     cells = [{name: getattr(s, _MICROSECONDS.get(name, name), None) for name in _TYPES} for s in signals]
     for cell, signal in zip(cells, signals, strict=True):
         cell["signalled_at"] = signal.signalled_at_ms * 1000
@@ -101,7 +108,7 @@ def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
 
 
 def from_row(row: Mapping[str, Any]) -> Signal:
-    """The signal in a row as Arrow returns it in Python."""
+    """Return the signal in a row, given as Arrow returns it in Python."""
     plain = {_MICROSECONDS.get(name, name): _plain(value) for name, value in row.items()}
     plain["signalled_at_ms"] = plain.pop("signalled_at") // 1000
     return Signal(**{**plain, "state": SignalState(plain["state"])})

@@ -1,8 +1,8 @@
-"""`frazil.signals`: one row for each complete window of a table and revision; one table per catalog.
+"""`frazil.signals`: one row for each complete window of a table at each revision; one such table per catalog.
 
-Its append is the compare-and-swap that makes a signal happen once. A table's cursor is a property of `frazil.signals`
-and moves in the same update as the append; a writer that finds it moved appends nothing. Airflow's events follow from
-the rows.
+The append to this table is the compare-and-swap that makes a signal happen once. The cursor of each table is a property
+of `frazil.signals`, and moves in the same update as the append. A process that finds the cursor moved appends nothing.
+Airflow's events follow from the rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ IDENTIFIER = "frazil.signals"
 PROPERTY_PREFIX = "frazil.signals."
 FORMAT_VERSION = 1
 TABLE_KEY, FROM_KEY = "frazil.table", "frazil.from-us"
-"""Keys in each append's summary: the table of the signals, and the start of the earliest window."""
+"""Keys in the summary of each append: the table whose windows are signalled, and the start of the earliest window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,10 @@ class TableSignals:
 
     @classmethod
     def load(cls, catalog: Catalog, table: str) -> TableSignals:
-        """Raises `MarkerUnreadable` if the cursor has a newer format or was edited by hand."""
+        """Load the signals of one table.
+
+        Raises `MarkerUnreadable` if a newer version wrote the cursor or a user edited it.
+        """
         with catalog_errors(catalog.name):
             try:
                 signals = catalog.load_table(IDENTIFIER)
@@ -67,20 +70,20 @@ class TableSignals:
         return cls(table, *_read_cursor(signals, table), signals)
 
     def newest(self, *, from_us: int, to_us: int) -> dict[Window, Signal]:
-        """The last signal of each window that begins in `[from, to)`."""
+        """Return the last signal of each window that begins in `[from, to)`."""
         found: dict[Window, Signal] = {}
         for signal in self._scan(rows_between(SCHEMA.find_field("start"), from_us, to_us - 1)):
             found[signal.window] = signal
         return found
 
     def after(self, number: int) -> tuple[Signal, ...]:
-        """All signals after the given number, in order."""
+        """Return all signals after the given number, in order."""
         if self.at is None or number >= self.number:
             return ()
         return self._scan(And(GreaterThan(term="number", value=number), self._since(number)))
 
     def _since(self, number: int) -> BooleanExpression:
-        """Filter of the days to read for signals after a number, from the kept summaries of appends."""
+        """Return a filter for the days that may have signals after a number, from summaries of unexpired appends."""
         starts = []
         for snapshot in ancestors(self.at.metadata) if self.at else ():
             summary = snapshot.summary.additional_properties if snapshot.summary else {}
@@ -100,7 +103,7 @@ class TableSignals:
 
 
 def newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) -> tuple[Signal, ...]:
-    """The last signal of each of a table's windows that begin in `[from, to)`, by start."""
+    """Return the last signal of each window of a table that begins in `[from, to)`, by start."""
     found = TableSignals.load(catalog, table).newest(from_us=from_us, to_us=to_us)
     return tuple(found[window] for window in sorted(found))
 
@@ -108,9 +111,9 @@ def newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) ->
 def append_signals(
     catalog: Catalog, seen: TableSignals, signals: Iterable[Signal], cursor: Cursor, *, clock_ms: int
 ) -> bool:
-    """Append a table's signals and move its cursor; return False, without an append, if it moved since `seen`.
+    """Append a table's signals and move its cursor. Return False, without an append, if the cursor moved since `seen`.
 
-    Raises what `swap` raises.
+    Raises the errors of `commit_snapshot`.
     """
     ensure_declared(catalog, DeclaredTable(IDENTIFIER, SCHEMA, SPEC), "signals")
     handle = TableHandle(catalog, IDENTIFIER)
@@ -192,7 +195,10 @@ def _cursor_text(cursor: Cursor, number: int, token: str) -> str:
 
 
 def _discard(table: Table, files: Sequence[StagedFile]) -> None:
-    """Delete files as far as possible: a leftover is an orphan, and must not hide that the append did not land."""
+    """Delete files as far as possible.
+
+    Remaining files are orphans; an error here must not hide that the append failed.
+    """
     try:
         open_store(table.location(), table.io.properties).delete(file.path for file in files)
     except (OSError, FrazilError) as error:

@@ -1,4 +1,4 @@
-"""Whether a window of a table was signalled, and if not, what it waits for: for the sensor and for people."""
+"""Whether a window of a table was signalled, and if not, why it waits: for the sensor and for users."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from frazil.table.catalogs import existing_catalog
 
 @dataclass(frozen=True, slots=True)
 class WindowStatus:
-    """Status of an hour or a day. `signals` are those of its windows once all were sent; until then it is empty."""
+    """Status of an hour or a day. `signals` are the signals of its windows, and empty until all of these were sent."""
 
     signals: tuple[Signal, ...]
     waits_for: str
     never: bool = False
-    """Whether it is before the first signalled window, so that it will never be signalled."""
+    """Whether the window is before the first signalled window, so that it will never be signalled."""
 
 
 def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
-    """The status of an hour or a day. A day of a table with hourly windows stands for all of its hours.
+    """Return the status of an hour or a day. A day of a table with hourly windows stands for all of its hours.
 
-    Raises SpecError if the key is not a window of the table, and what `assess` raises.
+    Raises SpecError if the key is not a window of the table, and the errors of `assess`.
     """
     table = specs[0].table.identifier
     wanted = _window(key, specs[0])

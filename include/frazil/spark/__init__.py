@@ -1,3 +1,3 @@
-"""What every Spark application of frazil needs: Java, a session, a log."""
+"""What every Spark application of frazil needs: Java, jars and a session."""
 
 from __future__ import annotations

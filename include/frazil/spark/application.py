@@ -1,4 +1,4 @@
-"""What applications for spark-submit share: a session whose catalogs never stood on a command line."""
+"""Starts the Spark session of frazil's applications. Catalog secrets are set in the session, not on a command line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from frazil.table.catalogs import spark_properties
 def start_session(
     app_name: str, *catalogs: str | None, properties: Mapping[str, str] = MappingProxyType({})
 ) -> SparkSession:
-    """A session with the catalogs, whose secrets never stand on a command line or in Airflow's database.
+    """Start a session with the catalogs. Their secrets are never on a command line or in Airflow's database.
 
-    spark-submit sets the master, all resources and Iceberg's runtime; without it, `properties` do.
+    spark-submit sets the master, the resources and Iceberg's runtime. Without spark-submit, `properties` must set them.
     """
     builder = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC")
     for key, value in properties.items():

@@ -1,4 +1,4 @@
-"""The jars that a Spark session needs to open certain catalogs, and no others: AWS's are larger than Iceberg's own."""
+"""The jars that a Spark session needs to open certain catalogs. Only these are loaded: AWS's jars are very large."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from frazil.table.catalogs import spark_jar_sets
 
 
 def catalog_jars(*catalogs: str | None) -> list[Path]:
-    """The jars for these catalogs, after fetching missing ones into the cache; None is the default catalog.
+    """Return the jars for these catalogs; missing jars are first downloaded into the cache. None is the default
+    catalog.
 
     Raises EnvironmentUnusable (no network, no Java), and SpecError for a catalog that is not configured.
     """

@@ -1,8 +1,8 @@
-"""An archive of Spark's classes, from which the writer's JVM starts: a restart, and so a recovery, takes half the time.
+"""An archive of Spark's classes. With it, a writer's JVM starts in half the time, and so does a restart or a recovery.
 
-`python -m frazil.spark.class_archive` makes the archive once (`make setup` does): it runs a small session and lets
-the JVM dump the classes it loaded. It is only an optimisation: without it, or with one that no longer fits,
-the JVM loads the classes from the jars.
+`python -m frazil.spark.class_archive` creates the archive once (`make setup` does so): it runs a small session and lets
+the JVM dump the classes it loaded. The archive is only an optimisation: if it is missing or no longer fits, the JVM
+loads the classes from the jars.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from frazil.home import cache_folder
 from frazil.spark.java import find_java
 
 LEAN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""The JVM only schedules and moves no records: optimising hot code would cost more CPU than it saves."""
+"""Options of a JVM that only schedules tasks and moves no records: optimising its code would cost more CPU than it
+saves.
+"""
 QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def archive_path() -> Path:
-    """The path for this Spark and this Java; the file may not exist. An archive fits no other JVM or class path.
+    """Return the archive's path for this Spark and this Java. The file may not exist. An archive fits no other JVM or
+    class path.
 
-    Raises EnvironmentUnusable if there is no Java.
+    Raises EnvironmentUnusable without Java.
     """
     java, _ = find_java(os.environ)
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
@@ -40,7 +43,7 @@ def archive_path() -> Path:
 
 
 def java_options() -> str:
-    """Options of a lean JVM that starts from the archive if there is one."""
+    """Return the options of a JVM that needs few resources. The JVM starts from the archive if the archive exists."""
     path = archive_path()
     return f"{LEAN} -XX:SharedArchiveFile={path} {QUIET}" if path.exists() else LEAN
 
@@ -64,7 +67,7 @@ gateway.proc.wait(120)  # it dumps the archive as it ends
 
 
 def make() -> Path:
-    """Make the archive if it is missing; whole or not at all, even if two processes make it at once."""
+    """Create the archive if it is missing. The file appears complete or not at all, even if two processes create it."""
     path = archive_path()
     if path.exists():
         return path

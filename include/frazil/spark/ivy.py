@@ -1,7 +1,7 @@
-"""Fetches jars by their coordinates with Apache Ivy, which comes inside pyspark: no other download tool is needed.
+"""Downloads jars by their Maven coordinates with Apache Ivy, which is part of pyspark, so no other tool is needed.
 
-Ivy knows where jars are published, or a settings file of the user's own does (`FRAZIL_IVY_SETTINGS`: a company's
-mirror); this package names no host.
+Ivy's settings decide where jars are downloaded from. A user can name another settings file in `FRAZIL_IVY_SETTINGS`,
+for example for a company's mirror.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _NO_ANSWER = re.compile(r"Server access error|UnknownHostException|ConnectExcept
 
 @dataclass(frozen=True, slots=True, order=True)
 class MavenCoordinates:
-    """One published file: `organisation:name:version` for a jar, with `:extension:classifier` for another one."""
+    """One published file: `organisation:name:version` for a jar; `:extension:classifier` is appended for any other
+    file.
+    """
 
     organisation: str
     name: str
@@ -44,7 +46,7 @@ class MavenCoordinates:
 
     @property
     def path(self) -> Path:
-        """The path of a jar in a folder of jars: `organisation/name/version/name-version[-classifier].extension`."""
+        """Path of the file in a folder of jars: `organisation/name/version/name-version[-classifier].extension`."""
         classifier = f"-{self.classifier}" if self.classifier else ""
         return Path(
             self.organisation, self.name, self.version, f"{self.name}-{self.version}{classifier}.{self.extension}"
@@ -52,7 +54,7 @@ class MavenCoordinates:
 
     @classmethod
     def of_path(cls, path: Path) -> MavenCoordinates:
-        """The coordinates of a file that stands in such a folder."""
+        """Return the coordinates of a file in a folder that is laid out like `path`."""
         organisation, name, version = path.parts[-4:-1]
         classifier, _, extension = path.name.removeprefix(f"{name}-{version}").partition(".")
         return cls(organisation, name, version, extension, classifier.removeprefix("-"))
@@ -66,13 +68,13 @@ def retrieve(
     transitive: bool = False,
     watch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Put the wanted jars into the folder `to`, each at its `MavenCoordinates.path`.
+    """Download the wanted jars into the folder `to`, each at its `MavenCoordinates.path`.
 
-    What an interrupted call had finished is taken from `cache`. With `transitive`, so are the jars that they need
-    at run time. `watch` is called about three times a second meanwhile, to show progress.
+    Files that an interrupted call had finished are taken from `cache`. With `transitive`, the jars that the wanted ones
+    need at run time are downloaded, too. `watch` is called about three times a second, to show progress.
 
     Raises:
-        EnvironmentUnusable: a jar is not published, or the network does not answer; Ivy's own words are in its log.
+        EnvironmentUnusable: a jar is not published, or the network does not answer; details are in Ivy's log.
     """
     cache.mkdir(parents=True, exist_ok=True)
     log = cache / "ivy.log"
@@ -97,7 +99,7 @@ def retrieve(
 def _command(descriptor: Path, *, to: Path, cache: Path, transitive: bool) -> list[str]:
     settings = os.environ.get("FRAZIL_IVY_SETTINGS") or str(Path(__file__).with_name("ivy-settings.xml"))
     if not Path(settings).is_file():
-        raise EnvironmentUnusable(f"FRAZIL_IVY_SETTINGS is {settings}, which is no file; correct or unset it.")
+        raise EnvironmentUnusable(f"FRAZIL_IVY_SETTINGS is {settings}, which is not a file; correct or unset it.")
     return [
         str(require_java()),
         f"-Divy.default.ivy.user.dir={cache}",
@@ -133,7 +135,7 @@ def _descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:
 
 
 def _artifact(wanted: MavenCoordinates) -> str:
-    """Files published next to a module's jar must be listed."""
+    """Return the element that names a file with a classifier. Ivy downloads such files only if they are listed."""
     if not wanted.classifier:
         return ""
     kind = quoteattr(wanted.extension)
@@ -143,7 +145,7 @@ def _artifact(wanted: MavenCoordinates) -> str:
 
 
 def _why(log: Path) -> str:
-    """One sentence out of Ivy's many lines."""
+    """Summarise Ivy's log in one sentence."""
     said = log.read_text(errors="replace")
     missing = [found.replace("#", ":").replace(";", ":") for found in _NOT_FOUND.findall(said)]
     if "No space left on device" in said:
@@ -153,7 +155,7 @@ def _why(log: Path) -> str:
     elif missing:
         cause = f"{missing[0]} was not found" + (f", nor {len(missing) - 1} others" if len(missing) > 1 else "")
     else:
-        cause = next((line for line in reversed(said.split("\n")) if line.strip()), "Ivy said nothing").strip()
+        cause = next((line for line in reversed(said.split("\n")) if line.strip()), "Ivy printed nothing").strip()
     return (
         f"JVM jars could not be downloaded: {cause}. Check the network, or name your mirror's Ivy settings file in "
         f"FRAZIL_IVY_SETTINGS, and run it again: what was finished is kept. All that Ivy said is in {log}."

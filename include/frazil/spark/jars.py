@@ -1,9 +1,9 @@
-"""The JVM jars frazil runs on: pinned with their SHA-256 in `jars.lock`, fetched by coordinates, cached per user.
+"""The JVM jars that frazil needs: pinned by SHA-256 in `jars.lock`, downloaded by coordinates, cached per user.
 
-    $ python -m frazil.spark.jars fetch [SET…]   fetch what is missing (`kafka spark` by default), print all paths
+    $ python -m frazil.spark.jars fetch [SET…]   download what is missing (`kafka spark` by default), print all paths
     $ python -m frazil.spark.jars lock           resolve ROOTS again and rewrite the lock file (maintainers)
 
-The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`, shared by all checkouts.
+The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`. All checkouts share it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ LOCK_FILE = Path(__file__).with_name("jars.lock")
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """What a set is made of: with `transitive`, also all that the named modules need at run time."""
+    """Modules that a set of jars is made of. With `transitive`, the set includes all that the modules need at run
+    time.
+    """
 
     coordinates: tuple[str, ...]
     transitive: bool
@@ -45,14 +47,14 @@ ROOTS = {
         ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0", "org.xerial:sqlite-jdbc:3.54.1.0"),
         transitive=False,
     ),
-    # What catalogs need beside it: see frazil.spark.catalog_jars.
+    # What catalogs need next to it: see frazil.spark.catalog_jars.
     "s3": Roots(("org.apache.iceberg:iceberg-aws-bundle:1.12.0",), transitive=False),
     "postgres": Roots(("org.postgresql:postgresql:42.7.11",), transitive=False),
     # An archive of the whole server: see frazil.dev.registry.
     "registry": Roots(("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",), transitive=False),
 }
-EVERYWHERE = ("kafka", "spark")
-"""The sets that every checkout needs; each of the others is fetched once a catalog asks for it."""
+DEFAULT_SETS = ("kafka", "spark")
+"""The sets that every checkout needs. Each other set is downloaded when a catalog needs it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,10 +75,10 @@ class LockedJar:
 
 
 def locked(set_name: str, lock_file: Path = LOCK_FILE) -> tuple[LockedJar, ...]:
-    """The jars of one set, in the lock file's order.
+    """Return the jars of one set, in the lock file's order.
 
     Raises:
-        EnvironmentUnusable: there is no such set.
+        EnvironmentUnusable: the set does not exist.
     """
     sets = tomllib.loads(lock_file.read_text())
     if set_name not in sets:
@@ -85,31 +87,34 @@ def locked(set_name: str, lock_file: Path = LOCK_FILE) -> tuple[LockedJar, ...]:
 
 
 def cache_folder() -> Path:
-    """The folder of the jars; not created here."""
+    """Return the folder of the jars. The folder is not created."""
     folder = os.environ.get("FRAZIL_JARS")
     return Path(folder).expanduser().absolute() if folder else home.cache_folder() / "jars"
 
 
 def ensure(set_name: str, lock_file: Path = LOCK_FILE) -> list[Path]:
-    """The jars of a set, each checked against its SHA-256, after fetching missing ones into the cache.
+    """Return the paths of a set's jars, each checked against its SHA-256. Missing jars are first downloaded into the
+    cache.
 
-    Two processes may ask at once: one fetches, the other waits. Progress goes to standard error.
+    If two processes call this at once, one downloads and the other waits. Progress is written to standard error.
 
     Raises:
-        EnvironmentUnusable: no such set, no Java, no network, or what was downloaded is not what the lock file pins.
+        EnvironmentUnusable: no such set, no Java, no network, or a downloaded file differs from the lock file.
     """
     jars = locked(set_name, lock_file)
     folder = cache_folder()
     if _missing(jars, folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with _exclusive_lock(folder):
             if missing := _missing(jars, folder):
                 _fetch(set_name, missing, folder)
     return [folder / jar.coordinates.path for jar in jars]
 
 
 def _missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
-    """The jars missing from the cache; one that is not what was pinned is named, deleted, and so missing."""
+    """Return the jars missing from the cache. A jar with the wrong SHA-256 is reported and deleted, and counts as
+    missing.
+    """
     missing = []
     for jar in jars:
         path = folder / jar.coordinates.path
@@ -123,7 +128,7 @@ def _missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
 
 
 def _fetch(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None:
-    """Fetch into a folder of this fetch alone, check, and only then move each jar into its place."""
+    """Download into a temporary folder, check each jar, and only then move it into the cache."""
     cache = folder / ".ivy"
     wanted_mb = sum(jar.bytes for jar in missing) / 1e6
     shown = _Progress(set_name, len(missing), wanted_mb, cache)
@@ -133,11 +138,11 @@ def _fetch(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None:
         finally:
             shown.end()
         for jar in missing:
-            _admit(jar, Path(temporary) / jar.coordinates.path, folder=folder, ivy_cache=cache)
+            _move_to_cache(jar, Path(temporary) / jar.coordinates.path, folder=folder, ivy_cache=cache)
     shutil.rmtree(cache, ignore_errors=True)
 
 
-def _admit(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> None:
+def _move_to_cache(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> None:
     if not fetched.is_file():
         raise EnvironmentUnusable(f"{jar.coordinates} was not delivered; see {ivy_cache / 'ivy.log'} and run it again.")
     found = _sha256(fetched)
@@ -145,7 +150,7 @@ def _admit(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> N
         shutil.rmtree(ivy_cache, ignore_errors=True)
         raise EnvironmentUnusable(
             f"the downloaded {jar.coordinates} has the SHA-256 {found}, but {LOCK_FILE.name} pins {jar.sha256}: it was "
-            f"deleted. Run it again; if it stays so, your mirror serves another file."
+            f"deleted. Run the command again; if this persists, your mirror serves another file."
         )
     place = folder / jar.coordinates.path
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +158,7 @@ def _admit(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> N
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _exclusive_lock(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,7 +169,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 class _Progress:
-    """`n of m jars, MB`: one line that is rewritten on a terminal, a line every few jars elsewhere."""
+    """Shows progress as `n of m jars, MB`: one line that is rewritten on a terminal, else a line every few jars."""
 
     def __init__(self, set_name: str, jars: int, mb: float, cache: Path) -> None:
         self._what, self._jars, self._mb, self._cache = f"jars of {set_name}", jars, mb, cache
@@ -203,7 +208,7 @@ def _sha256(path: Path) -> str:
 
 
 def lock(lock_file: Path = LOCK_FILE) -> None:
-    """Resolve ROOTS with everything they need and write coordinates, sizes and SHA-256 of all jars down."""
+    """Resolve ROOTS with all dependencies, and write coordinates, size and SHA-256 of each jar to the lock file."""
     written = ["# Rewritten by `python -m frazil.spark.jars lock` from ROOTS in jars.py: coordinates, bytes, SHA-256."]
     with tempfile.TemporaryDirectory() as temporary:
         for name, roots in ROOTS.items():
@@ -220,13 +225,13 @@ def _pin(path: Path) -> LockedJar:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`fetch [SET…]` or `lock`; one sentence and 1 when it cannot be done."""
+    """Run `fetch [SET…]` or `lock`. An error is printed as one sentence and gives a non-zero exit code."""
     names: tuple[str, ...] = ()
     match arguments:
         case ["lock"]:
             pass
         case ["fetch", *sets]:
-            names = tuple(sets) or EVERYWHERE
+            names = tuple(sets) or DEFAULT_SETS
         case _:
             _say(f"{__doc__}\n")
             return 2

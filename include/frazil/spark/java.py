@@ -1,4 +1,4 @@
-"""Finds Java 17, the one thing that a machine must have and frazil cannot bring along."""
+"""Finds Java 17, the only requirement that frazil cannot install by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def require_java(environment: Mapping[str, str] | None = None) -> Path:
-    """The `java` of JAVA_HOME, or else of PATH, once it has said that it is Java 17.
+    """Return the `java` of JAVA_HOME, or else of PATH, after checking that it is Java 17.
 
     Raises:
         EnvironmentUnusable: no Java, or another major version (Spark 4.1 and Iceberg's runtime are tested on 17).
@@ -42,16 +42,19 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def in_jvm() -> bool:
-    """Whether a JVM started this Python, as that of a driver in a cluster, and is to be used."""
+    """Return whether a JVM started this Python process (as in a driver in a cluster), so that no other JVM is
+    needed.
+    """
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @contextmanager
 def java_needed() -> Iterator[None]:
-    """Around the start of a JVM: reports a missing Java before the start, and an unfit Java after a failed one.
+    """Context for the start of a JVM: reports a missing Java before the start, and an unsuitable Java if the start
+    fails.
 
-    Raises EnvironmentUnusable, and MissingExtra without PySpark. Java takes as long to tell its version as to start a
-    JVM, so it is asked only after a failure.
+    Raises EnvironmentUnusable, and MissingExtra without PySpark. The version is checked only after a failure, because
+    `java -version` takes as long as starting the JVM.
     """
     require_pyspark()
     if in_jvm():
@@ -68,22 +71,27 @@ def java_needed() -> Iterator[None]:
 
 
 def require_pyspark() -> None:
-    """Raises MissingExtra where PySpark is not installed, and so also no Py4J.
+    """Raise MissingExtra if PySpark is not installed.
 
-    `import pyspark` alone says nothing: pyspark-client, which Airflow's Spark provider brings, has the same folder
-    without the JVM's jars.
+    The check looks for Py4J, because `import pyspark` also succeeds with pyspark-client, which has no jars. Airflow's
+    Spark provider installs pyspark-client.
     """
     require("py4j")
 
 
 def parse_major(said: str) -> int | None:
-    """The major version in what `java -version` prints: 17 of `openjdk version "17.0.15"`, 8 of `"1.8.0_402"`."""
+    """Return the major version from the output of `java -version`: 17 for `openjdk version "17.0.15"`, 8 for
+    `"1.8.0_402"`.
+    """
     match = _VERSION.search(said)
     return int(match[1]) if match else None
 
 
 def find_java(env: Mapping[str, str]) -> tuple[Path, str]:
-    """The `java` that would be used, and what named it; it is not run. Raises EnvironmentUnusable."""
+    """Return the `java` that would be used, without running it, and where it was found: "JAVA_HOME" or "PATH".
+
+    Raises EnvironmentUnusable if Java is missing.
+    """
     if java_home := env.get("JAVA_HOME"):
         java = Path(java_home) / "bin" / "java"
         if not java.is_file():

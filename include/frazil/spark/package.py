@@ -1,7 +1,8 @@
-"""Makes the archive that brings a writer's Python to the executors of a cluster, and to a driver that runs there.
+"""Creates the archive with the Python environment that executors of a cluster need, and drivers that run there.
 
-It has this Python with its standard library, frazil, and what a stage and a driver need: no Airflow, no quality gates,
-and no PySpark, which a cluster has. The loops over records are compiled in it, for the kind of CPU of this host.
+The archive contains this Python with its standard library, frazil, and the packages that staging and a driver need. It
+has no Airflow, no quality gates, and no PySpark, which the cluster has. The loops that decode records are compiled for
+this host's kind of CPU.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ NEEDED = (
     "requests",
     "sqlalchemy",
 )
-WHERE_INSTALLED = ("psycopg2-binary",)
-"""What a driver's catalog may need."""
+OPTIONAL = ("psycopg2-binary",)
+"""Packages that a driver's catalog may need. They are included if they are installed here."""
 STORAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
 LEFT_OUT = (
     "*.a",
@@ -56,7 +57,7 @@ LEFT_OUT = (
     "pyarrow/*flight*",
     "botocore/data/[!_]*/*.gz",
 )
-"""Parts of packages that no stage loads, as patterns of their files."""
+"""Patterns of files in packages that staging never loads."""
 KEPT = ("botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
 STANDARD_LEFT_OUT = (
     "site-packages",
@@ -77,7 +78,7 @@ STANDARD_LEFT_OUT = (
 FRAZIL_LEFT_OUT = ("airflow", "dev", "quality", "cli", "spark_apps", "maintenance", "aggregate")
 LAUNCHER = """\
 #!/bin/sh
-# Python finds its shared library beside itself, wherever the archive was unpacked.
+# Python finds its shared library next to itself, wherever the archive was unpacked.
 here=$(cd "$(dirname "$0")" && pwd)
 LD_LIBRARY_PATH="$here/../lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/@PYTHON@" "$@"
 """
@@ -89,28 +90,28 @@ TRIAL = (
 
 
 def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], None]) -> None:
-    """Write the archive, whole or not at all.
+    """Write the archive. The file appears complete or not at all.
 
     Raises:
         MissingExtra: a storage's packages are not installed here.
-        EnvironmentUnusable: the packed Python cannot stage.
+        EnvironmentUnusable: the packed Python cannot stage records.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:
         root = Path(made) / "root"
         python = _copy_python(root)
-        _copy_packages(root, [*NEEDED, *filter(_is_installed, WHERE_INSTALLED), *(STORAGES[name] for name in storages)])
+        _copy_packages(root, [*NEEDED, *filter(_is_installed, OPTIONAL), *(STORAGES[name] for name in storages)])
         say("copied Python and packages; compiling the loops over records")
         _prepare(root, python)
         say("packing")
         temporary = Path(made) / target.name
         with tarfile.open(temporary, "w:gz", compresslevel=4) as archive:
-            archive.add(root, arcname=".", filter=_nobodys)
+            archive.add(root, arcname=".", filter=_owned_by_root)
         temporary.replace(target)
 
 
 def installed_storages() -> tuple[str, ...]:
-    """The storages whose packages are installed here."""
+    """Return the storages whose packages are installed here."""
     return tuple(name for name, requirement in STORAGES.items() if _is_installed(requirement))
 
 
@@ -123,7 +124,7 @@ def _is_installed(requirement: str) -> bool:
 
 
 def _copy_python(root: Path) -> Path:
-    """This Python, below `root`, with a launcher at `bin/python`. Returns the launcher."""
+    """Copy this Python below `root`, with a launcher at `bin/python`. Returns the launcher's path."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = root / "lib" / version
     skipped = shutil.ignore_patterns(*STANDARD_LEFT_OUT)
@@ -166,7 +167,10 @@ def _is_kept(file: str) -> bool:
 
 
 def _closure(requirements: Iterable[str]) -> Iterator[str]:
-    """The names of all distributions that these need, with themselves. Raises MissingExtra for one that is missing."""
+    """Yield the names of the required distributions and of all that they depend on.
+
+    Raises MissingExtra if a distribution is not installed.
+    """
     from packaging.requirements import Requirement  # noqa: PLC0415 - of the extra `spark`
 
     waiting = [Requirement(text) for text in requirements]
@@ -193,7 +197,7 @@ def _closure(requirements: Iterable[str]) -> Iterator[str]:
 
 
 def _prepare(root: Path, python: Path) -> None:
-    """Compile the loops into the package, and see that it can stage with the PySpark that executors have."""
+    """Compile the loops into the package, and check that it can stage records with the PySpark that executors have."""
     import pyspark  # noqa: PLC0415 - an extra
 
     (root / KEPT_WITH_PYTHON).mkdir(parents=True)
@@ -205,8 +209,10 @@ def _prepare(root: Path, python: Path) -> None:
             raise EnvironmentUnusable(f"the package cannot stage records, and was not made: {done.stderr[-2000:]}")
 
 
-def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Files of root's: whoever unpacks them owns them, and a root's executor trusts its own alone."""
+def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Make root the owner, and remove write access for others. Unpacked files belong to the user who unpacks them, and
+    an executor that runs as root only trusts files owned by root.
+    """
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mode &= ~0o022

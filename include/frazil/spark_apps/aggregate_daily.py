@@ -1,7 +1,7 @@
-"""Aggregates one day of a declared aggregation: `spark-submit aggregate_daily.py NAME --aggregations DIR --day DAY`.
+"""Computes one day of a declared aggregation: `spark-submit aggregate_daily.py NAME --aggregations DIR --day DAY`.
 
-Airflow's SparkSubmitOperator starts it with the snapshot that the first task chose; without one, it reads the day's
-signals itself. `frazil.errors` lists the exit codes.
+Airflow's SparkSubmitOperator starts the program with the snapshot that the DAG's first task chose. Without a snapshot,
+the program reads the day's signals itself. `frazil.errors` lists the exit codes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stages a backfill of one declared stream: `spark-submit backfill.py NAME --streams DIR --request JSON`.
 
-The request is a JSON object with the fields of the form of the DAG `frazil_backfill`. Started again, it continues where
-it ended. The audit and the publication follow without Spark. `frazil.errors` lists the exit codes.
+The request is a JSON object with the fields of the form of the DAG `frazil_backfill`. If the program is started again,
+it continues where it stopped. The audit and the publication follow without Spark. `frazil.errors` lists the exit codes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
     from frazil.backfill.stage import stage  # noqa: PLC0415
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
-    parser = argparse.ArgumentParser(description="Stage the records of a stream's topics that its table lacks.")
+    parser = argparse.ArgumentParser(description="Stage the records of a stream's topics that its table is missing.")
     parser.add_argument("name", help="the stream's name")
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
     parser.add_argument("--request", type=json.loads, required=True, help="the request, as JSON")

@@ -1,7 +1,7 @@
 """The driver of one stream in a cluster: `drive_stream.py NAME --catalog C --table T --driver ID`.
 
-The stream's agent submits it (see `frazil.remote`), and it is no program for people: what it writes, and until when,
-is in the order beside the table's journals.
+The stream's agent submits this program (see `frazil.remote`); users do not start it. An order, stored next to the
+table's journals, tells the driver what to write and when to stop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Maintains tables of declared streams: `spark-submit maintain_table.py TABLE [TABLE…] --streams DIR`.
 
-It removes small files, small manifests and old snapshots where that is worth the work; writers keep running. Airflow's
-SparkSubmitOperator starts it. `frazil.errors` lists the exit codes.
+The program removes small files, small manifests and old snapshots if that is worth the work; writers keep running.
+Airflow's SparkSubmitOperator starts it. `frazil.errors` lists the exit codes.
 """
 
 from __future__ import annotations

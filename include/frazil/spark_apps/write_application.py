@@ -1,7 +1,7 @@
-"""The application that streams share: `python write_application.py NAME --streams DIR [--until-caught-up]`.
+"""The writers of several streams in one process: `python write_application.py NAME --streams DIR [--until-caught-up]`.
 
-The supervisor's launcher (or `frazil run`) starts it and holds the application's lock for it. After SIGTERM each stream
-commits its current batch, and it ends with exit code 0; `frazil.errors` lists the other codes.
+The supervisor's launcher (or `frazil run`) starts the program and holds the application's lock. After SIGTERM each
+stream commits its current batch, and the program ends with exit code 0; `frazil.errors` lists the other codes.
 """
 
 from __future__ import annotations

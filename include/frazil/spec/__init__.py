@@ -1,3 +1,3 @@
-"""Declarations: frozen models of a stream, their loading, and their translation to Iceberg."""
+"""Declarations of streams: immutable models, their loading from YAML, and their translation to Iceberg."""
 
 from __future__ import annotations

@@ -9,19 +9,19 @@ OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wa
 """URI schemes that PyIceberg opens through fsspec."""
 
 FOLDERS = ("write.data.path", "write.metadata.path")
-"""Table properties with folders as values."""
+"""Table properties whose values are folders."""
 
 _PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNORECASE)
-"""A prefix that librdkafka allows before a server."""
+"""Matches a protocol prefix, which librdkafka allows in front of a server."""
 _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]@]+)(?::(?P<port>\d+))?")
 _MAX_PORT = 65_535
 _CUTS = re.compile(r"[#?\x00-\x1f\x7f]")
 
 
 def servers_problem(text: str) -> str | None:
-    """Why a list of brokers cannot be used, as the rest of a sentence; None if it can.
+    """Return why a list of brokers cannot be used, as the end of a sentence; None if it can be used.
 
-    Text with an `@` or a `=` may contain credentials, anywhere around it, so none of it is repeated.
+    Text with an `@` or a `=` may contain credentials, so the message then quotes no part of the text.
     """
     if sign := next((sign for sign in "@=" if sign in text), None):
         return (
@@ -49,16 +49,17 @@ def _server_problem(server: str) -> str | None:
 
 
 def path_problem(text: str) -> str | None:
-    """Why a folder's files would end up elsewhere, as the rest of a sentence; None if they would not.
+    """Return why files would not be stored in the declared folder, as the end of a sentence; None if they would.
 
-    PyIceberg and Iceberg's S3 client read the rest as a query or a fragment, and drop control characters.
+    PyIceberg and Iceberg's S3 client take the text after `#` or `?` as a fragment or a query, and drop control
+    characters.
     """
     sign = _CUTS.search(text)
     return f"has {sign[0]!r}, where storage libraries cut a path short; choose a folder without it" if sign else None
 
 
 def location_problem(text: str) -> str | None:
-    """Why a location cannot hold files, as the rest of a sentence; None if it can."""
+    """Return why a location cannot hold files, as the end of a sentence; None if it can."""
     if problem := path_problem(text):
         return problem
     if text.startswith("/"):
@@ -73,5 +74,5 @@ def location_problem(text: str) -> str | None:
 
 
 def names_store(error: Exception) -> bool:
-    """Whether an error is Arrow's of an object store, which only its text shows."""
+    """Return whether an error from Arrow comes from an object store; only the error's text shows this."""
     return isinstance(error, OSError) and any(sign in str(error) for sign in ("AWS Error", "google::cloud", "Azure"))

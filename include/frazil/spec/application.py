@@ -1,4 +1,4 @@
-"""Writer applications that several streams share: their streams, and the resources they need."""
+"""Writer applications that several streams share, and the resources that they need."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ class Application:
 
     name: str
     streams: tuple[StreamSpec, ...]
-    """Sorted by name; at least one."""
+    """The application's streams, sorted by name; at least one."""
 
     @property
     def resources(self) -> Resources:
-        """The largest cores and memory that one of the streams declares, and the Spark properties of all.
+        """The application's resources: the largest cores and driver memory that any stream declares, and all Spark
+        properties.
 
-        If Spark properties differ, the last stream by name wins; for everything else the first. `frazil validate`
-        refuses such streams.
+        If streams differ in other settings, the first stream by name wins; for Spark properties, the last. `frazil
+        validate` refuses streams that differ.
         """
         declared = [spec.resources for spec in self.streams]
         spark = {key: value for one in declared for key, value in one.spark.items()}
@@ -41,25 +42,26 @@ class Application:
 
     @property
     def connections(self) -> frozenset[str]:
-        """The Airflow connections that its streams refer to."""
+        """Ids of the Airflow connections to which the streams refer."""
         return frozenset().union(*map(connections, self.streams))
 
     @property
     def environment(self) -> frozenset[str]:
-        """The environment variables that its streams refer to."""
+        """Names of the environment variables to which the streams refer."""
         return frozenset().union(*map(environment_names, self.streams))
 
     def fingerprint(self) -> str:
-        """A digest of what the process depends on: it changes exactly when the whole application must be restarted.
+        """Return a hash that changes exactly when the whole application must be restarted.
 
-        That is its resources and the sources of its secrets: a process keeps the environment that it started with.
+        It covers the resources, and the connections and variables with secrets, because a process keeps the environment
+        with which it started.
         """
         needs = (self.resources.model_dump_json(), sorted(self.connections), sorted(self.environment))
         return hashlib.sha256(repr(needs).encode()).hexdigest()[:16]
 
 
 def shared_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
-    """The applications that streams name, by name."""
+    """Return the applications that streams name, by name."""
     named: dict[str, list[StreamSpec]] = {}
     for spec in specs:
         if spec.application is not None:
@@ -69,7 +71,9 @@ def shared_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
 
 
 def find_application(folder: Path, name: str) -> Application | None:
-    """The application that streams of a folder name, by their last valid declarations; None if none names it."""
+    """Return the application that streams of a folder name, by their last valid declarations; None if no stream names
+    it.
+    """
     found = find_declared(folder, STREAMS, now_ms=clock.now_ms())
     specs = [one.spec for one in found if one.spec is not None and not one.removed]
     return shared_applications(specs).get(name)

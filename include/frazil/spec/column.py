@@ -1,25 +1,28 @@
-"""One declared column, in its short form (`long not null`) and as a mapping."""
+"""A declared column, written in the short form (`long not null`) or as a mapping."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import timedelta
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from frazil.spec.event_time import TimeUnit
 from frazil.spec.types import parse_type
-from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, Model
+from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, Model, PositiveDuration
 
 _NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
 
 
 class Column(Model):
-    """One column, with an Iceberg type in Iceberg's notation, including `struct<…>`, `list<…>` and `map<…>`."""
+    """One column. Its type is written in Iceberg's notation, including `struct<…>`, `list<…>` and `map<…>`."""
 
     name: str = Field(min_length=1)
     type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
-    required: bool = Field(False, description="A record without a value for it is a dead letter (`not null`).")
+    required: bool = Field(
+        False, description="`true`: a record without a value for the column is a dead letter (`not null`)."
+    )
     doc: str | None = Field(
         default=None,
         max_length=MAX_DESCRIPTION_CHARACTERS,
@@ -27,8 +30,7 @@ class Column(Model):
     )
     unit: TimeUnit | None = Field(
         default=None,
-        description="How a record writes a `timestamptz` or `timestamp`: `iso` text by default, or a number "
-        "since 1970.",
+        description="How records encode a `timestamptz` or `timestamp`: `iso` text by default, or a number since 1970.",
     )
 
     @field_validator("type")
@@ -47,8 +49,44 @@ class Column(Model):
 
 
 def column_of(name: str, declared: object) -> object:
-    """A column from `"type [not null]"` or from a mapping with `type`; the model refuses anything else."""
+    """Convert a declared column, `"type [not null]"` or a mapping with `type`, to the model's form.
+
+    Any other value is passed on, and the model refuses it.
+    """
     if isinstance(declared, str):
         bare = _NOT_NULL.sub("", declared)
         return {"name": name, "type": bare, "required": bare != declared}
     return {"name": name, **declared} if isinstance(declared, Mapping) else {"name": name, "type": declared}
+
+
+TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
+
+
+class EventTime(Model):
+    """The column with the time of a record's event."""
+
+    column: str = Field(description="A `timestamptz` or `timestamp` column of the schema, or `kafka_timestamp`.")
+    unit: TimeUnit = Field(
+        default="iso",
+        description="ISO 8601 text, or a number of seconds, ms, us or ns since 1970. Same meaning as the column's "
+        "`unit`.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _column_alone(cls, value: object) -> object:
+        return {"column": value} if isinstance(value, str) else value
+
+
+class Watermark(Model):
+    """How the stream's event time advances."""
+
+    idle_timeout: PositiveDuration = Field(
+        default=timedelta(minutes=5),
+        description="A topic-partition with nothing unread for this long no longer holds the watermark back.",
+    )
+    max_future: PositiveDuration = Field(
+        default=timedelta(minutes=10),
+        description="A row whose event time is further ahead of Kafka's timestamp, or of the clock, lands and "
+        "does not move the watermark.",
+    )

@@ -1,4 +1,4 @@
-"""Finds conflicts between individually valid streams, as sentences."""
+"""Finds conflicts between streams that are valid on their own, and describes them in sentences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLASHES_SHOWN = 10
 
 
 def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Conflicts between streams over names, tables, topics and schemas."""
+    """Return the conflicts between streams over names, tables, topics and schemas."""
     by_table: dict[tuple[str | None, str], dict[Path, StreamSpec]] = {}
     for path, spec in streams.items():
         by_table.setdefault((spec.table.catalog, spec.table.identifier), {})[path] = spec
@@ -31,7 +31,7 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
 
 
 def trespasses(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Places where the stream of `path` would write into another stream's own table."""
+    """Return conflicts in which the stream declared in `path` would write into another stream's own table."""
     return [said for said in (*_dead_letters(streams), *_routes(streams)) if said.startswith(f"{path}: ")]
 
 
@@ -65,7 +65,9 @@ def _dead_letters(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _routes(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Conflicts of routed tables that are another stream's own: their windows would wait for an unrelated stream."""
+    """Yield conflicts of routed tables that are another stream's own table: their windows would wait for an unrelated
+    stream.
+    """
     own = {(spec.table.catalog, name): path for path, spec in streams.items() for name in _own_tables(spec)}
     for path, spec in streams.items():
         for value, identifier in (spec.route.tables if spec.route else {}).items():
@@ -76,7 +78,9 @@ def _routes(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _routed_windows(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Conflicts of streams whose routes name one table: its windows are complete when all of them agree."""
+    """Yield conflicts between streams whose routes name the same table: a window is complete only if all of them
+    agree.
+    """
     first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
     for path, spec in streams.items():
         for table in dict.fromkeys(spec.route.tables.values() if spec.route else ()):
@@ -120,7 +124,10 @@ def _mode(spec: StreamSpec) -> str:
 
 
 def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Conflicts of streams with one table: each is compared with the first, and its topics with those of all others."""
+    """Yield conflicts between streams with the same table.
+
+    Each stream is compared with the first one, and its topics with the topics of all other streams.
+    """
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
         beside = f"the stream in {first_path}, which feeds {spec.table.identifier} too,"
@@ -168,7 +175,7 @@ def _completeness(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, st
 
 
 def _shared_topics(spec: StreamSpec, other: StreamSpec) -> list[str]:
-    """Topics that one of them names and both read."""
+    """Return the topics that one of the streams lists and that both read."""
     mine, its = spec.source.reads, other.source.reads
     return sorted(topic for topic in {*spec.source.topics, *other.source.topics} if topic in mine and topic in its)
 
@@ -187,7 +194,10 @@ def _columns(spec: StreamSpec) -> Struct:
 
 
 def _clashes(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Columns whose two declarations no table can satisfy. An optional column may be missing in one."""
+    """Yield columns whose two declarations contradict each other, so that no table can satisfy both.
+
+    An optional column may be missing in one declaration.
+    """
     fields = {field.name.lower(): field for field in its.fields}
     for field in mine.fields:
         other = fields.pop(field.name.lower(), None)

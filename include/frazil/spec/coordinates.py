@@ -1,4 +1,4 @@
-"""The columns that frazil adds to a declared table: the row's coordinates in Kafka."""
+"""Columns that frazil adds to a declared table: the position of the row's record in Kafka."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ COORDINATES = {
     "kafka_offset": Primitive("long"),
     "kafka_timestamp": Primitive("timestamptz"),
 }
-"""The columns that frazil adds, unless `coordinates: false`, with their types."""
+"""The columns that frazil adds unless `coordinates: false` is declared, with their types."""
 
 LINE = "kafka_line"
-"""An additional column if a record may be several rows: their number, from 0."""
+"""Column that is also added if one record may become several rows: the row's number within its record, from 0."""
 RESERVED = frozenset({*COORDINATES, LINE})
 
 METADATA_COLUMNS = frozenset(
@@ -30,7 +30,7 @@ METADATA_COLUMNS = frozenset(
         "_commit_snapshot_id",
     }
 )
-"""Iceberg's metadata columns, in lower case: no column of a table can have such a name."""
+"""Names of Iceberg's metadata columns, in lower case: no column of a table can have such a name."""
 OF_ICEBERG = (
     "has the name of one of Iceberg's metadata columns, so engines would refuse the table or read the wrong one"
 )

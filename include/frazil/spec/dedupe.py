@@ -1,4 +1,4 @@
-"""Which records of an append stream repeat others, and are dropped."""
+"""Declares which repeated records an append stream drops."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 class Dedupe(Model):
-    """Rows of one key that lie near each other in event time are one row: the first one."""
+    """Rows with the same key whose event times are close to each other are one row: the first one is kept."""
 
     key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
         min_length=1, description="The columns that are equal in a record and its repeats."
     )
     within: PositiveDuration = Field(
-        description="A row is dropped if a kept row of its key is this near in event time, in the table or the batch."
+        description="A row is dropped if a kept row with the same key is at most this far away in event time, in "
+        "the table or the batch."
     )
 
     @field_validator("key", mode="before")
@@ -32,7 +33,7 @@ class Dedupe(Model):
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """What is wrong with its key."""
+    """Yield the problems of the declared key."""
     if (dedupe := spec.dedupe) is None:
         return
     columns = {column.name: column for column in spec.columns}

@@ -1,4 +1,6 @@
-"""Caches what was read from files until they may have changed: hundreds of supervisors read them every few seconds."""
+"""Caches values that were read from files until a file may have changed: hundreds of supervisors read every few
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from frazil.errors import SpecError
 T = TypeVar("T")
 
 SETTLED_NS = 3_000_000_000
-"""Time until a file counts as settled: changes within one tick of the file system's clock look the same, and the
-coarsest ticks are 2 s (FAT, some NFS).
+"""Nanoseconds after its last change from which a file counts as settled.
+
+Two changes within one tick of the file system's clock look the same, and the coarsest ticks are 2 s (FAT, some NFS).
 """
 MAX_ENTRIES = 10_000
 
@@ -29,15 +32,17 @@ class _Entry(Generic[T]):
 
 
 class FileCache(Generic[T]):
-    """Results of a reader by path, including SpecErrors, unless a possibly temporary OSError caused them."""
+    """Caches the results of a reader by path. SpecErrors are cached too, except when an OSError caused them, because
+    that may be temporary.
+    """
 
     def __init__(self, read: Callable[[Path], T], *, beside: tuple[str, ...] = ()) -> None:
-        """`beside` lists files of the same folder that the reader also reads; they may be missing."""
+        """`beside` lists other files of the same folder that the reader also reads; they may be missing."""
         self._read, self._beside = read, beside
         self._entries: dict[Path, _Entry[T]] = {}
 
     def get(self, path: Path) -> T:
-        """Return or raise what `read` does. The value is shared and must not be changed."""
+        """Return or raise what `read` returns or raises for this path. The value is shared and must not be changed."""
         files = (path, *(path.parent / name for name in self._beside))
         now_ns, seen = time.time_ns(), tuple(map(signature, files))
         entry = self._entries.get(path)
@@ -62,9 +67,9 @@ class FileCache(Generic[T]):
 
 
 def signature(path: Path) -> Signature:
-    """A value that changes with the file; None if it is missing or inaccessible.
+    """Return a value that changes with the file; None if the file is missing or inaccessible.
 
-    Uses the change time, which cannot be set, unlike the modification time.
+    Uses the change time (ctime) too, which cannot be set, unlike the modification time.
     """
     try:
         seen = path.stat()

@@ -1,6 +1,7 @@
-"""Finds the file of a folder that declares a stream, for hundreds of supervisors in one process.
+"""Finds the file in a folder that declares a stream, for hundreds of supervisors in one process.
 
-Each of them asks every few seconds: if each read the folder, the cost would be the square of their number.
+Each supervisor asks every few seconds. If each of them read the whole folder, the cost would grow with the square of
+their number.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from frazil.spec.load import stream_files
 from frazil.spec.yaml_file import read_mapping
 
 LISTED_FOR_S = 1.0
-"""Time that one listing of a folder is reused; supervisors check every 2 s."""
+"""Seconds for which one listing of a folder is reused; supervisors check every 2 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
     at_s: float
     files: Mapping[str, Path | None]
-    """Files by stream; None for a stream that several files declare."""
+    """The file that declares each stream; None for a stream that several files declare."""
 
 
 class FolderIndex:
-    """The files of folders by the declared stream, listed at most once in `LISTED_FOR_S`."""
+    """Index of the files in folders by the stream that they declare. Each folder is listed at most once in
+    `LISTED_FOR_S`.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -36,9 +39,9 @@ class FolderIndex:
         self._one_at_a_time = threading.Lock()
 
     def only_file(self, folder: Path, stream: str) -> Path | None:
-        """The only file that declared the stream at the folder's last listing.
+        """Return the only file that declared the stream when the folder was last listed.
 
-        None if no valid file did, or several did.
+        Returns None if no valid file declared it, or several did.
         """
         with self._one_at_a_time:
             listing = self._listings.get(folder)

@@ -1,4 +1,6 @@
-"""Declares the encoding of a record's value, key and headers: `source.format`, `source.key` and `source.headers`."""
+"""Models of `source.format`, `source.key` and `source.headers`: how the value, key and headers of a record are
+encoded.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,16 @@ from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm
 class Registry(Model):
     """A schema registry with Confluent's API."""
 
-    url: str = Field(min_length=1, description="Its address, `https://host:port`.")
-    username: str | None = Field(default=None, description="For basic authentication.")
-    password: str | None = Field(default=None, description="A reference, such as `${env:REGISTRY_PASSWORD}`.")
+    url: str = Field(min_length=1, description="The registry's address, `https://host:port`.")
+    username: str | None = Field(default=None, description="User name for basic authentication.")
+    password: str | None = Field(
+        default=None, description="Password for basic authentication: a reference, such as `${env:REGISTRY_PASSWORD}`."
+    )
     token: str | None = Field(default=None, description="Bearer token: a reference.")
     ca_file: str | None = Field(
         default=None,
-        description="A PEM file with the authority of its certificate, on each host that reads records. "
-        "Relative to the declaration's folder.",
+        description="A PEM file with the authority of the registry's certificate, on each host that reads records. "
+        "A relative path begins at the folder of the declaration.",
     )
     timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="Timeout of a request.")
     properties: Properties = Field(default_factory=dict, description="Additional headers of each request.")
@@ -56,11 +60,13 @@ class Registry(Model):
 
 MAX_SCHEMA_CHARACTERS = 2**20
 POSITION = "position"
-"""Value in `Envelope.metadata`: an event's position in the source's log, a text that sorts later events higher."""
+"""Value in `Envelope.metadata` for an event's position in the source's log, as text. A later event has a text that
+sorts higher.
+"""
 
 
 class Envelope(Model):
-    """Records are change events, as Debezium writes them; for `mode: upsert`."""
+    """Records are change events in Debezium's format; for `mode: upsert`."""
 
     type: Literal["debezium"] = "debezium"
     metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(
@@ -78,7 +84,7 @@ class Envelope(Model):
     unavailable: str = Field(
         default="__debezium_unavailable_value",
         min_length=1,
-        description="The placeholder for a value that an update did not change: the row keeps its own "
+        description="The placeholder for a value that an update did not change: the row keeps its old value "
         "(`unavailable.value.placeholder`).",
     )
 
@@ -86,8 +92,8 @@ class Envelope(Model):
         default=None,
         min_length=1,
         description="The topic with the ends of transactions, `<topic.prefix>.transaction` "
-        "(`provide.transaction.metadata: true`). Each snapshot then has whole transactions. Needs "
-        "one topic of one partition, and `order-by`.",
+        "(`provide.transaction.metadata: true`). Each snapshot then has whole transactions. The stream "
+        "must have one topic of one partition, and `order-by`.",
     )
 
     @model_validator(mode="before")
@@ -97,13 +103,13 @@ class Envelope(Model):
 
 
 class JsonFormat(Model):
-    """One JSON object per record, or several, one per line."""
+    """One JSON object per record, or several objects, one per line."""
 
     type: Literal["json"] = "json"
     framing: Literal["none", "confluent"] = Field(
         default="none",
-        description="`confluent`: a zero byte and a schema id of four bytes come before the object; they are skipped. "
-        "The default with a `registry`.",
+        description="`confluent`: a zero byte and a schema id of four bytes come before the object, and are "
+        "skipped. The default with a `registry`.",
     )
     lines: bool = Field(
         default=False,
@@ -111,10 +117,11 @@ class JsonFormat(Model):
     )
     registry: Registry | None = Field(
         default=None,
-        description="Where `frazil infer` finds the JSON Schema of each id. The writer reads objects without it.",
+        description="The registry where `frazil infer` finds the JSON Schema of each id. The writer does not use "
+        "the registry.",
     )
     envelope: Envelope | None = Field(
-        default=None, description="`debezium`, or a mapping: records are events of changes in another database."
+        default=None, description="`debezium`, or a mapping: records are change events of another database."
     )
 
     @model_validator(mode="before")
@@ -125,18 +132,18 @@ class JsonFormat(Model):
         return value
 
 
-_ONE_COLUMN = "The column that it fills. If left out: the one that neither key nor header fills."
+_ONE_COLUMN = "The column that the value fills. By default the column that neither key nor header fills."
 
 
 class StringFormat(Model):
-    """The whole value is one text in UTF-8, for the one `string` column that is neither key nor header."""
+    """The whole value is one text in UTF-8. It fills the only `string` column that neither key nor headers fill."""
 
     type: Literal["string"] = "string"
     column: str = Field(default="", description=_ONE_COLUMN)
 
 
 class BytesFormat(Model):
-    """The whole value is kept as it is, in the one `binary` column that is neither key nor header."""
+    """The whole value is stored as it is, in the only `binary` column that neither key nor headers fill."""
 
     type: Literal["bytes"] = "bytes"
     column: str = Field(default="", description=_ONE_COLUMN)
@@ -148,16 +155,18 @@ class CsvFormat(Model):
     type: Literal["csv"] = "csv"
     columns: tuple[str, ...] = Field(
         default=(),
-        description="The columns of a line's fields, in order. A name that is no column is skipped. By "
-        "default the columns of the schema.",
+        description="The columns of a line's fields, in order. The field of a name that is not a column is skipped. "
+        "By default the columns of the schema.",
     )
-    delimiter: str = Field(default=",", description="The one ASCII character between two fields.")
+    delimiter: str = Field(default=",", description="The ASCII character between two fields.")
     quote: str | None = Field(
         default='"',
-        description="The one ASCII character around a field that holds a delimiter; twice within such a field, it is "
-        "itself. `null`: fields are not quoted.",
+        description="The ASCII character around a field that contains a delimiter. Within such a field, write the "
+        "character twice. `null`: fields are not quoted.",
     )
-    null: str = Field(default="", description="An unquoted field with this text is null; an empty one, by default.")
+    null: str = Field(
+        default="", description="An unquoted field with this text is null; by default, an empty field is null."
+    )
 
     @field_validator("delimiter", "quote")
     @classmethod
@@ -181,17 +190,19 @@ class CsvFormat(Model):
 
 
 class _SchemaFormat(Model):
-    registry: Registry | None = Field(default=None, description="Where the schema of each record's id is.")
+    registry: Registry | None = Field(default=None, description="The registry with the schema of each record's id.")
     schema_file: str | None = Field(
         default=None,
-        description="A file with the schema of all records, which then have no schema id. A relative path begins at "
-        "the folder of the declaration.",
+        description="A file with the schema of all records; the records then have no schema id. A relative path "
+        "begins at the folder of the declaration.",
     )
     schema_text: str | None = Field(
-        default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The same, as the schema's text itself."
+        default=None,
+        max_length=MAX_SCHEMA_CHARACTERS,
+        description="The same as `schema-file`, but with the schema's text as the value.",
     )
     _folder: Path = PrivateAttr(default=Path())
-    """The folder of the declaration's file; the working directory if no file declares the format."""
+    """The folder of the file that declares the format; the working directory if no file does."""
 
     @model_validator(mode="after")
     def _know_folder(self, info: ValidationInfo) -> Self:
@@ -201,7 +212,7 @@ class _SchemaFormat(Model):
 
     @property
     def schema_path(self) -> Path | None:
-        """Path of the schema's file."""
+        """Path of the schema file."""
         return None if self.schema_file is None else self._folder / self.schema_file
 
     @model_validator(mode="after")
@@ -217,23 +228,23 @@ class AvroFormat(_SchemaFormat):
 
     type: Literal["avro"] = "avro"
     envelope: Envelope | None = Field(
-        default=None, description="`debezium`, or a mapping: records are events of changes in another database."
+        default=None, description="`debezium`, or a mapping: records are change events of another database."
     )
 
 
 class ProtobufFormat(_SchemaFormat):
-    """A Protobuf message. A declared schema is the text of a .proto file, or a descriptor (as text: in base64)."""
+    """A Protobuf message. A declared schema is the text of a .proto file, or a descriptor (as text: base64)."""
 
     type: Literal["protobuf"] = "protobuf"
     message: str | None = Field(
         default=None,
-        description="The full name of the message, where a declared schema has several. With a registry, records say "
-        "it themselves.",
+        description="The full name of the message, if a declared schema has several messages. With a registry, each "
+        "record names its message.",
     )
     framing: Literal["none", "confluent"] = Field(
         default="none",
-        description="With a declared schema: `confluent` if a zero byte, a schema id and message indexes come before "
-        "each message nevertheless; they are skipped.",
+        description="With a declared schema: `confluent` if each message still has a zero byte, a schema id and "
+        "message indexes before it, which are skipped.",
     )
 
     @model_validator(mode="after")
@@ -244,12 +255,12 @@ class ProtobufFormat(_SchemaFormat):
 
 
 def envelope_of(value: ValueFormat) -> Envelope | None:
-    """The envelope that records of a format have."""
+    """Return the envelope around records of this format; None without an envelope."""
     return value.envelope if isinstance(value, JsonFormat | AvroFormat) else None
 
 
 def registry_of(value: ValueFormat) -> Registry | None:
-    """The schema registry that records of a format need."""
+    """Return the schema registry that is declared for this format; None without one."""
     return getattr(value, "registry", None)
 
 
@@ -263,7 +274,7 @@ FORMATS: Mapping[str, type[Model]] = {
     "avro": AvroFormat,
     "protobuf": ProtobufFormat,
 }
-"""Models by type, as written in YAML."""
+"""Models of the formats, by their `type` in YAML."""
 
 
 def _with_type(value: object) -> object:
@@ -289,14 +300,16 @@ _FORMAT: TypeAdapter[ValueFormat] = TypeAdapter(Format)
 
 
 def plain_format(value: ValueFormat) -> str | dict[str, Any]:
-    """The format as in YAML: its name, or a mapping of what differs from the defaults."""
+    """Return the format as written in YAML: its name, or a mapping of the settings that differ from their defaults."""
     plain: str | dict[str, Any] = _FORMAT.dump_python(value, mode="json")
     return plain
 
 
 def carried_format(value: ValueFormat) -> str | dict[str, Any]:
-    """Like `plain_format`, for other hosts: with the schema itself instead of its file, and without a registry that
-    records do not need. Raises SpecError.
+    """Return the format for use on another host, in the form of `plain_format`.
+
+    A schema file is replaced by its text, and a registry that the reader of records does not need is left out. Raises
+    SpecError.
     """
     if isinstance(value, JsonFormat):
         return plain_format(value.model_copy(update={"registry": None}))
@@ -306,7 +319,7 @@ def carried_format(value: ValueFormat) -> str | dict[str, Any]:
 
 
 def schema_of(value: AvroFormat | ProtobufFormat) -> str:
-    """The text of the declared schema; in base64 if its file is a descriptor. Raises SpecError."""
+    """Return the text of the declared schema, in base64 if the schema file is a descriptor. Raises SpecError."""
     if value.schema_text is not None:
         return value.schema_text
     path = value.schema_path
@@ -320,21 +333,22 @@ def schema_of(value: AvroFormat | ProtobufFormat) -> str:
 
 
 def format_of(plain: str | Mapping[str, Any]) -> ValueFormat:
-    """The inverse of `plain_format`. Raises pydantic's ValidationError."""
+    """Parse the result of `plain_format`. Raises pydantic's ValidationError."""
     return _FORMAT.validate_python(plain, by_alias=True, by_name=False)
 
 
 class Key(Model):
-    """The column that keeps a record's key."""
+    """The column that stores a record's key."""
 
     column: str = Field(description="A column of the schema, `string` or `binary`.")
     format: Literal["string", "bytes"] = Field(
-        default="string", description="`string`: UTF-8, for a `string` column; `bytes`: as it is, for a `binary` one."
+        default="string",
+        description="`string`: UTF-8 text, for a `string` column; `bytes`: any bytes, for a `binary` column.",
     )
 
 
 class Header(Model):
-    """A column that keeps a record's header; the last one, if a record has several of that name."""
+    """A column that stores a header of the record; if a record has several headers of that name, the last one."""
 
     name: str = Field(min_length=1, description="The header's name in Kafka.")
     column: str = Field(description="A column of the schema: `string` for a header in UTF-8, or `binary`.")

@@ -47,7 +47,7 @@ from frazil.spec.layout import Term, parse_sort_term, parse_term
 from frazil.spec.model import StreamSpec
 
 FIRST_PARTITION_FIELD_ID = 1000
-"""Iceberg specification, "Partition Specs": the field ids of a first partition spec start here."""
+"""Field id of the first partition field (Iceberg specification, "Partition Specs")."""
 
 _PRIMITIVES: dict[str, type[Any]] = {
     "boolean": BooleanType,
@@ -84,7 +84,7 @@ _COORDINATE_DOCS = {
 
 
 class _FieldIds:
-    """Assigns new ids as Iceberg does: all fields of a level before those nested in them."""
+    """Assigns new field ids as Iceberg does: all fields of one level get their ids before the fields nested in them."""
 
     def __init__(self) -> None:
         self._ids = count(1)
@@ -110,9 +110,10 @@ class _FieldIds:
 
 
 def schema(spec: StreamSpec) -> Schema:
-    """The declared columns in order, then the Kafka coordinates unless switched off; ids from 1.
+    """Return the stream's schema: the declared columns in order, then the Kafka coordinates unless switched off; ids
+    from 1.
 
-    The key of an upsert becomes Iceberg's identifier fields.
+    The key of an upsert stream becomes Iceberg's identifier fields.
     """
     declared = [(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.columns]
     if spec.coordinates:
@@ -127,7 +128,9 @@ def schema(spec: StreamSpec) -> Schema:
 
 
 def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
-    """The declared partitioning over the field ids of `of`, with fields named as in Spark."""
+    """Return the declared partitioning, with the field ids of the schema `of`; partition fields are named as in
+    Spark.
+    """
     terms = [parse_term(text) for text in spec.partition_by]
     fields = [
         PartitionField(
@@ -142,7 +145,9 @@ def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
 
 
 def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
-    """The declared order over the field ids of `of`; the unsorted order (id 0) if none is declared."""
+    """Return the declared sort order, with the field ids of the schema `of`; the unsorted order (id 0) if none is
+    declared.
+    """
     terms = [parse_sort_term(text) for text in spec.sort_by]
     fields = [
         SortField(
@@ -204,7 +209,7 @@ DEAD_LETTER_PARTITION_SPEC = PartitionSpec(
 
 
 def type_text(kind: IcebergType) -> str:
-    """The type as in a declaration: the inverse of `frazil.spec.types.parse_type`. Pure."""
+    """Format a type as in a declaration, the inverse of `frazil.spec.types.parse_type`. Pure."""
     match kind:
         case StructType():
             fields = (f"{f.name}: {type_text(f.field_type)}{' not null' if f.required else ''}" for f in kind.fields)
@@ -217,6 +222,6 @@ def type_text(kind: IcebergType) -> str:
 
 
 def declaration(field: NestedField) -> str:
-    """The column as in YAML under `schema`, in a block or in braces. Pure."""
+    """Format a column as in YAML under `schema`; the text is valid in a block and in braces. Pure."""
     text = type_text(field.field_type) + (" not null" if field.required else "")
     return f"{field.name}: {text!r}" if set(text) & set(",:[]") else f"{field.name}: {text}"

@@ -9,7 +9,10 @@ from difflib import get_close_matches
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`key` is the dotted path in the YAML; `value` is the value there, None if it must not be shown."""
+    """One problem of a declaration.
+
+    `key` is the dotted path of the key in the YAML. `value` is its value there, or None if the value must not be shown.
+    """
 
     key: str
     value: object
@@ -17,7 +20,7 @@ class Problem:
 
 
 class InconsistentError(ValueError):
-    """Raised by the model's validation; `frazil.spec.load` turns it into a SpecError."""
+    """Raised when the model is validated; `frazil.spec.load` turns it into a SpecError."""
 
     def __init__(self, found: tuple[Problem, ...]) -> None:
         super().__init__("; ".join(f"{p.key} {p.message}" for p in found))
@@ -25,6 +28,6 @@ class InconsistentError(ValueError):
 
 
 def did_you_mean(name: str, known: Mapping[str, object]) -> str:
-    """The end of a sentence about an unknown name: a similar known name, or all of them."""
+    """Return the end of a sentence about an unknown name: the most similar known name, or all known names."""
     close = get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f" ({', '.join(known)})"

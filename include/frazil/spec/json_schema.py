@@ -1,7 +1,7 @@
-"""The JSON Schema of a stream's file, for completion and checks in editors.
+"""Generates the JSON Schema of a stream's file, for completion and checks in editors.
 
-Most of it comes from the models; the short forms that they also accept are added here.
-`python -m frazil.spec.json_schema > include/streams/stream.schema.json` updates the exported file.
+Most of the schema comes from the models. The short forms, which the models also accept, are added here. `python -m
+frazil.spec.json_schema > include/streams/stream.schema.json` updates the exported file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Schema = dict[str, Any]
 
 
 def stream_schema() -> _Schema:
-    """The schema of one stream's YAML, draft 2020-12, short forms included."""
+    """Return the JSON Schema (draft 2020-12) of one stream's YAML, including short forms."""
     schema = StreamSpec.model_json_schema(by_alias=True, schema_generator=_AsWritten)
     definitions = schema["$defs"]
     _allow_short(definitions, "Table", "`namespace.table`, such as demo.flights")
@@ -46,14 +46,14 @@ def stream_schema() -> _Schema:
 
 
 class _AsWritten(GenerateJsonSchema):
-    """Writes default durations in the declaration's form, not as ISO 8601."""
+    """Writes default durations in the form of a declaration, not as ISO 8601."""
 
     def encode_default(self, dft: Any) -> Any:
         return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
 
 
 def render() -> str:
-    """The schema as text, for the exported file."""
+    """Return the schema as text, for the exported file."""
     return json.dumps(stream_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -62,14 +62,14 @@ def _allow_short(definitions: dict[str, _Schema], name: str, meaning: str) -> No
 
 
 def _text_or(listed: _Schema) -> _Schema:
-    """A list of strings, or one string."""
+    """Return a schema that accepts one string in place of a list of strings."""
     outer: _Schema = {key: value for key, value in listed.items() if key in {"description", "default"}}
     inner = {key: value for key, value in listed.items() if key not in outer}
     return {"anyOf": [{"type": "string"}, inner], **outer}
 
 
 def _format(declared: _Schema, definitions: dict[str, _Schema]) -> _Schema:
-    """A format's name, or a mapping by its type."""
+    """Return a schema that accepts the name of a format, or a mapping with the format's type."""
     for name in FORMATS:
         of_type = definitions[FORMATS[name].__name__]
         of_type["required"] = ["type"]
@@ -79,7 +79,7 @@ def _format(declared: _Schema, definitions: dict[str, _Schema]) -> _Schema:
 
 
 def _columns(declared: _Schema, column: _Schema) -> _Schema:
-    """A mapping from a column's name to its type, or to a mapping without the name."""
+    """Return the schema of a mapping from column names to a type, or to a mapping that does not repeat the name."""
     fields = {key: value for key, value in column["properties"].items() if key != "name"}
     long_form = {"type": "object", "properties": fields, "required": ["type"], "additionalProperties": False}
     short_form = {"type": "string", "description": "type, or: type not null", "examples": ["string", "long not null"]}
@@ -92,7 +92,7 @@ def _columns(declared: _Schema, column: _Schema) -> _Schema:
 
 
 def _drop_titles(node: object) -> None:
-    """Drop pydantic's titles, which only repeat each field's name."""
+    """Drop the titles that pydantic adds, because they only repeat each field's name."""
     if isinstance(node, dict):
         if isinstance(node.get("title"), str):
             del node["title"]

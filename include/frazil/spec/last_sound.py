@@ -2,11 +2,13 @@
 
 <home>/declared/<folder>-<hash>/<file>.json    the last valid declaration of a file
 
-Every reader of a folder records its valid files, and a writer records its own when it starts; readers of a broken
-file find its last valid declaration there. Several processes may do so at once: a record is replaced whole, and only
-if it changed. A missing file differs from a broken one: its record counts for a moment, because files are replaced
-and mounts come late, and is then forgotten. The same holds for a stream whose file now declares another name:
-`<file>~<name>.json`.
+Every process that reads a folder records the valid declarations in it, and a writer records its own declaration when
+it starts. A process that reads a broken file uses the file's last valid declaration instead. Several processes may do
+this at once, because a record is replaced atomically, and only if it has changed.
+
+A missing file is not a broken file. Its record is used for a short time, because an editor may be replacing the file or
+a volume may be mounted late; later the record is forgotten. The same applies to the old name of a stream whose file now
+declares another name; its record is `<file>~<name>.json`.
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MOMENT_MS = 60_000
-"""Time that a single file may be missing."""
+"""Milliseconds for which a single file may be missing before it counts as removed."""
 EMPTY_MS = 600_000
-"""Time that all files of a folder may be missing: that looks like an unmounted volume."""
+"""Milliseconds for which all files of a folder may be missing before they count as removed: a missing folder looks like
+an unmounted volume.
+"""
 ENDING_MS = 900_000
-"""Time that a removed file stays known after that, so that its DAG can end what still runs."""
+"""Milliseconds for which a removed file stays known, so that its DAG can end the processes that still run."""
 
 
 class Named(Protocol):
@@ -50,38 +54,40 @@ T = TypeVar("T", bound=Named)
 
 @dataclass(frozen=True, slots=True)
 class FileKind(Generic[T]):
-    """What the files of a folder declare, and how to read them."""
+    """The kind of declarations in a folder, with the functions that read them."""
 
     load: Callable[[Path], T]
-    """Load a file. Raises SpecError."""
+    """Load a declaration from its file. Raises SpecError."""
     read: Callable[[Path], Mapping[str, Any]]
     """Read a file as JSON values. Raises SpecError."""
     validate: Callable[[Mapping[str, Any], Path], T]
-    """Validate what was read. Raises SpecError."""
+    """Validate the values that `read` returned. Raises SpecError."""
 
 
 STREAMS: FileKind[StreamSpec] = FileKind(load_stream, read_stream, validate_stream)
 _kept: dict[Path, tuple[Named, Signature]] = {}
-"""Contents of record files by path, valid while the signature is unchanged: a folder is read every few seconds."""
+"""Contents of record files by path. A content is valid while the file's signature is unchanged; folders are read every
+few seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[T]):
-    """One file of a folder, present or missing."""
+    """One declared file of a folder, present or missing."""
 
     path: Path
     spec: T | None
-    """The current declaration, or the last valid one; None if there never was one."""
+    """The current declaration, or else the last valid one; None if there never was a valid one."""
     problem: str | None = None
-    """Why `spec` is not the file's current content."""
+    """Why `spec` is not the current content of the file; None if it is."""
     removed: bool = False
-    """Whether the file is gone for good."""
+    """Whether the file has been missing for so long that it counts as removed."""
     missing: bool = False
-    """Whether the file is gone, perhaps for a moment, while others of its folder exist."""
+    """Whether the file is missing, perhaps only for a moment, while other files of its folder exist."""
 
 
 def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Found[T]]:
-    """All files of a folder by path, valid or broken, and missing ones as long as they are remembered."""
+    """Return all files of a folder by path: valid, broken, and missing ones while they are remembered."""
     memory = Memory(folder)
     problem, paths = _listed(folder)
     found = [_read(path, kind, memory) for path in paths]
@@ -118,16 +124,16 @@ def _gone(path: Path, spec: T, memory: Memory, *, now_ms: int, moment_ms: int) -
 
 
 def recall(folder: Path, name: str, kind: FileKind[T]) -> T | None:
-    """The last valid declaration of that name in a folder."""
+    """Return the last valid declaration of that name in a folder; None if there is none."""
     memory = Memory(folder)
     specs = (memory.recall(path, kind) for path in memory.paths())
     return next((spec for spec in specs if spec is not None and spec.name == name), None)
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """One stream of a folder; if its file is broken, the last valid declaration and the problem.
+    """Return one stream of a folder. If its file is broken, return the last valid declaration, and the problem.
 
-    A valid one is remembered. Raises SpecError if none was ever seen.
+    A valid declaration is remembered. Raises SpecError if there never was a valid one.
     """
     try:
         return find_and_remember(folder, name), None
@@ -138,7 +144,9 @@ def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
 
 
 def find_and_remember(folder: Path, name: str) -> StreamSpec:
-    """One stream of a folder, remembered in case its file breaks. Raises SpecError as `find_stream`."""
+    """Return one stream of a folder, and remember it in case its file breaks later. Raises SpecError like
+    `find_stream`.
+    """
     path = find_file(folder, name)
     spec = load_stream(path)
     Memory(folder).remember(path, spec, STREAMS)
@@ -146,9 +154,9 @@ def find_and_remember(folder: Path, name: str) -> StreamSpec:
 
 
 def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
-    """All streams of a folder by name, as `find_or_recall` finds them, and the problems of broken files.
+    """Return all streams of a folder by name, like `find_or_recall`, and the problems of broken files.
 
-    Raises SpecError if there is neither.
+    Raises SpecError if there are neither streams nor problems.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
     if not found:
@@ -158,7 +166,7 @@ def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], li
 
 
 def _listed(folder: Path) -> tuple[str | None, list[Path]]:
-    """Why a folder's files cannot be listed, or None; and the files."""
+    """Return why a folder's files cannot be listed, or None; and the files."""
     try:
         os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         return None, [path.absolute() for path in stream_files(folder)]
@@ -171,7 +179,9 @@ def _is_record(name: str) -> bool:
 
 
 class Memory:
-    """The records of one folder's files. An unreadable or unwritable record counts as missing, with a warning."""
+    """The remembered declarations of one folder. A record that cannot be read or written counts as missing, with a
+    warning.
+    """
 
     def __init__(self, folder: Path) -> None:
         path = str(folder.absolute())
@@ -180,7 +190,7 @@ class Memory:
         self._records = home() / "declared" / f"{name}-{hashlib.sha256(path.encode()).hexdigest()[:12]}"
 
     def paths(self) -> list[Path]:
-        """The remembered files."""
+        """Return the paths of the remembered files."""
         try:
             records = os.listdir(self._records)  # noqa: PTH208 - Path.glob() raises for a home without read permission
         except FileNotFoundError:
@@ -191,7 +201,9 @@ class Memory:
         return sorted(self._folder / name.removesuffix(".json") for name in records if _is_record(name))
 
     def remember(self, path: Path, spec: T, kind: FileKind[T]) -> None:
-        """Record a valid declaration. Raises SpecError if the file has changed meanwhile and is broken."""
+        """Remember a valid declaration. Raises SpecError if the file has changed since it was loaded, and is now
+        broken.
+        """
         target = self._record(path)
         seen = signature(target)
         if seen is not None and _kept.get(target) == (spec, seen):
@@ -215,7 +227,7 @@ class Memory:
             return None
 
     def missing_since(self, path: Path, *, now_ms: int) -> int:
-        """Time since which a remembered file is missing: now, if this is the first time."""
+        """Return since when a remembered file is missing. If no one has noticed yet, that is now, and is recorded."""
         record = self._read(path)
         since_ms = record.get("missing-since-ms")
         if isinstance(since_ms, int) and since_ms <= now_ms:

@@ -1,7 +1,7 @@
-"""Partition and sort terms as text (`day(ts)`, `bucket(16, id) desc nulls last`), parsed without PyIceberg.
+"""Parses partition and sort terms such as `day(ts)` or `bucket(16, id) desc nulls last`, without PyIceberg.
 
-Iceberg's specification, section "Partition Transforms", defines which transform fits which type; a test compares this
-table with PyIceberg's `can_transform`.
+Iceberg's specification, section "Partition Transforms", defines which transform fits which type. A test compares the
+table below with PyIceberg's `can_transform`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour", 
 ALLOWED = "column, year/month/day/hour(column), bucket(n, column), truncate(n, column), void(column)"
 
 MAX_WIDTH = 2**31 - 1
-"""Iceberg's Java library keeps widths and bucket counts as `int`."""
+"""Largest width or bucket count: Iceberg's Java library stores them as `int`."""
 
 _TIMES = frozenset({"timestamp", "timestamptz"})
 _BUCKETS = _TIMES | {"int", "long", "decimal", "date", "time", "string", "uuid", "fixed", "binary"}
@@ -38,7 +38,7 @@ _SORT_TAIL = re.compile(r"(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A transform of a column; `width` is set for bucket (the count) and truncate (the width) only."""
+    """A transform of a column. `width` is set only for `bucket` (number of buckets) and `truncate` (width)."""
 
     transform: str
     column: str
@@ -46,7 +46,7 @@ class Term:
 
     @property
     def field_name(self) -> str:
-        """The partition field's name, as Iceberg's Java `PartitionSpec.Builder` names it: ts_day, id_bucket."""
+        """The partition field's name, as Iceberg's Java `PartitionSpec.Builder` chooses it: ts_day, id_bucket."""
         suffix = {"identity": "", "truncate": "_trunc", "void": "_null"}.get(self.transform, f"_{self.transform}")
         return f"{self.column}{suffix}"
 
@@ -58,7 +58,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class SortTerm:
-    """A term to sort by. Iceberg's default puts nulls first when ascending, last when descending."""
+    """One term of a sort order. By Iceberg's default, nulls come first in ascending and last in descending order."""
 
     term: Term
     direction: Literal["asc", "desc"]
@@ -69,7 +69,7 @@ class SortTerm:
 
 
 def parse_term(text: str) -> Term:
-    """One partition term; a bare column is its identity. Raises ValueError with what is allowed."""
+    """Parse one partition term; a column alone means its identity. Raises ValueError with the allowed forms."""
     match = _TERM.fullmatch(text.strip())
     if match is None or bool(match["transform"]) != bool(match["close"]):
         raise ValueError(f"is not a partition or sort term; write one of: {ALLOWED}")
@@ -82,7 +82,9 @@ def parse_term(text: str) -> Term:
 
 
 def parse_sort_term(text: str) -> SortTerm:
-    """`column`, `column desc`, `bucket(16, id) asc nulls last`. Raises ValueError with what is allowed."""
+    """Parse one sort term: `column`, `column desc`, `bucket(16, id) asc nulls last`. Raises ValueError with the allowed
+    forms.
+    """
     stripped = text.strip()
     head = re.match(r"\w+\s*\([^)]*\)|\S+", stripped)
     tail = _SORT_TAIL.fullmatch(stripped[head.end() :].rstrip()) if head else None
@@ -94,14 +96,14 @@ def parse_sort_term(text: str) -> SortTerm:
 
 
 def fits(transform: str, source: Type) -> bool:
-    """Whether Iceberg allows the transform on a column of this type."""
+    """Return whether Iceberg allows the transform on a column of this type."""
     if not isinstance(source, Primitive):
         return False
     return source.name in _FITS[transform] if transform in _FITS else True
 
 
 def fitting_types(transform: str) -> str:
-    """The types that a transform accepts, for messages."""
+    """Return the types that a transform accepts, as text for messages."""
     return ", ".join(sorted(_FITS[transform])) if transform in _FITS else "any type but struct, list and map"
 
 

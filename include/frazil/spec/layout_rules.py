@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 Columns = Mapping[str, Type | None]
-"""Types by column; None for an unreadable type."""
+"""Types of columns by name; None for a type that cannot be parsed."""
 
 
 def partitioning(spec: StreamSpec) -> Iterator[Problem]:
-    """Check that each partition field fits its column, and no two clash."""
+    """Yield partition terms that do not fit their column, and pairs of terms that contradict each other."""
     columns, terms = _types(spec), [parse_term(text) for text in spec.partition_by]
     for index, term in enumerate(terms):
         yield from _term(f"partition-by.{index}", term, columns)
@@ -26,7 +26,7 @@ def partitioning(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def sorting(spec: StreamSpec) -> Iterator[Problem]:
-    """Check that each sort field fits its column."""
+    """Yield sort terms that do not fit their column."""
     for index, text in enumerate(spec.sort_by):
         yield from _term(f"sort-by.{index}", parse_sort_term(text).term, _types(spec))
 
@@ -54,7 +54,9 @@ def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
 
 
 def _partition_field(key: str, term: Term, before: list[Term], columns: Columns) -> Iterator[Problem]:
-    """Check that partition field names are unique, and a column has one time granularity (Iceberg Java refuses two)."""
+    """Yield partition fields whose name is not unique, and columns with two time granularities, which Iceberg Java
+    refuses.
+    """
     other, source = next((t for t in before if t.field_name == term.field_name), None), _source(term.column, columns)
     if other is not None:
         yield Problem(key, str(term), f"makes the partition field {term.field_name}, and so does {other}; keep one")
@@ -74,7 +76,7 @@ def _partition_field(key: str, term: Term, before: list[Term], columns: Columns)
 
 
 def _source(path: str, columns: Columns) -> Type | None:
-    """The type at a dotted path, which leads through structs only, like Iceberg's sources."""
+    """Return the type at a dotted path. As in Iceberg, the path may lead only through structs."""
     first, *rest = path.split(".")
     found = columns.get(first)
     for name in rest:

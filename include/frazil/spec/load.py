@@ -1,6 +1,6 @@
 """Loads declared streams from YAML, and reports all problems of a file in one SpecError.
 
-Does not import PyIceberg, because Airflow's DAG processor runs it often.
+Does not import PyIceberg, because Airflow's DAG processor loads streams often.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DEFAULTS_FILE = "_defaults.yaml"
 
 
 def load_stream(path: Path) -> StreamSpec:
-    """Load the stream that one file declares, with defaults from `_defaults.yaml` of the same folder.
+    """Load the stream that one file declares, with defaults from `_defaults.yaml` in the same folder.
 
-    Raises SpecError with the file and, for every problem, the key, the value and what is allowed.
+    Raises SpecError with the file's name and, for every problem, the key, the value and what is allowed.
     """
     return _STREAMS.get(path)
 
@@ -37,19 +37,19 @@ def _load_stream(path: Path) -> StreamSpec:
 
 
 def read_stream(path: Path) -> dict[str, Any]:
-    """Merge one file over `_defaults.yaml` of its folder, without validation. Raises SpecError."""
+    """Merge one file over the `_defaults.yaml` of its folder, without validation. Raises SpecError."""
     declared = read_mapping(path)
     return _merge(read_defaults(path.parent), declared)
 
 
 def read_defaults(folder: Path) -> Mapping[str, Any]:
-    """Settings shared by all streams of a folder, without validation. Raises SpecError."""
+    """Return the settings that all streams of a folder share, without validation. Raises SpecError."""
     file = folder / DEFAULTS_FILE
     return read_mapping(file) if file.exists() else {}
 
 
 def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
-    """Validate the result of `read_stream`. Raises SpecError as `load_stream`."""
+    """Validate the result of `read_stream`. Raises SpecError like `load_stream`."""
     try:
         return StreamSpec.model_validate(declared, by_alias=True, by_name=False, context={"folder": path.parent})
     except ValidationError as error:
@@ -57,7 +57,9 @@ def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
 
 
 def _file_of(key: str, path: Path) -> Path:
-    """The file that sets a key: the folder's defaults if only they have it, else the stream's own."""
+    """Return the file that sets a key: the folder's `_defaults.yaml` if only it has the key, else the stream's own
+    file.
+    """
     with suppress(SpecError):
         if _has(read_defaults(path.parent), key) and not _has(read_mapping(path), key):
             return path.parent / DEFAULTS_FILE
@@ -65,7 +67,7 @@ def _file_of(key: str, path: Path) -> Path:
 
 
 def _has(declared: Mapping[str, Any], key: str) -> bool:
-    """Whether a key, or the list or single value that it is part of, is declared. Names may contain dots."""
+    """Return whether a key is declared, or the list or single value to which it belongs. Names may contain dots."""
     inner: object = declared
     parts = key.split(".")
     while parts and isinstance(inner, Mapping):
@@ -78,7 +80,7 @@ def _has(declared: Mapping[str, Any], key: str) -> bool:
 
 
 def load_streams(folder: Path) -> dict[str, StreamSpec]:
-    """Every stream of a folder by name, sorted; files that begin with an underscore are not streams.
+    """Return every stream of a folder by name, sorted. Files whose names begin with an underscore are not streams.
 
     Raises SpecError with the problems of all files and the conflicts between streams.
     """
@@ -98,9 +100,9 @@ def load_streams(folder: Path) -> dict[str, StreamSpec]:
 
 
 def sound_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
-    """The valid streams of a folder by name, and the problems of the other files.
+    """Return the valid streams of a folder, sorted by name, and the problems of the other files.
 
-    Raises SpecError if there is neither.
+    Raises SpecError if there are neither streams nor problems.
     """
     specs: list[StreamSpec] = []
     errors: list[str] = []
@@ -115,22 +117,22 @@ def sound_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
 
 
 def no_stream(folder: Path) -> SpecError:
-    """The error for a folder without declared streams."""
+    """Return the error for a folder without declared streams."""
     return SpecError(f"{folder} declares no stream; name the folder by --streams or FRAZIL_STREAMS")
 
 
 def find_stream(folder: Path, name: str) -> StreamSpec:
-    """One stream of a folder by its name; other files of the folder may be broken.
+    """Return one stream of a folder by its name; other files of the folder may be broken.
 
-    Raises SpecError with the known names if it is missing, or with the problems of its file.
+    Raises SpecError with the known names if no file declares the stream, or with the problems of its file.
     """
     return load_stream(find_file(folder, name))
 
 
 def check_tables_are_free(folder: Path, spec: StreamSpec) -> None:
-    """Check that no additional table that the stream writes is another stream's. Other files may be broken.
+    """Check that the stream's dead-letter table and routed tables are not tables of another stream.
 
-    Raises SpecError. `frazil validate` checks the same, but may never have run.
+    Other files may be broken. Raises SpecError. `frazil validate` checks the same, but no one may have run it.
     """
     if spec.route is None and spec.dead_letters.table is None:
         return
@@ -144,7 +146,9 @@ def check_tables_are_free(folder: Path, spec: StreamSpec) -> None:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """The file that declares a stream, valid or not. Raises SpecError with the known names if none does."""
+    """Return the file that declares a stream, valid or not. Raises SpecError with the known names if no file declares
+    it.
+    """
     known: dict[str, Path] = {}
     failures: list[str] = []
     for path in stream_files(folder):
@@ -167,17 +171,17 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def _application(path: Path) -> str | None:
-    """The application in a file's declaration; None if it has none, or the file is broken."""
+    """Return the application that a file's stream names; None without one, or if the file is broken."""
     with suppress(SpecError):
         return load_stream(path).application
     return None
 
 
 def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """The streams that feed a table, by name; for a routed table, as that table sees them.
+    """Return the streams that feed a table, sorted by name; for a routed table, as that table sees them.
 
-    Raises SpecError with the known tables if there is none; also if a broken file has the table, because then its
-    streams are unknown.
+    Raises SpecError with the known tables if no stream feeds the table. Also raises it if a broken file mentions the
+    table, because the table's streams are then unknown.
     """
     sound: list[StreamSpec] = []
     failures: list[str] = []
@@ -198,13 +202,13 @@ def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
 
 def stream_files(folder: Path) -> list[Path]:
-    """The files of a folder that declare streams, sorted by name."""
+    """Return the files of a folder that declare streams, sorted by name."""
     files = (path for pattern in ("*.yaml", "*.yml") for path in folder.glob(pattern))
     return sorted(path for path in files if not path.name.startswith(("_", ".")))
 
 
 def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge mappings key by key; any other value of `above` replaces the one beneath."""
+    """Merge two mappings key by key. Any other value in `above` replaces the value in `beneath`."""
     merged = dict(beneath)
     for key, value in above.items():
         below = merged.get(key)

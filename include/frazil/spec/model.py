@@ -1,6 +1,6 @@
-"""The model of a declared stream: frozen, kebab-case in YAML, complete with defaults.
+"""The model of a declared stream: immutable, kebab-case in YAML, complete with defaults.
 
-It holds no secrets: `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references until
+The model has no secrets. `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references until
 `frazil.spec.references.resolve` replaces them when they are used.
 """
 
@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
-from frazil.spec.column import Column, column_of
+from frazil.spec.column import Column, EventTime, Watermark, column_of
 from frazil.spec.dedupe import Dedupe
-from frazil.spec.event_time import EventTime, Watermark
 from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat
 from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.maintenance import Maintenance
@@ -41,7 +40,7 @@ from frazil.spec.values import (
 )
 
 MERGED_RECORDS = 1_000_000
-"""Default limit of changes in one batch of an upsert."""
+"""Default limit of records in one batch of an upsert stream."""
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 
@@ -53,11 +52,11 @@ def _identifier(value: str) -> str:
 
 
 class Table(Model):
-    """The table that the stream writes, and its layout."""
+    """The table to which the stream writes, and the settings of a new table."""
 
-    identifier: str = Field(description="`namespace.table`; made at the first start if missing.")
-    catalog: str | None = Field(None, description="A PyIceberg catalog's name; the default catalog if not named.")
-    location: str | None = Field(None, description="Where a new table is made; the catalog decides if not named.")
+    identifier: str = Field(description="`namespace.table`; created at the first start if missing.")
+    catalog: str | None = Field(None, description="The name of a PyIceberg catalog; by default the default catalog.")
+    location: str | None = Field(None, description="The location of a new table; by default the catalog decides.")
     properties: Properties = Field(default_factory=dict, description="Iceberg table properties of a new table.")
 
     @model_validator(mode="before")
@@ -72,41 +71,42 @@ class Table(Model):
 
 
 class Commit(Model):
-    """When a batch is due: by its size or the age of its oldest unread record, whichever comes first."""
+    """When a batch is due: by its size, or by the age of its oldest uncommitted record, whichever comes first."""
 
     interval: PositiveDuration = Field(
-        default=timedelta(seconds=60), description="How old the oldest uncommitted record may become."
+        default=timedelta(seconds=60), description="The longest time that a record waits for its batch."
     )
     size: Bytes = Field(default=128 * 2**20, description="The Parquet size at which a batch is due at once.")
     max_records: Records = Field(
         default=20_000_000,
-        description="Records in one batch at most. For an upsert, whose tasks hold a batch's changes in "
-        "memory, a twentieth by default.",
+        description="The maximum number of records in one batch. For an upsert the default is a twentieth, because "
+        "tasks hold a batch's changes in memory.",
     )
     throttle: Literal["off", "warn", "stretch"] = Field(
         default="warn",
-        description="When metadata grows faster than maintenance shrinks it: `warn` logs it; `stretch` also "
-        "commits less often, up to `max-interval`.",
+        description="If metadata grows faster than maintenance shrinks it: `warn` logs that; `stretch` also commits "
+        "less often, up to `max-interval`.",
     )
     max_interval: PositiveDuration = Field(
-        default=timedelta(minutes=10), description="How far `throttle: stretch` may stretch the interval."
+        default=timedelta(minutes=10),
+        description="The longest interval to which `throttle: stretch` may stretch commits.",
     )
     align: Literal["none", "watermark"] = Field(
         default="none",
-        description="`none`: readers see a row once it is committed. `watermark`: they see each window whole "
-        "or not at all; open windows wait on the branch `frazil-open-<stream>`.",
+        description="`none`: readers see a row once it is committed. `watermark`: readers see each window whole or "
+        "not at all; open windows wait on the branch `frazil-open-<stream>`.",
     )
 
     atomic: bool | tuple[str, ...] = Field(
         default=False,
-        description="Show a batch's rows, in all tables of a route, and its dead letters in one step, where "
-        "the catalog can. A list of `route.tables` limits the step to these, the stream's table "
-        "and dead letters.",
+        description="Commit a batch's rows, in all tables of a route, and its dead letters in one step, if the "
+        "catalog supports it. A list of tables of `route.tables` limits the step to these tables, the "
+        "stream's table and dead letters.",
     )
 
     @property
     def longest_interval(self) -> timedelta:
-        """The longest commit interval, when throttled."""
+        """The longest commit interval, with throttling."""
         return self.max_interval if self.throttle == "stretch" else self.interval
 
 
@@ -114,19 +114,20 @@ class CircuitBreaker(Model):
     """Ends the writer before it commits a batch with too large a share of dead letters."""
 
     share: Percent = Field(
-        default=50, description="Percent of a batch's records: above it, nothing of the batch is committed."
+        default=50,
+        description="If more than this percentage of a batch's records would be dead letters, nothing "
+        "of the batch is committed.",
     )
-    at_least: Count = Field(default=1000, description="A batch of fewer records is committed whatever it has.")
+    at_least: Count = Field(default=1000, description="A batch with fewer records is always committed.")
 
 
 class DeadLetters(Model):
-    """The table of records that cannot be decoded: `<table>_dead_letters`, or the one declared here."""
+    """The table of records that cannot be decoded: `<table>_dead_letters`, or the table declared here."""
 
-    table: str | None = Field(default=None, description="`namespace.table`; `<table>_dead_letters` if not named.")
+    table: str | None = Field(default=None, description="`namespace.table`; by default `<table>_dead_letters`.")
     circuit: CircuitBreaker | Literal["off"] = Field(
         default=CircuitBreaker(),
-        description="When the writer ends before it commits a batch, because most of its records would be dead "
-        "letters; `off`: never.",
+        description="When the writer ends before it commits a batch of mostly dead letters; `off`: never.",
     )
 
     @field_validator("table")
@@ -136,16 +137,17 @@ class DeadLetters(Model):
 
 
 class Evolution(Model):
-    """Changes of records that the table follows automatically; a mode alone, or a mapping."""
+    """Changes of records that the table follows automatically; the mode alone, or a mapping."""
 
     mode: Literal["off", "additive", "full"] = Field(
         default="off",
-        description="`off`: unknown fields are ignored. `additive`: they become optional columns. `full`: "
-        "columns also become wider or optional where a record needs it.",
+        description="`off`: unknown fields are ignored. `additive`: unknown fields become optional columns. `full`: "
+        "columns also become wider or optional if a record needs that.",
     )
     max_columns: Count = Field(
         default=500,
-        description="Columns of the table at most, nested fields included. Further new fields are ignored.",
+        description="The maximum number of the table's columns, including nested fields. Further new fields are "
+        "ignored.",
     )
 
     @model_validator(mode="before")
@@ -161,18 +163,19 @@ class StreamSpec(Model):
     description: str | None = Field(
         default=None,
         max_length=MAX_DESCRIPTION_CHARACTERS,
-        description="What the stream is, for people; shown with its DAGs.",
+        description="A description of the stream for people; shown with its DAGs.",
     )
     owner: str | None = Field(
         default=None,
         min_length=1,
         max_length=200,
-        description="Who answers for the stream: the owner of its DAGs in Airflow.",
+        description="The person or team responsible for the stream: the owner of its DAGs in Airflow.",
     )
     application: str | None = Field(
         default=None,
         pattern=STREAM_NAME,
-        description="The writer application that the stream shares with all others that name it. By default its own.",
+        description="The writer application that the stream shares with all streams of the same `application`. By "
+        "default the stream has its own.",
     )
     source: Source = Field(description="Where records come from.")
     table: Table = Field(description="The table: `namespace.table`, or a mapping.")
@@ -183,67 +186,67 @@ class StreamSpec(Model):
     )
     mode: Literal["append", "upsert"] = Field(
         default="append",
-        description="`append`: every record is a row. `upsert`: every record changes the row of its `key`; the table "
-        "has one row a key.",
+        description="`append`: every record is a row. `upsert`: every record changes the row of its `key`; the "
+        "table has one row per key.",
     )
     dedupe: Dedupe | None = Field(
-        default=None, description="Which rows repeat others, and are dropped, in `mode: append`."
+        default=None, description="For `mode: append`: which rows are dropped as repeats of other rows."
     )
-    key: tuple[str, ...] = Field(
-        default=(), description="For `mode: upsert`: the columns that tell one row from every other."
-    )
+    key: tuple[str, ...] = Field(default=(), description="For `mode: upsert`: the columns that identify a row.")
     order_by: str | None = Field(
         default=None,
-        description="For `mode: upsert`: a change with a lower value than the table's row is stale, and "
-        "dropped. By default the record that Kafka has last wins.",
+        description="For `mode: upsert`: the column that orders changes. A change with a lower value than the "
+        "table's row is stale, and dropped. By default the last record in Kafka wins.",
     )
     delete: Delete | None = Field(
         default=None, description="For `mode: upsert`: which records delete the row of their key."
     )
     merge: How = Field(
         default="auto",
-        description="For `mode: upsert`. `copy-on-write`: a changed file is written again. `merge-on-read`: a "
-        "position-delete file names the row. `auto`: the first once many rows of a file have left "
-        "it, before that the second.",
+        description="For `mode: upsert`. `copy-on-write`: a changed file is rewritten. `merge-on-read`: a "
+        "position-delete file marks the old row. `auto`: `copy-on-write` once many rows of a file are "
+        "deleted, until then `merge-on-read`.",
     )
     route: Route | None = Field(
-        default=None, description="Which records go to which of many tables; `table` gets the others."
+        default=None, description="Which records go to which tables; `table` gets all other records."
     )
-    event_time: EventTime = Field(description="The event time's column, or a mapping of column and unit.")
+    event_time: EventTime = Field(description="The column of the event time, or a mapping of column and unit.")
     partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
     sort_by: tuple[str, ...] = Field((), description="`column`, `column desc`, `bucket(16, id) asc nulls last`.")
     distribution: Literal["none", "hash", "auto"] = Field(
         default="none",
-        description="`none`: each task writes what it reads. `hash`: rows are shuffled by table partition, "
-        "for few files. `auto`: they are shuffled while that saves many files.",
+        description="`none`: each task writes the records that it reads. `hash`: rows are shuffled by table "
+        "partition, for few files. `auto`: rows are shuffled while that saves many files.",
     )
     commit: Commit = Field(default=Commit(), description="When a batch is due.")
     lateness: Duration = Field(
-        default=timedelta(0), description="How long after its end a window still waits for records."
+        default=timedelta(0), description="How long a window waits for late records after its end."
     )
     watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
     complete: Literal["hour", "day", "none"] | None = Field(
         default=None,
-        description="Which windows are signalled. By default the hours or days by which the table is "
-        "partitioned by its event time, or none.",
+        description="The windows to signal. By default `hour` or `day` if the table is partitioned so by event "
+        "time, else `none`.",
     )
     complete_from: Moment | None = Field(
         default=None,
-        description="The first window to signal. By default the one that is open at the first check.",
+        description="The first window to signal. By default the window that is open at the first check.",
     )
     evolution: Evolution = Field(
-        default=Evolution(), description="Which changes of records the table follows by itself."
+        default=Evolution(), description="Which changes in records change the table's columns automatically."
     )
     coordinates: bool = Field(
         default=True,
         description="Keep `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp` as columns.",
     )
-    dead_letters: DeadLetters = Field(default=DeadLetters(), description="Where undecodable records land.")
+    dead_letters: DeadLetters = Field(
+        default=DeadLetters(), description="The table for records that cannot become rows."
+    )
     sensitive: Sensitive | None = Field(
         default=None, description="Fields whose values must not be readable in tables, dead letters and logs."
     )
-    resources: Resources = Field(default=Resources(), description="What the writer may use.")
-    maintenance: Maintenance = Field(default=Maintenance(), description="How the table is kept in shape.")
+    resources: Resources = Field(default=Resources(), description="Cores, memory and cluster of the writer.")
+    maintenance: Maintenance = Field(default=Maintenance(), description="Maintenance of the table.")
 
     @field_validator("columns", mode="before")
     @classmethod
@@ -289,7 +292,9 @@ class StreamSpec(Model):
 
     @property
     def window(self) -> Literal["hour", "day"] | None:
-        """The windows that complete: as declared, else the table's partitioning by event time."""
+        """The length of the windows that complete: as declared, else the table's partitioning by event time; None
+        without windows.
+        """
         if self.complete is not None:
             return None if self.complete == "none" else self.complete
         by_time = self.event_time_partitions
@@ -297,31 +302,31 @@ class StreamSpec(Model):
 
     @property
     def event_time_partitions(self) -> tuple[str, ...]:
-        """The table's partition transforms of the event time."""
+        """The transforms with which the table is partitioned by event time."""
         terms = [layout.parse_term(text) for text in self.partition_by]
         return tuple(term.transform for term in terms if term.column == self.event_time.column)
 
     @property
     def max_records(self) -> int:
-        """Limit of records in one batch."""
+        """Largest number of records in one batch."""
         if self.mode == "upsert" and "max_records" not in self.commit.model_fields_set:
             return MERGED_RECORDS
         return self.commit.max_records
 
     def fingerprint(self) -> str:
-        """A digest of everything that a writer depends on: it changes exactly when a running writer must be restarted.
+        """Return a hash that changes exactly when a running writer must be restarted.
 
-        Of the maintenance, it only includes what throttling uses, if that differs from the default. The stream's
-        application, owner and description do not matter to its writer.
+        It covers everything on which a writer depends. Of the maintenance, it covers only what throttling uses, and
+        only if that differs from the default. The stream's application, owner and description are left out.
         """
-        digest = hashlib.sha256(self.model_dump_json(exclude=self._no_matter_of_a_writer()).encode())
+        digest = hashlib.sha256(self.model_dump_json(exclude=self._fingerprint_exclusions()).encode())
         kept = self.maintenance.kept
         if self.commit.throttle != "off" and kept != Maintenance().kept:
             digest.update(repr(kept).encode())
         return digest.hexdigest()[:16]
 
-    def _no_matter_of_a_writer(self) -> dict[str, Any]:
-        """Keys that a fingerprint omits, including keys of later versions that this stream does not use."""
+    def _fingerprint_exclusions(self) -> dict[str, Any]:
+        """Return the keys that a fingerprint omits, including unused keys that later versions added."""
         source = {key for key in ("key", "headers", "topic_pattern") if not getattr(self.source, key)}
         columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
         dead_letters = {"circuit"} if self.dead_letters.circuit == CircuitBreaker() else None
@@ -338,19 +343,19 @@ class StreamSpec(Model):
 
     @property
     def units(self) -> dict[str, str]:
-        """Units of the columns that arrive as numbers of time."""
+        """Units of the columns whose times arrive as numbers."""
         declared = {column.name: column.unit for column in self.columns if column.unit not in {None, "iso"}}
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
         return {name: unit for name, unit in (declared | of_event_time).items() if unit}
 
     @property
     def has_lines(self) -> bool:
-        """Whether a record may be several rows."""
+        """Whether one record may become several rows."""
         return isinstance(self.source.format, JsonFormat) and self.source.format.lines
 
     @property
     def value_format(self) -> ValueFormat:
-        """The format of values, with the names of the columns that it fills."""
+        """The format of values, with the names of the columns that the value fills."""
         declared = self.source.format
         filled = tuple(column.name for column in self.columns if column.name not in self.beside_value)
         if isinstance(declared, StringFormat | BytesFormat):
@@ -361,13 +366,17 @@ class StreamSpec(Model):
 
     @property
     def beside_value(self) -> dict[str, str | None]:
-        """The columns that a record's value does not fill, with the name of their header; None means the key."""
+        """Columns that a record's value does not fill, each with the name of its header; None means the record's
+        key.
+        """
         key = {} if self.source.key is None else {self.source.key.column: None}
         return {**key, **{header.column: header.name for header in self.source.headers}}
 
 
 def _rejoined(terms: list[str]) -> list[str]:
-    """Undo YAML's splitting of `[day(ts), bucket(16, id)]` at the comma within parentheses."""
+    """Join terms that YAML has split: it splits `[day(ts), bucket(16, id)]` at the comma within the parentheses,
+    too.
+    """
     whole: list[str] = []
     for term in terms:
         if whole and whole[-1].count("(") > whole[-1].count(")"):
@@ -378,7 +387,7 @@ def _rejoined(terms: list[str]) -> list[str]:
 
 
 def _parsed(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
-    """The terms in canonical form. Raises InconsistentError with all unreadable ones."""
+    """Return the terms in canonical form. Raises InconsistentError with all terms that cannot be parsed."""
     parsed, found = [], []
     for index, text in enumerate(terms):
         try:

@@ -20,7 +20,7 @@ from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.property_rules import is_secret
 
 MAX_PROBLEMS = 50
-"""Problems reported for one file."""
+"""Largest number of problems that are reported for one file."""
 
 _BEFORE_A_HOST = re.compile(r"""(?<![^\s'"])[^\s'"]*@""")
 
@@ -30,10 +30,10 @@ _STAND_INS: Mapping[str, Any] = {
     "table": {"identifier": "stand.in"},
     "event-time": {"column": "stand-in"},
 }
-"""A stream's required parts, apart from its columns."""
+"""Placeholder values for the required parts of a stream, apart from its columns."""
 
 MAX_LINE_CHARACTERS = 2000
-"""Characters of one problem's line, which may quote a text of any length."""
+"""Largest number of characters in the line of one problem, which may quote a text of any length."""
 _FORMAT = ("source", "format")
 
 _MEANINGS = {
@@ -66,9 +66,9 @@ _BOUNDS = {
 
 
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, file_of: Callable[[str], Path]) -> str:
-    """One line per problem, `file: key: value message`, up to `MAX_PROBLEMS`; a secret's value is not shown.
+    """Return one line per problem, `file: key: value message`, up to `MAX_PROBLEMS`; values of secrets are not shown.
 
-    `file_of` returns the file that has a key: `path`, or one that lies beneath it.
+    `file_of` returns the file that sets a key: the stream's own file, `path`, or the folder's `_defaults.yaml`.
     """
     found = _problems(error, declared)
     known = {problem.key for problem in found}
@@ -86,7 +86,7 @@ def _line(problem: Problem) -> str:
 
 
 def _without_credentials(text: str) -> str:
-    """Remove `user:password@` before a host, and the scheme before it, whatever the key."""
+    """Remove `user:password@` in front of any host, whatever the key, together with the scheme."""
     return _BEFORE_A_HOST.sub(lambda found: "…@" if ":" in found[0] else found[0], text)
 
 
@@ -114,14 +114,17 @@ def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Probl
 
 
 def _neither(members: Sequence[ErrorDetails], declared: Mapping[str, Any]) -> Problem:
-    """The problem of a value that fits none of a union's members."""
+    """Return the problem of a value that fits no member of a union."""
     found = [problem for details in members for problem in _translate(details, declared)]
     words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in found]
     return Problem(found[0].key, found[0].value, f"is neither {' nor '.join(words)}")
 
 
 def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
-    """Problems between parts. Pydantic does not check these while a part is wrong, so stand-ins replace wrong parts."""
+    """Return the problems between parts of the declaration.
+
+    Pydantic does not check these while a part is wrong, so placeholder values replace the wrong parts.
+    """
     locations = [_untagged(details["loc"]) for details in error.errors() if details["loc"]]
     if not locations:
         return []
@@ -136,7 +139,7 @@ def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Proble
 
 
 def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
-    """The declaration without its wrong parts, with harmless stand-ins for required ones."""
+    """Return the declaration without its wrong parts, with harmless placeholders for required parts."""
     sound: dict[str, Any] = {key: _copied(value) for key, value in declared.items() if isinstance(key, str)}
     columns = sound.get("schema")
     kept = dict(columns) if isinstance(columns, dict) else {}
@@ -199,7 +202,7 @@ def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[P
 
 
 def _at(declared: Mapping[str, Any], path: Iterable[str]) -> object:
-    """The value declared at a path, or None."""
+    """Return the value declared at a path; None if nothing is declared there."""
     inner: object = declared
     for part in path:
         inner = inner.get(part) if isinstance(inner, Mapping) else None
@@ -207,7 +210,7 @@ def _at(declared: Mapping[str, Any], path: Iterable[str]) -> object:
 
 
 def meaning_of(details: ErrorDetails) -> str:
-    """What is wrong with a value, to follow its key and the value."""
+    """Return what is wrong with a value; the text follows the key and the value."""
     kind, context = details["type"], details.get("ctx", {})
     if (cause := context.get("error")) is not None:
         return str(cause)
@@ -232,13 +235,18 @@ def meaning_of(details: ErrorDetails) -> str:
 
 
 def _is_part_of_a_name(details: ErrorDetails) -> bool:
-    """Whether a property's name was written as mappings. What lies beneath a secret's name may be the secret."""
+    """Return whether a property's name with dots was written as nested mappings.
+
+    Returns False below a secret's name, because the values there may be the secret.
+    """
     *parts, name = details["loc"]
     return isinstance(details["input"], Mapping) and "properties" in parts and not is_secret(str(name))
 
 
 def _mapping_to_write(details: ErrorDetails) -> str:
-    """What belongs where a mapping with known keys is missing: those that it needs, with what was written for it."""
+    """Return what to write in place of a value that should be a mapping: the required keys, with the written value if
+    it fits.
+    """
     model = _model_at(details["loc"])
     needed = [field for field in model.model_fields.values() if field.is_required()]
     written = details["input"]
@@ -249,12 +257,12 @@ def _mapping_to_write(details: ErrorDetails) -> str:
 
 
 def _untagged(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The path as in the YAML: without the members of unions that pydantic tried."""
+    """Return the path as in the YAML, without the union members that pydantic adds to it."""
     return _walked(location)[0]
 
 
 def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
-    """The dotted path as in the YAML, with columns by name instead of index."""
+    """Return the dotted path as in the YAML; columns are named instead of numbered."""
     location = _untagged(location)
     parts = [str(part) for part in location]
     columns = declared.get("schema")
@@ -271,13 +279,13 @@ def _unknown_key(location: Sequence[int | str]) -> str:
 
 
 def _meant(location: Sequence[int | str]) -> str | None:
-    """The allowed key that an unknown one is close to, if there is one."""
+    """Return the allowed key that is most similar to an unknown key; None if no key is similar."""
     close = get_close_matches(str(location[-1]).replace("_", "-"), _allowed_keys(location[:-1]), n=1)
     return close[0] if close else None
 
 
 def _allowed_keys(location: Sequence[int | str]) -> list[str]:
-    """The YAML keys of the model at a path."""
+    """Return the YAML keys of the model at a path."""
     model = _model_at(location)
     by_name = model is Column  # whose name is the mapping's key
     return [str(field.alias) for field in model.model_fields.values() if not (by_name and field.alias == "name")]
@@ -289,13 +297,15 @@ def _model_at(location: Sequence[int | str]) -> type[BaseModel]:
 
 
 def _union(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The path of the union that a location goes through, formats aside; empty if there is none."""
+    """Return the path of the first union on the way to a location, ignoring formats; empty if there is no union."""
     found = next((n for n in range(len(location)) if len(_members(_walked(location[:n])[1])) > 1), 0)
     return () if tuple(location[:found]) == _FORMAT else tuple(location[:found])
 
 
 def _walked(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
-    """The path without the members of unions, which pydantic puts after the union's path, and what belongs there."""
+    """Return the path without union members, which pydantic adds after the path of the union, and the type expected
+    there.
+    """
     path: list[int | str] = []
     expected: Any = StreamSpec
     for part in location:
@@ -309,7 +319,7 @@ def _walked(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
 
 
 def _members(expected: Any) -> tuple[Any, ...]:
-    """The types of a union, without None; for any other type, the type itself."""
+    """Return the member types of a union, without None; for any other type, the type itself."""
     if get_origin(expected) is Annotated:
         return _members(get_args(expected)[0])
     if get_origin(expected) not in {Union, UnionType}:
@@ -318,7 +328,7 @@ def _members(expected: Any) -> tuple[Any, ...]:
 
 
 def _below(expected: Any, part: int | str) -> Any:
-    """What belongs at a key or an index of what is expected; None for a key that is not known."""
+    """Return the type that is expected at a key or index of the type `expected`; None for an unknown key."""
     if isinstance(expected, type) and issubclass(expected, BaseModel):
         return next((field.annotation for field in expected.model_fields.values() if field.alias == part), None)
     inner = get_args(expected)

@@ -1,4 +1,4 @@
-"""Rules about properties, addresses, secrets and references: what a declaration passes on to others."""
+"""Rules for properties, addresses, secrets and references: values that a declaration passes on to other software."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SET_BY_FRAZIL = {
     "enable.auto.commit": "offsets live in the table",
     "enable.auto.offset.store": "offsets live in the table",
 }
-"""librdkafka properties that users must not set, and why."""
+"""librdkafka properties that users must not set, with the reason for each."""
 
 JAVA_ONLY = {
     "sasl.jaas.config": "write sasl.username and sasl.password",
@@ -42,7 +42,7 @@ JAVA_ONLY = {
 """Properties of Kafka's Java client that librdkafka does not have, and what to write instead."""
 
 _WHOLE_NUMBERS = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
-"""Table properties whose value is a whole number (Iceberg's configuration page)."""
+"""Table properties whose value is an integer (Iceberg's configuration page)."""
 
 PAGES = "write.parquet.page-version"
 _GENERATIONS = ("write.parquet.format-version", PAGES)
@@ -53,12 +53,12 @@ _REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
 
 
 def is_secret(key: str) -> bool:
-    """Whether a property's value must not be in a file."""
+    """Return whether a property's value is a secret, which must not be in a file."""
     return _SECRET.search(key) is not None
 
 
 def kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
-    """Consumer properties are librdkafka's, and none that frazil sets."""
+    """Yield consumer properties that frazil sets itself, or that librdkafka does not have."""
     for key, value in spec.source.properties.items():
         if key in SET_BY_FRAZIL:
             yield Problem(f"source.properties.{key}", value, f"is set by frazil: {SET_BY_FRAZIL[key]}")
@@ -68,14 +68,14 @@ def kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def servers(spec: StreamSpec) -> Iterator[Problem]:
-    """The brokers' addresses can be read, unless a reference stands for them."""
+    """Yield a problem if the brokers' addresses cannot be parsed; references are not checked."""
     text = spec.source.bootstrap_servers
     if "${" not in text and (what := servers_problem(text)):
         yield Problem("source.bootstrap-servers", None, what)
 
 
 def secrets(spec: StreamSpec) -> Iterator[Problem]:
-    """A secret is a reference, never a value."""
+    """Yield secrets that are written as values instead of references."""
     for path, properties in (("source.properties", spec.source.properties), ("resources.spark", spec.resources.spark)):
         for key, value in properties.items():
             if is_secret(key) and key not in JAVA_ONLY and not _REFERENCES.fullmatch(value):
@@ -91,7 +91,7 @@ def secrets(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
-    """What may hold a reference in the registry's declaration, by its key."""
+    """Yield the texts of the registry's declaration that may have a reference, each with its key."""
     registry = registry_of(spec.source.format)
     if registry is not None:
         parts = {"url": registry.url, "username": registry.username, "password": registry.password}
@@ -107,7 +107,7 @@ def _secret(spec: StreamSpec) -> Iterator[tuple[str, str]]:
 
 
 def references(spec: StreamSpec) -> Iterator[Problem]:
-    """References can be read, and stand where they are resolved."""
+    """Yield references that cannot be parsed, or that are in places where they are not resolved."""
     texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
     texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
     texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
@@ -122,7 +122,7 @@ def references(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def table_properties(spec: StreamSpec) -> Iterator[Problem]:
-    """Table properties hold no secret, nothing that frazil sets, and values that Iceberg accepts."""
+    """Yield table properties that are secrets, that frazil sets itself, or whose values Iceberg does not accept."""
     for key, value in spec.table.properties.items():
         path = f"table.properties.{key}"
         if is_secret(key):
@@ -146,7 +146,9 @@ def table_properties(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def pages(spec: StreamSpec) -> Iterator[Problem]:
-    """Refuse newer pages for tables with booleans: Spark's vectorised reader cannot read them there (Iceberg 1.12)."""
+    """Refuse page version v2 for tables with booleans: Spark's vectorised reader cannot read them there (Iceberg
+    1.12).
+    """
     if spec.table.properties.get(PAGES) != "v2":
         return
     path, unread = f"table.properties.{PAGES}", "Spark's vectorised reader refuses booleans in pages of v2"

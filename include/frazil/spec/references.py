@@ -1,9 +1,10 @@
-"""References to values that a file must not hold, resolved only at the moment of use.
+"""Resolves references to values that must not be in a file, at the moment when the values are used.
 
 `${env:NAME}`, `${env:NAME:-default}`: an environment variable.
+
 `${airflow:conn_id.field}`: a field of an Airflow connection (host, port, login, password, schema, or a key of its
-extras), read from AIRFLOW_CONN_<CONN_ID>. The supervisor puts the connections that a stream names into the environment
-of its writer, which therefore needs no Airflow.
+extras). It is read from the variable AIRFLOW_CONN_<CONN_ID>. The supervisor puts the connections that a stream names
+into the environment of the stream's writer, so the writer needs no Airflow.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ _FIELDS = ("host", "port", "login", "password", "schema")
 
 
 def resolve(text: str, environment: Mapping[str, str]) -> str:
-    """The text with every reference replaced.
+    """Return the text with every reference replaced by its value.
 
-    Raises SpecError naming the missing variable, connection or field, never a value.
+    Raises SpecError with the name of the missing variable, connection or field, never with a value.
     """
     return _REFERENCE.sub(lambda match: _value(match[1], environment), text)
 
 
 def resolve_all(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The properties with resolved values. Raises SpecError that also names the key."""
+    """Return the properties with resolved values. Raises SpecError like `resolve`, with the property's key."""
     resolved = {}
     for key, text in properties.items():
         try:
@@ -46,12 +47,12 @@ def resolve_all(properties: Mapping[str, str], environment: Mapping[str, str]) -
 
 
 def declared_kafka_properties(spec: StreamSpec) -> dict[str, str]:
-    """The librdkafka properties of a stream's source as declared, with unresolved references."""
+    """Return the librdkafka properties of a stream's source as declared, with unresolved references."""
     return {"bootstrap.servers": spec.source.bootstrap_servers, **spec.source.properties}
 
 
 def kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """The librdkafka properties of a stream's source, with resolved references."""
+    """Return the librdkafka properties of a stream's source, with resolved references."""
     try:
         resolved = resolve_all(declared_kafka_properties(spec), environment)
     except SpecError as error:
@@ -62,16 +63,17 @@ def kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[s
 
 
 def executors_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """What executors get: other hosts have other variables, so the brokers' addresses are resolved here.
+    """Return the librdkafka properties that are sent to executors.
 
-    All other references stay, and are resolved where a task runs: no secret travels. Raises as `kafka_properties` does.
+    The brokers' addresses are resolved here, because other hosts have other environment variables. All other references
+    are resolved where a task runs, so that no secret is sent. Raises the errors of `kafka_properties`.
     """
     resolved = kafka_properties(spec, environment)
     return {**declared_kafka_properties(spec), "bootstrap.servers": resolved["bootstrap.servers"]}
 
 
 def connections(spec: StreamSpec) -> frozenset[str]:
-    """The ids of the Airflow connections that a stream refers to."""
+    """Return the ids of the Airflow connections to which a stream refers."""
     found = set()
     for text in _texts(spec.model_dump()):
         for reference in _REFERENCE.findall(text):
@@ -81,7 +83,7 @@ def connections(spec: StreamSpec) -> frozenset[str]:
 
 
 def environment_names(spec: StreamSpec) -> frozenset[str]:
-    """The environment variables that a stream refers to."""
+    """Return the names of the environment variables to which a stream refers."""
     found = set()
     for text in _texts(spec.model_dump()):
         for reference in _REFERENCE.findall(text):
@@ -91,7 +93,7 @@ def environment_names(spec: StreamSpec) -> frozenset[str]:
 
 
 def problem_in(text: str) -> str | None:
-    """Why the references in a text cannot be read, for their author; None if they can."""
+    """Return why a reference in a text cannot be parsed, as text for the author; None if all can be parsed."""
     for reference in _REFERENCE.findall(text):
         if not _ENVIRONMENT.fullmatch(reference) and not _AIRFLOW.fullmatch(reference):
             return f"has ${{{reference}}}; write ${{env:NAME}}, ${{env:NAME:-default}} or ${{airflow:connection.field}}"
@@ -99,7 +101,7 @@ def problem_in(text: str) -> str | None:
 
 
 def connection_variable(connection: str) -> str:
-    """The environment variable in which Airflow and frazil expect a connection."""
+    """Return the environment variable in which Airflow and frazil expect a connection."""
     return f"AIRFLOW_CONN_{connection.upper()}"
 
 
@@ -132,7 +134,7 @@ def _connection_field(connection: str, field: str, environment: Mapping[str, str
 
 
 def _parse_connection(text: str, variable: str) -> dict[str, Any]:
-    """A connection's fields and extras by name, from either of Airflow's formats."""
+    """Return a connection's fields and extras by name, from either of Airflow's formats."""
     try:
         return _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)
     except (ValueError, TypeError):
@@ -152,7 +154,9 @@ def _from_json(text: str) -> dict[str, Any]:
 
 
 def _from_uri(text: str) -> dict[str, Any]:
-    """Parses like `airflow.models.Connection`: percent-encoded parts, extras in the query or as `__extra__`."""
+    """Parse a URI like `airflow.models.Connection`: percent-encoded parts, with extras in the query or in
+    `__extra__`.
+    """
     parts = urlsplit(text)
     if not parts.scheme:
         raise ValueError("no scheme")

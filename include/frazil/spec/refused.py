@@ -1,4 +1,4 @@
-"""Which features of a stream do not go together, and why."""
+"""Features of a stream that exclude each other, with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Refusal(NamedTuple):
-    """One feature and a value of another place that it does not go with."""
+    """A feature, and the values of another key with which it cannot be combined."""
 
     feature: str
     place: str
@@ -83,7 +83,7 @@ REFUSED = (
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """What the stream declares together and cannot have."""
+    """Yield combinations in the declaration that are not possible."""
     for feature, place, values, why in REFUSED:
         if _FEATURES[feature](spec) and (declared := _PLACES[place](spec)) in values:
             yield Problem(place, declared, why)

@@ -1,4 +1,4 @@
-"""The resources of a writer: this host, or a Spark cluster."""
+"""The resources of a writer: on this host, or on a Spark cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCAL = "local[*]"
 YARN = "yarn"
 KUBERNETES = "k8s://"
 IMAGES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
-"""Properties with the image of executors on Kubernetes; one of them is required."""
+"""Properties with the container image of executors on Kubernetes; one of the two is required."""
 _STANDALONE = re.compile(r"spark://[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
 _KUBERNETES = re.compile(r"k8s://(https?://)?[^\s,:/]+(:\d{1,5})?(/[^\s,]*)?")
 _MASTERS = f"{LOCAL} for this host, or spark://host:port, yarn or k8s://https://host:port of a cluster"
@@ -24,14 +24,14 @@ Cores = Annotated[int, Whole(1, 100_000)]
 
 
 class DeployMode(StrEnum):
-    """Location of the driver of a writer on a cluster."""
+    """The place where the driver of a writer on a cluster runs."""
 
     CLIENT = "client"
     CLUSTER = "cluster"
 
 
 class ClusterManager(StrEnum):
-    """What gives a writer its executors."""
+    """The kind of cluster that runs a writer's executors."""
 
     STANDALONE = "a standalone cluster"
     YARN = "YARN"
@@ -49,7 +49,7 @@ def _master(value: str) -> str:
 
 
 class Resources(Model):
-    """What the writer may use: of this host, or of a Spark cluster."""
+    """Resources that the writer may use, on this host or on a Spark cluster."""
 
     master: Annotated[
         str, AfterValidator(_master), YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`")
@@ -61,17 +61,21 @@ class Resources(Model):
     )
     deploy_mode: DeployMode = Field(
         default=DeployMode.CLIENT,
-        description="`client`: the driver runs on this host. `cluster`: it runs in the cluster and outlives "
-        "this host, followed by an agent.",
+        description="`client`: the driver runs on this host. `cluster`: the driver runs in the cluster and outlives "
+        "this host; an agent follows it.",
     )
     rest_port: Annotated[int, Whole(1, 65_535)] = Field(
         default=6066,
         description="On a standalone cluster, with `deploy-mode: cluster`: the port of each master's REST server.",
     )
-    cores: Cores = Field(default=2, description="Tasks that run at once: on a cluster, of all executors together.")
+    cores: Cores = Field(
+        default=2, description="The number of tasks that run at once: on a cluster, in all executors together."
+    )
     driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
     executor_cores: Cores = Field(
-        default=1, description="On a cluster: tasks that one executor runs at once; `cores` is a multiple of it."
+        default=1,
+        description="On a cluster: the number of tasks that one executor runs at once. `cores` must be a "
+        "multiple of this number.",
     )
     executor_memory: Bytes = Field(
         default=512 * 2**20,
@@ -83,21 +87,21 @@ class Resources(Model):
         description="On a cluster: path or URL of the archive that `frazil package` made. Without it, frazil "
         "is installed at the path of the driver's Python.",
     )
-    spark: Properties = Field(default_factory=dict, description="Further Spark properties.")
+    spark: Properties = Field(default_factory=dict, description="Other Spark properties.")
 
     @property
     def on_cluster(self) -> bool:
-        """Whether executors are processes of their own, perhaps on other hosts."""
+        """Whether executors are separate processes, perhaps on other hosts."""
         return self.master != LOCAL
 
     @property
     def driver_in_cluster(self) -> bool:
-        """Whether the driver, too, runs in the cluster."""
+        """Whether the driver also runs in the cluster."""
         return self.on_cluster and self.deploy_mode is DeployMode.CLUSTER
 
     @property
     def manager(self) -> ClusterManager | None:
-        """What gives the writer its executors; None on this host alone."""
+        """The kind of cluster that runs the writer's executors; None if the writer runs on this host only."""
         if self.master == LOCAL:
             return None
         if self.master == YARN:

@@ -1,4 +1,4 @@
-"""Routes that divide a stream's records among many tables, and names of tables from values."""
+"""Routes, which divide a stream's records among many tables, and the table names that they derive from values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 VALUE = "{value}"
 MAX_VALUE_CHARACTERS = 200
-"""Characters allowed in a value that names a table."""
+"""Largest number of characters of a value for which a table is created."""
 MAX_VALUE_CHARACTERS_IN_NAME = 64
-"""Characters of a value in a table's name; some catalogs allow only 128 in a whole name."""
+"""Largest number of a value's characters that a table's name contains; some catalogs allow only 128 in a whole name."""
 MAX_LIMIT = 10_000
 ROUTABLE = frozenset({"string", "int", "long"})
-"""Types of columns whose values can name tables."""
+"""Types of the columns whose values can name tables."""
 
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _TEMPLATE = re.compile(r"([\w-]+\.)+[\w-]*\{value\}[\w-]*")
@@ -33,39 +33,42 @@ _HASHED = re.compile(r"_[0-9a-f]{12}$")
 
 
 class Route(Model):
-    """A table for each record. All tables have the stream's columns."""
+    """Chooses a table for each record. All tables have the stream's columns."""
 
-    by: Literal["topic", "field", "header"] = Field(description="What of a record chooses its table.")
+    by: Literal["topic", "field", "header"] = Field(description="The part of a record that chooses its table.")
     name: str | None = Field(
-        default=None, description="For `field`: the column, of type string, int or long. For `header`: its name."
+        default=None,
+        description="For `field`: the column, of type string, int or long. For `header`: the header's name.",
     )
     tables: Properties = Field(
         default_factory=dict, description="`value: namespace.table`. Several values may share a table."
     )
     template: str | None = Field(
         default=None,
-        description="For values that `tables` does not have: `namespace.{value}`. A table is made when the first "
-        "record with its value arrives.",
+        description="For values that `tables` does not have: `namespace.{value}`. A value's table is created when "
+        "its first record arrives.",
     )
     allow: tuple[str, ...] = Field(
         default=("*",),
-        description="Patterns of values for which `template` makes tables. Records with others are dead letters.",
+        description="Patterns of values for which `template` creates tables. Records with other values are dead "
+        "letters.",
     )
     limit: Annotated[int, Whole(1, MAX_LIMIT)] = Field(
         default=100,
-        description="How many tables `template` makes at most. Records that would need more are dead letters.",
+        description="The maximum number of tables that `template` creates. Records that would need another table "
+        "are dead letters.",
     )
     otherwise: Literal["table", "dead-letters"] = Field(
         default="table",
-        description="Where records without a value, or without a table, go.",
+        description="The destination of records without a value, or without a table.",
     )
     complete: tuple[str, ...] = Field(
         default=(),
-        description="Those of `tables` whose windows are signalled, once all of their rows have landed.",
+        description="The tables of `tables` whose windows are signalled, once all rows of the window have landed.",
     )
     lag: PositiveDuration = Field(
         default=timedelta(minutes=15),
-        description="How long rows may wait for a table that cannot be committed to. Then the stream stops.",
+        description="How long rows may wait for a table whose commits fail. Then the stream stops.",
     )
 
     @field_validator("tables")
@@ -88,7 +91,7 @@ class Route(Model):
         if self.by == "topic" and self.name is not None:
             raise ValueError("has a name, which by: topic does not use; leave it out")
         if self.by != "topic" and not self.name:
-            raise ValueError(f"lacks the name of the {self.by}; add name: …")
+            raise ValueError(f"is missing the name of the {self.by}; add name: …")
         if not self.tables and self.template is None:
             raise ValueError("has neither tables nor a template; add one")
         if self.template is None and {"allow", "limit"} & self.model_fields_set:
@@ -96,18 +99,18 @@ class Route(Model):
         return self
 
     def made_table(self, value: str) -> str:
-        """Return the identifier of the table that `template` creates for a value, unique to it."""
+        """Return the identifier of the table that `template` creates for a value; each value has its own table."""
         if self.template is None:
             raise AssertionError("only a template makes tables")
         return self.template.replace(VALUE, name_part(value))
 
     def makes(self, value: str, identifier: str) -> bool:
-        """Whether `template` creates this table for a value that `allow` allows."""
+        """Return whether `template` creates this table for the value, and `allow` allows the value."""
         return self.template is not None and self.made_table(value) == identifier and refusal(value, self.allow) is None
 
 
 def refusal(value: str, allow: Iterable[str]) -> str | None:
-    """Why no table may be created for a value; None if it may."""
+    """Return why no table may be created for a value; None if one may be created."""
     if len(value) > MAX_VALUE_CHARACTERS:
         return f"it has more than {MAX_VALUE_CHARACTERS} characters"
     if not any(fnmatchcase(value, pattern) for pattern in allow):
@@ -116,9 +119,9 @@ def refusal(value: str, allow: Iterable[str]) -> str | None:
 
 
 def name_part(value: str) -> str:
-    """Return a value as part of a table's name: the value if it is plain, else its plain characters and a hash.
+    """Return a value as part of a table's name: the value itself if it is plain, else its plain characters and a hash.
 
-    Different values have different names, except for collisions of the 48-bit hash. A plain value that ends like a hash
+    Different values have different names, except if their 48-bit hashes collide. A plain value that ends like a hash
     gets a hash, too.
     """
     if _PLAIN.fullmatch(value) and not _HASHED.search(value):
@@ -128,7 +131,7 @@ def name_part(value: str) -> str:
 
 
 def plain_value(route: Route, identifier: str) -> str | None:
-    """Return the value that a table was created for, if its name shows it."""
+    """Return the value for which a table was created, if the table's name shows the value; else None."""
     if route.template is None:
         return None
     before, _, after = route.template.partition(VALUE)
@@ -137,12 +140,12 @@ def plain_value(route: Route, identifier: str) -> str | None:
 
 
 def value_property(stream: str) -> str:
-    """Return the property that holds the exact value of a table that the template created."""
+    """Return the table property that stores the exact value for which the template created a table."""
     return f"frazil.route.{stream}"
 
 
 def may_have_made(route: Route, identifier: str) -> bool:
-    """Whether the template could create this identifier. The table's properties say whether it did."""
+    """Return whether the template could create this identifier. Only the table's properties show whether it did."""
     if route.template is None:
         return False
     before, _, after = route.template.partition(VALUE)
@@ -181,7 +184,7 @@ def _windows(spec: StreamSpec, route: Route) -> Iterator[Problem]:
     for identifier in route.complete:
         if identifier not in route.tables.values():
             known = did_you_mean(identifier, dict.fromkeys(route.tables.values()))
-            yield Problem("route.complete", identifier, f"is none of route.tables{known}; add it there")
+            yield Problem("route.complete", identifier, f"is not in route.tables{known}; add it there")
         elif spec.window is None:
             what = "cannot be signalled, for no window of the stream completes; declare complete: hour or day"
             yield Problem("route.complete", identifier, what)
@@ -214,7 +217,7 @@ def _numbers(route: Route, column: str) -> Iterator[Problem]:
         try:
             number = str(int(value, 16 if value.startswith("0x") else 10))
         except ValueError:
-            yield Problem("route.tables", value, f"is no whole number, as each value of the column {column} is")
+            yield Problem("route.tables", value, f"is not a whole number, like each value of the column {column} is")
         else:
             if value != number:
                 yield Problem("route.tables", value, f"is never a value of the column {column}; write {number}")

@@ -1,4 +1,4 @@
-"""A stream as the tables that it feeds see it: its own, and those of its route."""
+"""A stream as seen by one of the tables that it feeds: its own table, or a table of its route."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from frazil.spec.model import StreamSpec, Table
 
 
 class RoutedStream(StreamSpec):
-    """A stream as one of the tables of its route sees it: that is its `table`.
+    """A stream as seen by one table of its route, which replaces the stream's `table`.
 
-    It has windows only if the route says so. Nobody declares one.
+    The table has windows only if the route declares them in `complete`. Users never declare a RoutedStream.
     """
 
     default_table: str
-    """The stream's own table, which has its position."""
+    """The stream's own table, which has the stream's marker."""
 
 
 def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
-    """The stream as a table sees it that it, or its route, names; None if neither does."""
+    """Return the stream as seen by a table that it or its route names; None if neither names the table."""
     if spec.table.identifier == table:
         return spec
     if spec.route is None or table not in spec.route.tables.values():
@@ -29,7 +29,7 @@ def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
 
 
 def never_complete(spec: StreamSpec) -> str:
-    """That no window of its table is signalled, and what to declare so that some are."""
+    """Return a message that no window of the stream's table is signalled, with what to declare to change that."""
     declare = "declare `complete: hour` or `day`"
     if isinstance(spec, RoutedStream):
         declare = f"name it in route.complete of stream {spec.name!r}"
@@ -37,6 +37,6 @@ def never_complete(spec: StreamSpec) -> str:
 
 
 def with_windows(spec: StreamSpec) -> list[StreamSpec]:
-    """The stream as its own table sees it, and as those tables of its route do whose windows are signalled."""
+    """Return the stream as seen by its own table, and by those tables of its route whose windows are signalled."""
     views = (seen_by(spec, table) for table in (spec.route.complete if spec.route else ()))
     return [spec, *(view for view in views if view is not None)]

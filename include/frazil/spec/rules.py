@@ -1,4 +1,4 @@
-"""The rules of a declared stream, and those between its schema and its other parts. Pure; reports all problems."""
+"""Rules of a declared stream, and rules between its schema and its other parts. Pure; reports all problems at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 NAMED_FIELDS = frozenset({"json", "avro", "protobuf"})
-"""Formats that can say which fields a record has beyond the schema."""
+"""Formats whose records have field names, so that a record shows which fields it has beyond the schema."""
 
 
 def problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
-    """All problems between the parts; empty if the stream is sound.
+    """Return all problems between parts of the declaration; empty if the stream is valid.
 
-    `wrong` has the dotted keys of parts that are stand-ins for unusable values: rules that need one of them are
-    skipped. A column whose type is wrong has an empty type.
+    `wrong` has the dotted keys of parts whose values were unusable and are placeholders now. Rules that need such a
+    part are skipped. A column with a wrong type has an empty type.
     """
     return tuple(
         problem
@@ -41,7 +41,7 @@ def _overlaps(need: str, wrong: str) -> bool:
 
 
 def warnings(spec: StreamSpec) -> tuple[Problem, ...]:
-    """Problems that are errors only for a stream whose table is new."""
+    """Return problems that are errors only if the stream's table does not exist yet."""
     found = [
         (place, name, reason)
         for column in spec.columns
@@ -118,11 +118,15 @@ def _topics(spec: StreamSpec) -> Iterator[Problem]:
     if not spec.source.topics and spec.source.topic_pattern is None:
         yield Problem("source.topics", None, "is missing; or declare a source.topic-pattern")
     if spec.source.topics and spec.source.topic_pattern is not None:
-        yield Problem("source.topic-pattern", spec.source.topic_pattern, "is beside source.topics; keep one of them")
+        yield Problem(
+            "source.topic-pattern",
+            spec.source.topic_pattern,
+            "is declared together with source.topics; keep one of them",
+        )
 
 
 def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
-    """The key and headers each fill a column of their own."""
+    """Yield problems of the columns that the key and headers fill: each needs a column of its own."""
     declared = {column.name: column.type for column in spec.columns}
     wanted: list[tuple[str, str, set[str]]] = []
     if key := spec.source.key:
@@ -142,7 +146,7 @@ def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _whole_value(spec: StreamSpec) -> Iterator[Problem]:
-    """A value that is one text, or one string of bytes, fills one column."""
+    """Yield problems of a format whose whole value fills one column."""
     declared = spec.source.format
     if not isinstance(declared, StringFormat | BytesFormat):
         return
@@ -161,7 +165,7 @@ def _whole_value(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _csv(spec: StreamSpec) -> Iterator[Problem]:
-    """Each column has one field, and each field is of a type without types inside."""
+    """Yield problems of CSV columns: each needs one field, of a type that is not nested."""
     if not isinstance(spec.source.format, CsvFormat):
         return
     fields = spec.source.format.columns
@@ -184,7 +188,7 @@ def _evolution(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _aligned(spec: StreamSpec) -> Iterator[Problem]:
-    """Whole windows need data files that span no two of them."""
+    """Yield problems of `commit.align`: it needs data files that never span two windows."""
     if spec.commit.align == "none":
         return
     column, fine = spec.event_time.column, ("hour",) if spec.window == "hour" else ("hour", "day")
@@ -231,7 +235,7 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
         what = "needs a cluster: let resources.master name one"
         yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
     elif not r.spark.get("spark.master", "local").startswith(("local", "${")):
-        what = "names a cluster, of which only resources.master tells frazil"
+        what = "names a cluster, which only resources.master may name"
         yield Problem("resources.spark.spark.master", r.spark["spark.master"], what)
     if "spark.archives" in r.spark and r.package:
         yield Problem("resources.spark.spark.archives", r.spark["spark.archives"], "is set by resources.package")
@@ -240,7 +244,7 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _driver_in_cluster(spec: StreamSpec) -> Iterator[Problem]:
-    """What a driver in the cluster needs beyond executors of one."""
+    """Yield what a driver in the cluster needs beyond what executors in a cluster need."""
     r = spec.resources
     if spec.application is not None:
         what = "is not for streams that share an application: its driver is a process of the host that supervises it"
@@ -294,4 +298,4 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (property_rules.table_properties, ("table.properties",)),
     (property_rules.pages, ("table.properties", "schema", "evolution")),
 )
-"""The rules, each with the parts that it needs."""
+"""The rules, each with the parts of the declaration that it needs."""

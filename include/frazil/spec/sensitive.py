@@ -1,4 +1,4 @@
-"""Sensitive values of a stream's records, and what is kept of them."""
+"""Sensitive values in a stream's records, and what the tables store of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 KEYED = frozenset({"hash", "tokenize"})
-"""What needs the secret."""
+"""Protections that need the secret."""
 
 
 class Protection(Model):
-    """What becomes of one field; `as` alone, or a mapping."""
+    """How one field is protected; `as` alone, or a mapping."""
 
     as_: Literal["mask", "hash", "tokenize", "drop"] = Field(
         alias="as",
@@ -28,7 +28,8 @@ class Protection(Model):
     )
     keep_last: Annotated[int, Whole(0, 64)] = Field(
         default=0,
-        description="For `mask`: so many characters at the end stay, of a text that is at least twice as long.",
+        description="For `mask`: the number of characters that stay visible at the end of a text, if the text is at "
+        "least twice as long.",
     )
 
     @model_validator(mode="before")
@@ -48,8 +49,8 @@ class Sensitive(Model):
 
     fields: Annotated[Mapping[str, Protection], YamlForm("mapping of fields")] = Field(
         min_length=1,
-        description="By the column's name: `email: hash`, `customer.phone: {as: mask, keep-last: 4}`, "
-        "`stops.element.street: mask`. All but dropped ones are of type `string`.",
+        description="Protection by column name: `email: hash`, `customer.phone: {as: mask, keep-last: 4}`, "
+        "`stops.element.street: mask`. Fields that are not dropped must be of type `string`.",
     )
     secret: str | None = Field(
         default=None,
@@ -58,8 +59,8 @@ class Sensitive(Model):
     )
     dead_letters: Literal["omit", "encrypt", "keep"] = Field(
         default="omit",
-        description="What dead letters keep of the record. `omit`: nothing. `encrypt`: all, by AES-GCM. "
-        "`keep`: all, as it came.",
+        description="What a dead letter keeps of its record. `omit`: nothing. `encrypt`: everything, encrypted by "
+        "AES-GCM. `keep`: everything, unprotected.",
     )
 
     @field_validator("fields")
@@ -71,7 +72,7 @@ class Sensitive(Model):
 
     @property
     def kept(self) -> dict[str, Protection]:
-        """The fields that are columns."""
+        """The sensitive fields that are columns."""
         return {name: how for name, how in self.fields.items() if how.as_ != "drop"}
 
     @property
@@ -85,7 +86,7 @@ class Sensitive(Model):
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """What is wrong between the fields and the schema."""
+    """Yield conflicts between the sensitive fields and the schema."""
     if (sensitive := spec.sensitive) is None:
         return
     columns = {column.name: types.parse_type(column.type) for column in spec.columns if column.type}
@@ -109,7 +110,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _lower(kind: types.Type) -> types.Type:
-    """The type with its field names in lower case."""
+    """Return the type with its field names in lower case."""
     match kind:
         case types.Struct(fields):
             return types.Struct(tuple(types.Field(f.name.lower(), _lower(f.type), f.required) for f in fields))
@@ -121,7 +122,7 @@ def _lower(kind: types.Type) -> types.Type:
 
 
 def _type_at(columns: Mapping[str, types.Type], path: list[str]) -> types.Type | None:
-    """The type of a column, or of a field within it, by Iceberg's full name; None if there is none."""
+    """Return the type of a column, or of a field within it, by Iceberg's full name; None if it does not exist."""
     found = columns.get(path[0])
     for part in path[1:]:
         match found:

@@ -18,12 +18,14 @@ class Source(Model):
 
     bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
     topics: Annotated[tuple[str, ...], YamlForm("topic, or list of topics")] = Field(
-        default=(), min_length=1, description="What the stream reads; the records of all topics land in one table."
+        default=(),
+        min_length=1,
+        description="The topics that the stream reads; the records of all topics land in one table.",
     )
     topic_pattern: str | None = Field(
         default=None,
         min_length=1,
-        description="Instead of `topics`: an RE2 expression that whole topic names match. A topic that "
+        description="Instead of `topics`: an RE2 expression that must match the whole topic name. A topic that "
         "appears later is read from its beginning.",
     )
     format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
@@ -37,9 +39,9 @@ class Source(Model):
     )
     on_gap: Literal["fail", "skip"] = Field(
         default="fail",
-        description="What to do when retention deleted unread records, or the log was truncated below what "
-        "was read. `fail` ends the writer with the lost offsets. `skip` continues at the first "
-        "that are left, and records the lost ones in the snapshot's summary.",
+        description="What to do when retention deleted unread records, or the log was truncated below offsets that "
+        "were read. `fail` ends the writer and names the lost offsets. `skip` continues at the first "
+        "remaining offsets, and records the lost offsets in the snapshot's summary.",
     )
     properties: Properties = Field(
         default_factory=dict,
@@ -48,7 +50,7 @@ class Source(Model):
 
     @property
     def reads(self) -> tuple[str, ...] | TopicPattern:
-        """What the stream reads: `topic in source.reads` says whether it reads a topic."""
+        """The topics that the stream reads; `topic in source.reads` shows whether it reads a topic."""
         return self.topics if self.topic_pattern is None else TopicPattern(self.topic_pattern)
 
     @property

@@ -1,4 +1,4 @@
-"""The topics that a stream reads: a list of names, or all whose names match a pattern."""
+"""The topics that a stream reads: a list of names, or all topics whose names match a pattern."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _OPTIONS.log_errors = False
 
 
 def regular_expression(text: str) -> Any:
-    """Compile a pattern that a user wrote; raise ValueError if RE2 refuses it.
+    """Compile a pattern that a user wrote. Raises ValueError if RE2 refuses it.
 
-    Python's `re` backtracks: it may take for ever, holds the interpreter's lock meanwhile, and no signal ends it. RE2
-    takes time that is linear in the text.
+    Python's `re` is not used, because it backtracks: a match may take forever while it holds the interpreter's lock,
+    and no signal ends it. RE2 takes time linear in the length of the text.
     """
     try:
         return re2.compile(text, _OPTIONS)
@@ -30,7 +30,9 @@ def regular_expression(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TopicPattern(Container[str]):
-    """A regular expression that whole names of topics match. Names that begin with `__` are Kafka's own, and do not."""
+    """A regular expression that must match a whole topic name. It never matches Kafka's own topics, which begin with
+    `__`.
+    """
 
     text: str
 
@@ -44,7 +46,7 @@ class TopicPattern(Container[str]):
 
 
 def named(topics: Collection[str] | TopicPattern, known: Collection[str]) -> tuple[str, ...]:
-    """The topics that are declared; with a pattern, those of the `known` that match it."""
+    """Return the declared topics; for a pattern, the topics in `known` that match it."""
     if isinstance(topics, TopicPattern):
         return tuple(sorted(topic for topic in known if topic in topics))
     return tuple(topics)

@@ -1,6 +1,6 @@
-"""The ends of types of numbers and moments, and filters of rows that respect them.
+"""The smallest and largest values of types for numbers and times, and row filters that respect these limits.
 
-Iceberg's and Python's calendars have the years 1 to 9999.
+The calendars of Iceberg and Python have the years 1 to 9999.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ MICROSECONDS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
 
 
 def ends_of(kind: IcebergType) -> tuple[int, int] | None:
-    """Return the least and the greatest value of a type of numbers or moments; of a decimal, without its point."""
+    """Return the smallest and largest value of a number or time type; for a decimal, as integers without the decimal
+    point.
+
+    Returns None for other types.
+    """
     match kind:
         case IntegerType():
             return -(2**31), 2**31 - 1
@@ -42,22 +46,23 @@ def ends_of(kind: IcebergType) -> tuple[int, int] | None:
     return None
 
 
-def rows_between(field: NestedField, least: Any, greatest: Any) -> BooleanExpression:
-    """Return the filter of rows with values between two, without an end that every value keeps to.
+def rows_between(field: NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
+    """Return a filter for rows with values from `lowest` to `greatest`, leaving out a bound that all values meet.
 
-    PyIceberg projects a filter on partitions by the value beyond its end, and raises where no such value exists.
+    PyIceberg maps a filter to partitions with the value just beyond the bound, and raises if the type has no such
+    value.
     """
     first, last = ends_of(field.field_type) or (None, None)
     found: BooleanExpression = AlwaysTrue()
-    if first is None or _unscaled(least) > first:
-        found = GreaterThanOrEqual(term=field.name, value=least)
+    if first is None or _unscaled(lowest) > first:
+        found = GreaterThanOrEqual(term=field.name, value=lowest)
     if last is None or _unscaled(greatest) < last:
         found = And(found, LessThanOrEqual(term=field.name, value=greatest))
     return found
 
 
 def _unscaled(value: Any) -> Any:
-    """A decimal without its point, as `ends_of` has it; any other value as it is."""
+    """Return a decimal as an integer without the decimal point, like `ends_of`; any other value unchanged."""
     if not isinstance(value, Decimal):
         return value
     sign, digits, _ = value.as_tuple()

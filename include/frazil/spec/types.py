@@ -1,6 +1,6 @@
-"""Parses Iceberg's types from text without PyIceberg, because Airflow parses DAG files often.
+"""Parses Iceberg types from text without PyIceberg, because Airflow parses DAG files often.
 
-`frazil.spec.iceberg` translates them to PyIceberg's types.
+`frazil.spec.iceberg` translates the parsed types to PyIceberg types.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRIMITIVES = (
 ALLOWED = ", ".join((*PRIMITIVES, "decimal(p,s)", "fixed[n]", "struct<name: type>", "list<type>", "map<key, value>"))
 
 MAX_DECIMAL_PRECISION = 38
-"""Iceberg specification, primitive types."""
+"""Largest decimal precision (Iceberg specification, primitive types)."""
 
 UNREADABLE = {
     "time": (
@@ -35,7 +35,9 @@ UNREADABLE = {
         "write string ('10:11:12'), or long if records hold a number"
     )
 }
-"""Types that frazil can write but an engine cannot read: why new tables refuse them, and what to write instead."""
+"""Types that frazil can write but an engine cannot read. Each has the reason why new tables refuse it, and what to
+write instead.
+"""
 
 _FORMAT_3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "geometry", "geography", "unknown"})
 _JSON = frozenset({"json", "jsonb", "object", "any", "dict"})
@@ -82,15 +84,15 @@ _SQL_NAMES = {
         ("binary (?:varying|large object)", "binary"),
     )
 }
-"""SQL's types of several words, as tokens with a space between them."""
+"""SQL types with names of several words, as tokens separated by one space."""
 SQL_TOKENS = 8
-"""The most tokens of such a type: `timestamp ( 6 ) without time zone`, and one more."""
+"""Number of tokens that are compared with such a name: those of `timestamp ( 6 ) without time zone`, and one more."""
 MAX_NESTING = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """`arguments` are the precision and scale of a decimal, or the length of a fixed."""
+    """A primitive type. `arguments` are the precision and scale of a `decimal`, or the length of a `fixed`."""
 
     name: str
     arguments: tuple[int, ...] = ()
@@ -121,7 +123,7 @@ class Struct:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """Elements may be null, which is Iceberg's default."""
+    """A list type. Elements may be null, which is Iceberg's default."""
 
     element: Type
 
@@ -131,7 +133,7 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Keys are never null; values may be."""
+    """A map type. Keys are never null; values may be null."""
 
     key: Type
     value: Type
@@ -144,7 +146,7 @@ Type = Primitive | Struct | List | Map
 
 
 def places_of(name: str, kind: Type, where: str) -> Iterator[str]:
-    """The dotted paths of a primitive type within a type; `where` is the path of the latter."""
+    """Yield the dotted paths at which a primitive type occurs within `kind`; `where` is the path of `kind` itself."""
     match kind:
         case Primitive():
             if kind.name == name:
@@ -165,8 +167,8 @@ _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_][\w-]*)|(?P<number>\d+)|(?P<mark>[
 def parse_type(text: str) -> Type:
     """Parse one Iceberg type, which may be nested.
 
-    Raises ValueError naming the unreadable part and what is allowed, or Iceberg's name for a type of another system
-    (`varchar`, `bigint`).
+    Raises ValueError with the part that cannot be parsed and what is allowed. For a type of another system (`varchar`,
+    `bigint`), the error has Iceberg's name of the type.
     """
     reader = _Reader(_tokens(text))
     parsed = reader.type()
@@ -187,7 +189,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Reader:
-    """Recursive descent over the tokens of one type."""
+    """Recursive-descent parser for the tokens of one type."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -208,7 +210,7 @@ class _Reader:
         raise _unknown(name)
 
     def _no_sql(self) -> None:
-        """Refuse a name of several words, which would be refused at its second one."""
+        """Refuse an SQL type of several words with a clear error, before the parser refuses its second word."""
         rest = " ".join(self._tokens[self._position : self._position + SQL_TOKENS])
         for pattern, name in _SQL_NAMES.items():
             if found := pattern.match(rest):

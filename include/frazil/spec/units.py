@@ -1,4 +1,4 @@
-"""Parses and formats durations, sizes and numbers of things, with units."""
+"""Parses and formats durations, sizes and counts, with units."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 LONGEST = timedelta(days=100_000)
-"""Python waits for no longer than 292 years."""
+"""Limit of durations: Python cannot wait for longer than 292 years."""
 LARGEST_BYTES = 2**60
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -31,23 +31,23 @@ _SIZE = re.compile(r"(\d+)|(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
 
 
 def counted(number: int, noun: str, verb: str = "") -> str:
-    """A number of things as people read it: `1 row`, `3 batches`; with a verb (`is|are`), `1 row is`, `2 rows are`."""
+    """Format a count: `1 row`, `3 batches`. With a verb (`is|are`): `1 row is`, `2 rows are`."""
     plural = "es" if noun.endswith(("ch", "sh")) else "s"
     singular_verb, _, plural_verb = verb.partition("|")
     words = noun if number == 1 else f"{noun}{plural}"
     return f"{number:,} {words} {singular_verb if number == 1 else plural_verb}".rstrip()
 
 
-def shortened(sentences: Sequence[str], most: int, noun: str) -> list[str]:
-    """The first of several sentences, and how many others there are: `a`, `b`, `and 3 more tables`."""
-    more = len(sentences) - most
-    return [*sentences[:most], *([f"and {counted(more, f'more {noun}')}"] if more > 0 else [])]
+def shortened(sentences: Sequence[str], limit: int, noun: str) -> list[str]:
+    """Return the first sentences, and a last one with the number of the others: `a`, `b`, `and 3 more tables`."""
+    more = len(sentences) - limit
+    return [*sentences[:limit], *([f"and {counted(more, f'more {noun}')}"] if more > 0 else [])]
 
 
 def parse_duration(value: object) -> timedelta:
-    """`60s`, `250ms`, `1h30m`, `7d`, or `0`; a timedelta passes through.
+    """Parse `60s`, `250ms`, `1h30m`, `7d`, or `0`; a timedelta is returned unchanged.
 
-    Raises ValueError saying what is allowed. A bare number is refused, because its unit would be a guess.
+    Raises ValueError with what is allowed. A number without a unit is refused, because its unit would be a guess.
     """
     if isinstance(value, timedelta):
         duration = value
@@ -69,9 +69,9 @@ def parse_duration(value: object) -> timedelta:
 
 
 def parse_bytes(value: object) -> int:
-    """`128MiB` (binary), `1GB` (decimal), `512B`, or a whole number of bytes.
+    """Parse `128MiB` (binary), `1GB` (decimal), `512B`, or an integer number of bytes.
 
-    Raises ValueError saying what is allowed.
+    Raises ValueError with what is allowed.
     """
     match = _SIZE.fullmatch("" if isinstance(value, bool) else str(value).strip())
     if match is None:
@@ -85,7 +85,9 @@ def parse_bytes(value: object) -> int:
 
 
 def format_duration(duration: timedelta) -> str:
-    """The shortest text that `parse_duration` reads back, to the millisecond: `1h30m`, `250ms`, `0s`."""
+    """Format a duration as the shortest text that `parse_duration` reads, to the millisecond: `1h30m`, `250ms`,
+    `0s`.
+    """
     rest_ms = round(duration / timedelta(milliseconds=1))
     text = ""
     for unit, length_ms in _MILLISECONDS.items():
@@ -96,7 +98,7 @@ def format_duration(duration: timedelta) -> str:
 
 
 def rounded_bytes(size_bytes: float) -> str:
-    """A measured size, rounded: `512 B`, `1.4 GiB`."""
+    """Format a measured size, rounded: `512 B`, `1.4 GiB`."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -106,7 +108,7 @@ def rounded_bytes(size_bytes: float) -> str:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """The size in the largest unit that divides it: `128MiB`, `1GB`; `parse_bytes` reads it back."""
+    """Format a size in the largest unit that divides it, as `parse_bytes` reads it: `128MiB`, `1GB`."""
     if size_bytes == 0:
         return "0B"
     for unit in ("TiB", "GiB", "MiB", "TB", "GB", "KiB", "MB", "KB"):

@@ -1,4 +1,4 @@
-"""How the records of a stream with `mode: upsert` change its table: the rules of the key, the order and deletes."""
+"""How the records of a stream with `mode: upsert` change its table: rules of the key, the order and deletes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ if TYPE_CHECKING:
 TOMBSTONES = "tombstones"
 ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
 UNKEYED = ("float", "double")
-"""Types that are no key: NaN equals nothing, and numbers that look alike differ."""
+"""Types that cannot be part of a key: NaN equals nothing, and floats that look equal may differ."""
 ORDERED = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
 DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolean": bool}
-"""The types of columns that can tell deletes, with that of their values in YAML."""
+"""Types of the column that marks deletes, each with the Python type of its values in YAML."""
 
 
 class Delete(Model):
-    """Which records delete the row of their key; `tombstones` alone, or a mapping."""
+    """The records that delete the row of their key: `tombstones` alone, or a mapping."""
 
-    column: str | None = Field(default=None, description="A column whose value tells a delete from other changes.")
+    column: str | None = Field(
+        default=None, description="The column whose value distinguishes a delete from other changes."
+    )
     values: tuple[str | int | bool, ...] = Field(default=(), description="The values of `column` that mean a delete.")
     tombstones: bool = Field(
         default=False,
-        description="A record without a value deletes the row of its Kafka key. `source.key` fills the one "
-        "key column, or the key's fields are the key columns.",
+        description="A record without a value deletes the row of its Kafka key. Either `source.key` fills the only "
+        "key column, or the fields of the Kafka key are the key columns.",
     )
 
     @model_validator(mode="before")
@@ -54,10 +56,10 @@ How = Literal["auto", "copy-on-write", "merge-on-read"]
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """What is wrong with an upsert, or what only an upsert may have."""
+    """Yield problems of an upsert stream, or of settings that only an upsert stream may have."""
     if spec.mode == "append":
         if envelope_of(spec.source.format):
-            what = "has changes of rows, which an append would keep beside each other; add mode: upsert and a key"
+            what = "has changes of rows, which an append would keep next to each other; add mode: upsert and a key"
             yield Problem("source.format.envelope", None, what)
         for name, value in (("key", spec.key), ("order-by", spec.order_by), ("delete", spec.delete)):
             if value:
@@ -77,7 +79,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def key_problems(spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]) -> Iterator[Problem]:
-    """Why columns are no key; `where` they are declared."""
+    """Yield why columns cannot be a key. `where` is the path at which the key is declared."""
     for index, name in enumerate(key):
         place = f"{where}.{index}"
         if (column := columns.get(name)) is None:
@@ -127,14 +129,14 @@ def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
 
 
 def key_fields(spec: StreamSpec) -> tuple[str, ...]:
-    """The key columns that a tombstone's key has as fields: those that the whole key does not fill."""
+    """Return the key columns that fields of a tombstone's key fill: those that the key as a whole does not fill."""
     if spec.delete is None or not spec.delete.tombstones:
         return ()
     return tuple(name for name in spec.key if name not in spec.beside_value)
 
 
 def _has_fields(spec: StreamSpec) -> bool:
-    """Whether keys, encoded as the values of records are, have fields."""
+    """Return whether record keys have fields, if they are encoded in the format of the values."""
     declared = spec.source.format
     return (isinstance(declared, JsonFormat) and not declared.lines) or (
         isinstance(declared, AvroFormat | ProtobufFormat) and declared.registry is not None
@@ -145,7 +147,7 @@ def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]
     if (envelope := envelope_of(spec.source.format)) is None:
         return
     if spec.delete is not None:
-        yield Problem("delete", None, "is told by the events themselves; leave it out")
+        yield Problem("delete", None, "is part of the events themselves; leave it out")
     for name, path in envelope.metadata.items():
         place = f"source.format.envelope.metadata.{name}"
         if (column := columns.get(name)) is None:
@@ -181,7 +183,7 @@ def _transactions(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _reserved(spec: StreamSpec) -> Iterator[Problem]:
-    """Columns whose names a change needs for its record's coordinates."""
+    """Yield columns with names that a change needs for the Kafka coordinates of its record."""
     if not spec.coordinates:
         for column in spec.columns:
             if column.name.lower() in RESERVED:

@@ -1,6 +1,6 @@
 """Types of YAML values (durations, sizes, times, mappings), and the base model of all declarations.
 
-A validator's ValueError continues a sentence: `frazil.spec.problems` puts file, key and value before it.
+The ValueError of a validator continues a sentence: `frazil.spec.problems` puts file, key and value in front of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from frazil.timetext import parse_moment
 
 MAX_PERCENT = 99
 MAX_TEXT_CHARACTERS = 100_000
-"""The longest text of a declaration whose key has no lower limit: certificates and schemas are the longest."""
+"""Largest number of characters of any text in a declaration, unless its key has a lower limit; certificates and schemas
+are the longest texts.
+"""
 MAX_DESCRIPTION_CHARACTERS = 10_000
 
 
@@ -56,7 +58,7 @@ def _start(value: object) -> object:
 
 
 def _moment(value: object, besides: str = "") -> datetime:
-    """A time with its zone, without which it would differ from machine to machine."""
+    """Parse a time, which must have a time zone: without one, it would mean different times on different machines."""
     try:
         moment = parse_moment(value if isinstance(value, datetime) else str(value))
     except ValueError:
@@ -77,7 +79,7 @@ def _texts(value: object) -> object:
 
 
 def _no_switch(value: object) -> object:
-    """Refuse `true`, which pydantic takes for 1."""
+    """Refuse `true`, which pydantic would take for 1."""
     if isinstance(value, bool):
         raise ValueError("is not an integer")  # noqa: TRY004
     return value
@@ -85,27 +87,28 @@ def _no_switch(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Marks an `int` of a declaration as a whole number from `least` to `most`, by default as Spark and Iceberg count.
+    """Marks an `int` of a declaration as an integer from `minimum` to `maximum`, by default the limit of Spark and
+    Iceberg.
 
-    Bounds belong here and not in the key's `Field`: two upper bounds at once, and one beside a validator, get lost on
-    the way into pydantic's check or its JSON Schema.
+    Bounds belong here and not in the key's `Field`. Otherwise pydantic loses them, in its check or its JSON Schema, if
+    there are two upper bounds, or one next to a validator.
     """
 
-    least: int = 1
-    most: int = 2**31 - 1
+    minimum: int = 1
+    maximum: int = 2**31 - 1
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_before_validator_function(
-            _no_switch, core_schema.int_schema(ge=self.least, le=self.most)
+            _no_switch, core_schema.int_schema(ge=self.minimum, le=self.maximum)
         )
 
 
 Count = Annotated[int, Whole()]
-Several = Annotated[int, Whole(least=2)]
-Records = Annotated[int, Whole(most=2**63 - 1)]
-"""Up to the number of offsets in a Kafka partition."""
-Percentage = Annotated[int, Whole(most=100)]
-"""Percent as a bare number; `Percent` may be written with its sign."""
+Several = Annotated[int, Whole(minimum=2)]
+Records = Annotated[int, Whole(maximum=2**63 - 1)]
+"""An integer up to the largest number of offsets in a Kafka partition."""
+Percentage = Annotated[int, Whole(maximum=100)]
+"""A percentage as a bare number; `Percent` may also be written with a percent sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,9 @@ Properties = Annotated[
 
 
 class Model(BaseModel):
-    """Fields are snake_case in Python and kebab-case in YAML; an unknown key is an error. Every text is bounded."""
+    """Base of all declared models. Fields are snake_case in Python and kebab-case in YAML. Unknown keys are errors, and
+    every text has a maximum length.
+    """
 
     model_config = ConfigDict(
         frozen=True,

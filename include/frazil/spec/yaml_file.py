@@ -13,16 +13,18 @@ from frazil.errors import SpecError
 from frazil.spec.file_cache import FileCache
 
 MAX_BYTES = 4 * 2**20
-"""No declaration that a person writes is larger."""
+"""Largest size of a declaration in bytes; no declaration that a person writes is larger."""
 
 MAX_NESTING = 50
-"""PyYAML's C code recurses, so deep nesting would crash the process."""
+"""Largest nesting depth. PyYAML's C code is recursive, so deeper nesting could crash the process."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _StreamLoader(_Loader):  # type: ignore[misc]
-    """PyYAML's safe loader without YAML 1.1's booleans, timestamps, octal and sexagesimal numbers. Keys are text."""
+    """PyYAML's safe loader without YAML 1.1's booleans, timestamps, octal and sexagesimal numbers. Keys are always
+    text.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -53,9 +55,9 @@ _StreamLoader.add_implicit_resolver(
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
-    """The mapping in a file. It is shared and must not be changed.
+    """Return the mapping in a file. It is shared and must not be changed.
 
-    Raises SpecError naming the file, with line and column if it is not YAML.
+    Raises SpecError with the file's name; if the file is not YAML, also with line and column.
     """
     return _FILES.get(path)
 
@@ -109,7 +111,7 @@ def _check_depth(text: str) -> None:
 
 
 def _hint(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
-    """What to do, if the error or its line tells."""
+    """Return how to correct an error, if the error or its line shows it."""
     problem, mark, began = error.problem or "", error.problem_mark or error.context_mark, error.context_mark
     place = mark.line if mark else 0
     before, line = ["", *lines, ""][place : place + 2]

@@ -24,19 +24,22 @@ from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 CRASHES = 3
-"""Ends in a row without a commit that make a writer crash-looping."""
+"""A writer is crash-looping after this many consecutive ends without a commit."""
 STARTS_WITHIN_MS = Policy().longest_backoff_ms
-"""The longest wait of a supervisor from a writer's end, or a request, to the next start."""
+"""Maximum of milliseconds that a supervisor waits after a writer's end, or after a request, before the next start."""
 MAX_ERROR_CHARACTERS = 1000
-"""Characters shown of a writer's last error."""
+"""Maximum of characters shown of a writer's last error."""
 MAX_REASON_CHARACTERS = 800
-"""Characters of an error within the sentence of an alert."""
+"""Maximum of characters of an error within an alert's sentence."""
 
 
 def of_writer(
     known: StreamState, observed: Observed, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
-    """Return the state from the supervisor's decision; `problem` is why carrying it out failed."""
+    """Return the state according to the supervisor's decision.
+
+    `problem` is the error if carrying out the decision failed.
+    """
     row, heartbeat = crash_row(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
     state, said = _decided(decision, observed, len(row)), decision.reason
     if problem is not None:
@@ -83,7 +86,7 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
     State.ELSEWHERE: (Level.WELL, ""),
     State.NOT_BEGUN: (Level.QUIET, ""),
 }
-"""The level of each state, and the alert with its runbook entry."""
+"""The level of each state, and the alert rule that has its runbook entry."""
 
 
 def _decided(decision: Decision, observed: Observed, crashes: int) -> State:
@@ -102,7 +105,7 @@ def _decided(decision: Decision, observed: Observed, crashes: int) -> State:
 
 
 def live_state(heartbeat: Heartbeat | None) -> State:
-    """Return the state of a writer that runs as wanted."""
+    """Return the state of a running writer that may keep running."""
     if heartbeat is None or heartbeat.epoch is None:
         return State.STARTING
     if heartbeat.stall is not None:
@@ -113,7 +116,7 @@ def live_state(heartbeat: Heartbeat | None) -> State:
 
 
 def sentence_of(state: State, heartbeat: Heartbeat | None, *, otherwise: str) -> str:
-    """Describe a state by the heartbeat; return `otherwise` where the heartbeat has no details."""
+    """Describe a state by the details in the heartbeat; return `otherwise` if the heartbeat has no details."""
     if heartbeat is None:
         return otherwise
     if state is State.STALLED and heartbeat.stall is not None:
@@ -138,6 +141,7 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
             state=observation.process,
             pid=process.pid if process else None,
             phase=heartbeat.phase if heartbeat else None,
+            batch_records=heartbeat.batch_records if heartbeat else 0,
             heartbeat_at_ms=heartbeat.written_at_ms if heartbeat else None,
             stale=heartbeat is not None and fresh_heartbeat(observation, now_ms=now_ms) is None,
             epoch=epoch,
@@ -161,7 +165,7 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
 
 
 def _last_words(writer: Observation) -> str:
-    """Return the error of the last writer on this host. Its heartbeat has the error before the exit record does."""
+    """Return the error of the last writer on this host. The heartbeat has the error before the exit record does."""
     end: ExitRecord | None = next(reversed(writer.exits), None)
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)
@@ -170,7 +174,7 @@ def _last_words(writer: Observation) -> str:
 
 
 def process_problems(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
-    """Return the problems of the writer's process, or those of its end."""
+    """Return the problems of the writer's running process, or of its end."""
     process, problems = known.writer, []
     if process.stale and process.heartbeat_at_ms is not None:
         silent = ago(now_ms - process.heartbeat_at_ms)
@@ -189,12 +193,12 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
 
 
 def promise_ms(spec: StreamSpec) -> int:
-    """Return the allowed age of the last commit while records wait."""
+    """Return the maximum age of the last commit, in milliseconds, while records wait."""
     return spec.maintenance.stale_after_ms(spec.commit.longest_interval // timedelta(milliseconds=1))
 
 
 def freshness_ms(state: StreamState, *, now_ms: int) -> int | None:
-    """Return the age of the last commit; 0 if no record waits in Kafka."""
+    """Return the age of the last commit in milliseconds; 0 if no record waits, None before the first commit."""
     if state.last_commit_at_ms is None:
         return None
     return 0 if state.lag == 0 else max(now_ms - state.last_commit_at_ms, 0)
@@ -203,7 +207,7 @@ def freshness_ms(state: StreamState, *, now_ms: int) -> int | None:
 def evaluated(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
     """Refine the state with the table and Kafka.
 
-    The first finding counts: what stops the stream, then what delays it, then whether it runs.
+    The checks come in this order, and the first result counts: what stops the stream, what delays it, whether it runs.
     """
     found = (
         _final(known)
@@ -222,7 +226,7 @@ _Found = tuple[State, str]
 
 
 def _final(known: StreamState) -> _Found | None:
-    """Return a state that takes precedence over the table's; None for any other."""
+    """Return a state that takes precedence over the table's state; None if `known` has no such state."""
     if known.state is State.PAUSED:
         return State.PAUSED, known.desired_reason or ""
     if known.state is State.GIVEN_UP:
@@ -246,7 +250,7 @@ def _stopped(known: StreamState) -> _Found | None:
 
 
 def _without_writer(known: StreamState, *, now_ms: int) -> _Found | None:
-    """Return the state if the last writer on this host ended, and no other host has committed since; else None."""
+    """Return the state if this host's last writer has ended and no other host has committed since; otherwise None."""
     writer = known.writer
     if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
         return None
@@ -270,7 +274,9 @@ def _held_back(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Found |
         waiting = "records wait" if known.lag is None else f"{known.lag:,} records wait"
         return State.LATE, f"no commit for {ago(age_ms)} while {waiting}"
     if known.writer.pid is not None and known.backpressure_ms:
-        return State.SLOW, f"a batch takes {ago(known.backpressure_ms)} longer than its interval"
+        records = known.writer.batch_records
+        so_far = f", and has read {counted(records, 'record')} so far" if known.writer.phase == Phase.STAGING else ""
+        return State.SLOW, f"a batch takes {ago(known.backpressure_ms)} longer than its interval{so_far}"
     return (State.PROBLEM, known.problems[0]) if known.problems else None
 
 
@@ -306,7 +312,7 @@ def exit_words(writer: WriterProcess) -> str:
 
 
 def shortened(words: str) -> str:
-    """Shorten an error to the characters that are shown, without cutting a command in backquotes."""
+    """Shorten an error to the maximum of shown characters, without cutting a command in backquotes."""
     shown = words[:MAX_ERROR_CHARACTERS]
     if shown == words:
         return words

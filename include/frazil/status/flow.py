@@ -17,17 +17,17 @@ from frazil.spec.model import StreamSpec
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 DAY_MS = 24 * HOUR_MS
 BUCKETS = 30
-"""Pieces of an hour, two minutes each."""
+"""Number of parts of an hour, two minutes each."""
 RATE_OVER_MS = HOUR_MS // 6
 RECENT_MS = HOUR_MS // 12
-"""Rates in alerts are means over this time, or over the commit interval if that is longer."""
+"""Rates in alerts are means over this time in milliseconds, or over the longest commit interval if that is longer."""
 INTERVALS = 3
 """A rate covers at least this many of the longest commit intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """One commit of the stream."""
+    """One commit of the stream, with its number of records and of rejected records."""
 
     at_ms: int
     records: int
@@ -36,13 +36,13 @@ class Brought:
 
 @dataclass(slots=True)
 class Landed:
-    """The sum of a stream's commits within some time."""
+    """Sums over a stream's commits within a period."""
 
     records: int = 0
-    """Records, including dead letters."""
+    """Number of records, including dead letters."""
     rejected: int = 0
     stale: int = 0
-    """Records that an upsert dropped because their rows were newer."""
+    """Number of records that an upsert dropped because the table's rows were newer."""
     reasons: dict[str, Reason] = field(default_factory=dict)
     """New dead letters by error class."""
 
@@ -52,22 +52,27 @@ class Flow:
     """A stream's recent commits, as far as the table's history goes back."""
 
     records_per_s: float | None
-    """Mean of the last ten minutes, or of three commit intervals if that is longer; None before the first commit."""
+    """Mean of the last ten minutes, or of the last three commit intervals if they are longer; None before the first
+    commit.
+    """
     last_hour: tuple[int, ...]
-    """Records of each two minutes, oldest first."""
+    """Number of records in each two minutes of the last hour, oldest first."""
     rejected_last_day: int
     rejected_since_ms: int | None = None
-    """The start of that count, if it is less than a day ago: see `counted_since`."""
+    """The start of the count of rejected records, if it is less than a day ago: see `counted_since`."""
     rejected_since_reset: bool = False
-    """Whether the count starts at the stream's last reset, not at the oldest snapshot."""
+    """Whether the count of rejected records starts at the stream's last reset instead of the oldest snapshot."""
     hour: Landed = field(default_factory=Landed)
     recent: Landed = field(default_factory=Landed)
-    """Commits within `recent_minutes`."""
+    """Sums over the commits of the last `recent_minutes`."""
     recent_minutes: float = 5
 
     @property
     def recent_reasons(self) -> Reasons:
-        """New dead letters within `recent_minutes`, with a 0 for other error classes of the hour."""
+        """New dead letters of the last `recent_minutes`, by error class.
+
+        Other error classes of the last hour have 0.
+        """
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.hour.reasons}
 
 
@@ -92,9 +97,10 @@ def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
 
 
 def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tuple[int | None, bool]:
-    """Return the start of the count of rejected records, if later than `since_ms`, and whether it is a reset.
+    """Return the start of the count of rejected records, if it is later than `since_ms`, and whether it is a reset.
 
-    Records before a reset do not count, because the stream may read them again. Neither do those of expired snapshots.
+    Records before a reset do not count, because the stream may read them again. Records of expired snapshots do not
+    count either.
     """
     oldest = None
     for oldest in ancestors(metadata):
@@ -107,7 +113,7 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
 
 
 def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brought]:
-    """Return the stream's commits since a moment, newest first, and the one before it if the history has it."""
+    """Return the stream's commits since `since_ms`, newest first, and the commit before them if the history has it."""
     found: list[Brought] = []
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary
@@ -121,7 +127,7 @@ def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brou
 
 
 def landed(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int) -> Landed:
-    """Sum the stream's commits since a moment."""
+    """Sum the stream's commits since `since_ms`."""
     found = Landed()
     for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, newest_first):
         said = snapshot.summary.additional_properties if snapshot.summary else {}
@@ -136,7 +142,7 @@ def landed(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int) -> L
 
 
 def flow(newest_first: Iterable[Brought], *, over_ms: int, now_ms: int) -> Flow:
-    """Compute rates from commits."""
+    """Compute rates over the last `over_ms` milliseconds from the stream's commits."""
     commits = list(newest_first)
     lately = list(takewhile(lambda one: one.at_ms > now_ms - over_ms, commits))
     begin_ms = commits[len(lately)].at_ms if len(lately) < len(commits) else None
@@ -154,5 +160,5 @@ def flow(newest_first: Iterable[Brought], *, over_ms: int, now_ms: int) -> Flow:
 
 
 def _number(text: str | None) -> int:
-    """Read a number from a summary, 0 if it is not one: other programs may write anything there."""
+    """Read a number from a summary; 0 if the value is not a number, because other programs may write anything there."""
     return int(text) if text and text.isdecimal() else 0

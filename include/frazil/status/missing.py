@@ -1,4 +1,7 @@
-"""Finds tables that a stream had and its catalog no longer has, as opposed to tables that were never made."""
+"""Finds tables that a stream once had and that its catalog no longer has.
+
+Tables that were never made are not missing.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from frazil.table.tables import load_stream_table
 
 
 def missing_tables(spec: StreamSpec) -> dict[str, str]:
-    """Return what happened to each missing table of the stream and its route, and what to do.
+    """Return, for each missing table of the stream and its route, why it is missing and how to fix that.
 
-    Includes tables of the route that could not be made yet while rows wait for them. Raises the errors of catalog and
-    storage.
+    The result includes tables of the route that could not be made yet although rows wait for them. Raises the errors of
+    catalog and storage.
     """
     table = load_stream_table(spec)
     if table is None:

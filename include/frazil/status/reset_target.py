@@ -22,7 +22,7 @@ class NotInKafka(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
-    """The requested position of a reset. Raises ValueError if the parts contradict each other."""
+    """The requested position of a reset. Raises ValueError if the fields contradict each other."""
 
     to: str
     at: datetime | None = None
@@ -36,7 +36,7 @@ class ResetTarget:
 
 
 def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
-    """Read the offsets of the stream's topics in Kafka, and where their logs were truncated before the marker."""
+    """Read which offsets of the stream's topics Kafka has, and where Kafka's logs were truncated before the marker."""
     topics = kafka.describe()
     first, end = kafka.earliest(topics.partitions), kafka.ends(topics.partitions)
     if marker is None:
@@ -49,7 +49,7 @@ def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
 def target_of(
     wanted: ResetTarget, *, seen: BeforeReset, now: Available, kafka: KafkaOffsets
 ) -> dict[TopicPartition, int]:
-    """Return the offset to continue from for every topic-partition in Kafka.
+    """Return the offset at which the stream continues, for every topic-partition in Kafka.
 
     Raises MarkerUnreadable or RolledBack if `to` needs a position that is unknown, and NotInKafka for offsets that
     Kafka does not have.
@@ -82,7 +82,7 @@ def _marker_target(seen: BeforeReset, now: Available, *, named: Offsets | None =
 
 
 def check_available(offsets: Offsets, now: Available) -> None:
-    """Check that these offsets are readable: from `first` to `end`, inclusive. Raises NotInKafka."""
+    """Check that Kafka has these offsets: each must be from `first` to `end`, inclusive. Raises NotInKafka."""
     for (topic, partition), offset in offsets.items():
         tp = (topic, partition)
         if tp not in now.first:
@@ -106,7 +106,7 @@ Merged = Literal["no", "by order", "by arrival", "dropped"]
 
 
 def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, merged: Merged = "no") -> list[str]:
-    """Describe the cost of a reset: records that the table never gets, and those that it may have twice. Pure.
+    """Describe the cost of a reset: records that the table never gets, and records that it may get twice. Pure.
 
     `merged` is how an upsert orders changes, `no` if each record is a row, or `dropped` for a stream with dedupe.
     """
@@ -124,10 +124,10 @@ def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, mer
             said.append(
                 f"Kafka's log of {m.topic}-{m.partition} was cut at offset {m.cut:,}: from there on it has, or will "
                 f"have, other records than the {m.rewritten:,} offsets that the table holds. They are read, and land "
-                "beside those that Kafka lost."
+                "next to those that Kafka lost."
             )
     if skipped:
-        also = f", {gone:,} of which Kafka has deleted already" if gone else ""
+        also = f"; Kafka has already deleted {gone:,} of them" if gone else ""
         said.append(f"It skips {counted(skipped, 'offset')}{also}: their records never reach the table.")
     if repeated:
         said.append(f"It reads {counted(repeated, 'offset')} again that the table holds: {_AGAIN[merged]}")

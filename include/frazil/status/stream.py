@@ -47,19 +47,19 @@ log = logging.getLogger(__name__)
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
 LAG_UNKNOWN = "the lag is unknown"
-"""The prefix of problems that leave the lag unknown."""
+"""The prefix of problems that make the lag unknown."""
 ROLLED_BACK = f"{LAG_UNKNOWN}: the table was rolled back, and the marker stands beyond what it holds"
 MAX_WAITING = 1_000
-"""Waiting batches that are counted."""
+"""Maximum of waiting batches that are counted."""
 WATCHED_MS = 30_000
-"""The time without a record after which a supervisor no longer watches."""
+"""Milliseconds without a record from a supervisor, after which no supervisor counts as watching the writer."""
 ROUTED_NAMED = 5
-"""Tables of a route with missing rows that are named."""
+"""Maximum of tables of a route with missing rows that are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """The state of the table and of the objects stored with it."""
+    """The state of the stream's table and of the objects stored with it."""
 
     exists: bool | None
     in_full: bool = True
@@ -70,7 +70,7 @@ class TableView:
     commit_epoch: int | None = None
     desired: Desired | None = None
     missing: str | None = None
-    """Why the catalog does not have a table that the stream had; None for a table that was never made."""
+    """Why the catalog does not have a table that the stream once had; None if the table was never made."""
     fingerprint: str | None = None
     """See `table_fingerprint` in `frazil.supervise.desired`."""
     waiting_batches: int | None = 0
@@ -89,8 +89,8 @@ def stream_state(
 ) -> StreamState:
     """Read the state of one stream. Unreachable parts become problems; only an `outdated` error is raised.
 
-    `problem` is the error in its declaration. Without `in_full`, neither Kafka nor tables of a route are read, and
-    waiting batches are counted instead. `out_of_reach` skips the catalog.
+    `problem` is the error in the stream's declaration. Without `in_full`, neither Kafka nor tables of a route are read,
+    and waiting batches are counted instead. `out_of_reach` skips the catalog.
     """
     known = StreamState(spec.name, spec.table.identifier, problem=problem)
     try:
@@ -196,7 +196,10 @@ def _with_table(known: StreamState, view: TableView, heartbeat: Heartbeat | None
 
 
 def _alive(known: StreamState, spec: StreamSpec, view: TableView, *, now_ms: int) -> bool | None:
-    """Whether a writer runs. One on another host is known by its commits; a marker alone may belong to a quiet one."""
+    """Whether a writer runs; None if that is unknown.
+
+    A writer on another host is known only by its commits. A marker without recent commits may belong to an idle writer.
+    """
     if known.writer.pid is not None:
         return True
     if known.writer.has_ended and not known.commits_elsewhere:
@@ -218,7 +221,7 @@ def _fenced(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
 
 
 def _each_once(problems: tuple[str, ...]) -> tuple[str, ...]:
-    """Drop problems that the writer's last error already reports, such as of the table."""
+    """Drop problems that the writer's last error already reports, such as an error of the table."""
     said = problems[0] if problems else ""
 
     def is_said(problem: str) -> bool:
@@ -229,7 +232,7 @@ def _each_once(problems: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
-    """Return the writer's notices, and a warning if a running one has an older declaration than the file."""
+    """Return the writer's notices, and a warning if the running writer has an older declaration than the file."""
     heartbeat = observation.heartbeat
     if heartbeat is None:
         return ()
@@ -287,7 +290,7 @@ def _read_table(
 
 
 def _behind(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
-    """Return why tables of the route miss rows or were dropped, in full for some and in a few words for all."""
+    """Return why tables of the route miss rows or were dropped: a few full sentences, and a few words on each table."""
     from frazil.commit.opened import read_stream  # noqa: PLC0415 - with the committer, which few streams need here
     from frazil.stream.dropped_tables import behind_default_table  # noqa: PLC0415 - as above
 
@@ -302,7 +305,7 @@ def _behind(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]
         _raise_if_outdated(error)
         return [f"the tables of its route cannot be read: {_words(error)}"], {}
     more = (
-        [f"{len(found) - ROUTED_NAMED:,} more lack rows or were dropped: `frazil route {spec.name}`"]
+        [f"{len(found) - ROUTED_NAMED:,} more are missing rows or were dropped: `frazil route {spec.name}`"]
         if len(found) > ROUTED_NAMED
         else []
     )
@@ -384,7 +387,7 @@ def _rows(metadata: TableMetadata) -> int | None:
 
 
 def _raise_if_outdated(error: Exception) -> None:
-    """Raise an error that is due to an upgrade of frazil while this process runs."""
+    """Raise an error again if it is due to an upgrade of frazil while this process runs."""
     if outdated(error):
         raise error
 

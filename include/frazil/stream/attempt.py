@@ -1,10 +1,10 @@
 """Lets a task attempt notice that its result is no longer needed.
 
 Spark does not inform a Python worker when it abandons the worker's task, for example because a speculative copy was
-faster. The worker would read on, and leave files that no journal has. But the executor closes its connection to the
-worker, and if the executor itself ends, the workers' daemon sends SIGHUP.
+faster. The worker would read on, and leave files that no journal names. But the executor closes its connection to the
+worker; and if the executor itself ends, the workers' daemon sends SIGHUP.
 
-Imports little, for the daemon: see `frazil.stream.worker_daemon`.
+This module imports little, for the daemon's sake: see `frazil.stream.worker_daemon`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _connection: int | None = None
 
 
 class Abandoned(BaseException):
-    """Ends an abandoned attempt at any point; what it wrote is then removed. Not an error of the task."""
+    """Ends an abandoned attempt at any point; the attempt's files are then removed. Not an error of the task."""
 
 
 def check_wanted() -> None:
@@ -58,7 +58,10 @@ def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
 
 
 def _discard_rest(outfile: Any) -> None:
-    """Redirect unread output to nowhere. Otherwise Spark's daemon logs a page of traces when it cannot send it."""
+    """Redirect unsent output to the null device.
+
+    Otherwise Spark's daemon logs a page of traces when it cannot send the output.
+    """
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), outfile.fileno())
 

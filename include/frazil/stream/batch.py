@@ -1,4 +1,4 @@
-"""One batch: stage, journal, commit. The engine stages its tasks.
+"""One batch: stage, journal, commit. The engine runs the staging tasks.
 
 The module is longer than others because its steps share the epoch's state: the marker, the last batch, the published
 notices. Pure functions elsewhere make the decisions.
@@ -48,13 +48,12 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
-from frazil.stream.batch_rates import metadata_of, write_rates_of
+from frazil.stream.batch_rates import join_ranges, metadata_of, write_rates_of
 from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import MAX_NAMED, evolved, ignored
 from frazil.stream.fence_watch import FenceWatch
-from frazil.stream.joined_ranges import join_ranges
 from frazil.stream.outage import waited_out
 from frazil.stream.planner_exchange import read_rates, write_rates
 from frazil.stream.position import Position
@@ -71,11 +70,11 @@ log = logging.getLogger(__name__)
 MAX_RESTAGES = 10
 """Times one batch may be restaged after schema changes."""
 MAX_IGNORED_FIELDS = 100
-"""Ignored fields named per epoch; records may have any number of them."""
+"""Maximum number of ignored fields named per epoch. Records may have any number of ignored fields."""
 RECENT_BATCHES = 4
-"""Commit records that a new writer reads to learn what batches write by table partition.
+"""Number of commit records that a new writer reads to learn how many bytes batches write to each table partition.
 
-A record may take megabytes.
+A commit record may take megabytes.
 """
 
 
@@ -93,26 +92,27 @@ class BatchRunner:
     run_folder: Path
     progress: ProgressFolder
     wait: Callable[[float], object] = time.sleep
-    """Waits for a number of seconds. Returns something true, early, if the writer is asked to end."""
+    """Waits for a number of seconds. Returns early, with a true value, if the writer is asked to end."""
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Rejected records before these offsets do not open the circuit breaker."""
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
-    """Notices that were given already."""
+    """Notices that were already published."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
-    """Ignored fields that were reported already."""
+    """Ignored fields that were already reported."""
     recent: Recent | None = None
-    """What recent batches wrote by table partition; None until a batch of this epoch needs it."""
+    """Averages of what recent batches wrote to each table partition; None until a batch of this epoch needs them."""
     distribution: Distribution | None = None
-    """The decision for the last batch."""
+    """The shuffle decision for the last batch."""
     landed: Journal | None = None
     """The last batch that this runner committed."""
     route: StreamRoute | None = None
-    """The stream's route; None if it never had one."""
+    """The stream's route; None if the stream never had a route."""
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
-        """Stage, journal and commit one batch of `tasks` tasks that ends at `end`. Raises what ends the epoch.
+        """Stage, journal and commit one batch of `tasks` tasks that ends at `end`. Raises the errors that end the
+        epoch.
 
         An empty commit has no tasks: it stages nothing, and commits its position.
         """
@@ -148,7 +148,7 @@ class BatchRunner:
             self.route.tell()
 
     def follow(self) -> None:
-        """Between batches, retry routed tables that are behind, and check whether another writer took over.
+        """Retry, between batches, routed tables that miss rows, and check whether another writer took over.
 
         Raises RouteBehind and Fenced.
         """
@@ -157,7 +157,7 @@ class BatchRunner:
             self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """Sweep the last batch once more on a cluster, because an abandoned attempt may still write for a while.
+        """Sweep the last batch once more on a cluster, because an abandoned attempt may still write files for a while.
 
         Called with the next batch, and after the engine has ended.
         """
@@ -165,7 +165,7 @@ class BatchRunner:
             self._sweep(self.landed)
 
     def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
-        """Emit the events of a committed batch; without times if an earlier epoch staged it."""
+        """Emit the events of a committed batch. The times are 0 if an earlier epoch staged the batch."""
         key, files = journal.key, len(journal.files)
         self.emit(
             BatchCommitted(
@@ -181,11 +181,11 @@ class BatchRunner:
             )
         )
         if journal.future:
-            most = max(journal.progress, key=lambda p: p.future).topic_partition
-            self.emit(FutureEventTimes(key, journal.future, most, format_duration(self.spec.watermark.max_future)))
+            furthest = max(journal.progress, key=lambda p: p.future).topic_partition
+            self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
 
     def _changes(self, journal: Journal) -> dict[str, int]:
-        """Sum the counts of a batch's merges over all tables that have committed it."""
+        """Sum the counts of a batch's merges over all tables that have committed the batch."""
         if self.tables.merging is None:
             return {}
         total = Counter(_merged(self.tables.main.current(), self.marker))
@@ -204,7 +204,7 @@ class BatchRunner:
         self.notices |= said
 
     def _journal_and_commit(self, journal: Journal) -> float:
-        """Return how many seconds the commit took."""
+        """Write the journal, and commit the batch. Returns the duration of the commit in seconds."""
         self.emit(PhaseBegan(Phase.JOURNALING))
         written = waited_out(
             lambda: self.tables.journals.put(journal),
@@ -225,7 +225,7 @@ class BatchRunner:
         return time.monotonic() - committing
 
     def _check_not_replaced(self, error: Exception) -> None:
-        """Raise `Fenced` instead of an error if another writer took over and swept the files staged here."""
+        """Raise `Fenced` instead of `error` if another writer took over and swept the files staged here."""
         if isinstance(error, FrazilError):
             return
         try:
@@ -239,7 +239,9 @@ class BatchRunner:
             raise fenced from error
 
     def _give_back(self, key: BatchKey) -> None:
-        """Delete what a fenced writer staged and no writer will commit; the next start decides about the rest."""
+        """Delete the files that a fenced writer staged and no writer will commit. The next start decides about other
+        files.
+        """
         try:
             give_back(self.tables, key)
         except Exception as error:
@@ -248,7 +250,7 @@ class BatchRunner:
     def _staged(
         self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
     ) -> tuple[tuple[TaskAnswer, ...], Journal]:
-        """Call `staged`, retrying while a catalog or a storage fails or its credentials have expired.
+        """Call `staged`, and retry while a catalog or a storage fails, or its credentials have expired.
 
         Every attempt loads the tables, and so gets fresh credentials.
         """
@@ -272,9 +274,10 @@ class BatchRunner:
     def staged(
         self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
     ) -> tuple[tuple[TaskAnswer, ...], Journal]:
-        """Return the tasks' answers and the batch's journal, restaging if the table evolves or values need new tables.
+        """Return the tasks' answers and the batch's journal.
 
-        Schema drift left after the last attempt is handled by the next batch that has it.
+        Stages again if the table evolves, or if values need new tables. Schema drift that remains after the last
+        attempt is left to the next batch with such records.
         """
         context, answers = self._staged_once(stage, key, tasks=tasks)
         for _ in range(MAX_RESTAGES):
@@ -314,7 +317,7 @@ class BatchRunner:
             self.ignored |= {refusal.path for refusal in new}
 
     def _evolved(self, context: StageContext, answers: Sequence[TaskAnswer]) -> bool:
-        """Whether the table evolved, by this writer or another, so that it can hold more of the batch's records."""
+        """Whether the table evolved, by this writer or another, so that it can take more of the batch's records."""
         drift = [a.result.drift for a in answers if a.result.drift]
         if not drift:
             return False
@@ -328,7 +331,7 @@ class BatchRunner:
             return main.refresh().schema().schema_id != staged_id
 
     def _shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
-        """Return how the batch's rows are shuffled; None if they are not."""
+        """Return how the batch's rows are shuffled; None if they are not shuffled."""
         if self.spec.distribution == "none" or not tasks:
             return None
         spec = self.tables.main.current().metadata.spec()
@@ -348,7 +351,7 @@ class BatchRunner:
         return chosen.shuffle
 
     def _read_recent(self, spec_id: int) -> Recent:
-        """Return what the last batches of earlier writers wrote, from their commit records."""
+        """Return the averages of the last batches of earlier writers, from the batches' commit records."""
         recent = Recent(spec_id)
         newest = [*islice(self.tables.journals.records(newest_first=True), RECENT_BATCHES)]
         for journal in reversed(newest):
@@ -356,22 +359,25 @@ class BatchRunner:
         return recent
 
     def _sweep(self, journal: Journal) -> None:
-        """Delete what failed attempts of a landed batch left; the next start sweeps what remains."""
+        """Delete the files that failed attempts of a committed batch left. The next start sweeps the remaining
+        files.
+        """
         try:
             sweep_batch(self.tables, journal)
         except Exception as error:  # catalogs' clients raise anything; it must not replace the error at hand
             log.warning("files that failed tries of batch %s left are left to the next start: %r", journal.key, error)
 
     def _discard(self, key: BatchKey) -> None:
-        """Delete the files of a failed batch; the next start sweeps what remains."""
+        """Delete the files of a failed batch. The next start sweeps the remaining files."""
         try:
             discard_batch(self.tables, key)
         except Exception as error:
             log.info("files of the failed batch %s were left to the next start: %r", key, error)
 
     def _clear_progress(self) -> None:
-        """Restart the progress count for the batch's next attempt; otherwise the heartbeat shows no advance
-        at first.
+        """Restart the progress count for the batch's next attempt.
+
+        Otherwise the heartbeat would show no advance at first.
         """
         self.progress = dataclasses.replace(self.progress, attempt=self.progress.attempt + 1)
         try:
@@ -397,9 +403,9 @@ class BatchRunner:
         )
 
     def _topic_ids(self) -> Mapping[str, str]:
-        """Return the ids of the topics being read.
+        """Return the ids of the topics that are read.
 
-        The marker does not have those that began to match a pattern later.
+        Fetches them for a topic pattern, because the marker has no topics that began to match the pattern later.
         """
         known = self.marker.source
         if self.spec.source.topic_pattern is None:
@@ -438,9 +444,9 @@ class BatchRunner:
         )
 
     def _observe(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
-        """Record what the planner needs for the next batches.
+        """Record the measurements that the planner needs for the next batches.
 
-        A failure is only logged, because the batch has landed.
+        A failure is only logged, because the batch is already committed.
         """
         try:
             write_rates_of(open_exchange(self.run_folder), journal, answers, batch_s=batch_s)
@@ -452,7 +458,7 @@ class BatchRunner:
             log.warning("the planner did not get the rates of batch %s: %r", journal.key, error)
 
     def _measure_metadata(self, commit_s: float) -> None:
-        """Set how far the planner stretches the commit interval, and emit why."""
+        """Set how far the planner stretches the commit interval, and emit the reason."""
         measure = metadata_of(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
         before, now = self.throttle, throttle(self.throttle, measure, Bounds.for_stream(self.spec))
         self.throttle = now
@@ -470,12 +476,12 @@ def _merged(table: Table, marker: Marker) -> dict[str, int]:
 
 
 def _values(answers: Sequence[TaskAnswer]) -> set[str]:
-    """Return the values of records that were left out because their table does not exist."""
+    """Return the values of records that were left out because their tables do not exist."""
     return {value for answer in answers for value in answer.result.values}
 
 
 def _summed(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:
-    """Sum the counts by key; None if a task did not count."""
+    """Sum the counts by key; returns None if a task did not count."""
     total: Counter[int] = Counter()
     for count in counts:
         if count is None:

@@ -30,17 +30,17 @@ from frazil.stream.position import Position
 from frazil.stream.whole_transactions import whole_transactions
 
 UNTIL_CHECK_S = 0.1
-"""Interval of the checks for the end of the loop while brokers are silent."""
+"""Interval (s) at which the loop checks whether it must end, while brokers are silent."""
 
 
 @dataclass(slots=True)
 class BatchLoop:
-    """The batches after the marker, one after the other. Used once."""
+    """Runs the batches after the marker, one after the other. Used once."""
 
     engine: Engine
     runner: BatchRunner
     drain: bool
-    """Whether everything unread is due at once."""
+    """Whether all unread records are due at once."""
     planned: Callable[[PlannerReport | None], None]
     hosting: Hosting = field(default_factory=Hosting)
     commits: int = 0
@@ -48,21 +48,21 @@ class BatchLoop:
     """Set when the loop runs."""
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
-        """Return once `until` holds between two batches; raise the error that ends the epoch.
+        """Run batches until `until` holds between two of them; raise the error that ends the epoch.
 
         `wait` takes seconds, and returns early if `until` may have changed.
         """
         self.planner = planner = self._planner()
         position = planner.position
-        interval_s = planning_interval_s(planner.settings.policy.interval_s, most_s=self.hosting.planned_s)
+        interval_s = planning_interval_s(planner.settings.policy.interval_s, max_s=self.hosting.planned_s)
         try:
             # Waits for Spark to start: until then the planner is not asked, and so is not silent.
             self.engine.check()
             self.runner.emit(PhaseBegan(Phase.WAITING))
             while not until():
-                asked = time.monotonic()
+                began = time.monotonic()
                 end = next_position(planner, until)
-                # A batch may take long, and whoever stops the writer waits for no batch but the current one.
+                # A batch may take long, and a stop waits for no batch but the current one.
                 if end is None or until():
                     return
                 if end != position:
@@ -76,7 +76,7 @@ class BatchLoop:
                             self._run_batch(plans, end)
                     position = end
                 if not until():
-                    wait(max(0.0, interval_s - (time.monotonic() - asked)))
+                    wait(max(0.0, interval_s - (time.monotonic() - began)))
                 if not until():
                     self.engine.check()
                     self.runner.follow()
@@ -84,12 +84,12 @@ class BatchLoop:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
     def is_left(self, tp: TopicPartition) -> bool:
-        """Whether the rest of a log is left unread: it was deleted, or a source transaction has not ended."""
+        """Whether the rest of a log stays unread: its topic was deleted, or a source transaction has not ended."""
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
     def _wait_for_turn(self) -> None:
-        """Report the waiting phase, so that a writer in the queue does not seem hung."""
+        """Report the waiting phase, so that a writer in the queue does not look stuck."""
         self.runner.emit(PhaseBegan(Phase.WAITING))
 
     def _run_batch(self, plans: Sequence[str], end: Position) -> None:
@@ -116,9 +116,9 @@ class BatchLoop:
     def _settings(self) -> PlannerSettings:
         spec = self.runner.spec
         interval_s = spec.commit.interval / timedelta(seconds=1)
-        asked_s = planning_interval_s(interval_s, most_s=self.hosting.planned_s)
-        # Whoever is asked less often would be late by as much.
-        early_s = asked_s if asked_s > POLL_S else 0.0
+        polling_s = planning_interval_s(interval_s, max_s=self.hosting.planned_s)
+        # A source that is polled less often would be late by as much.
+        early_s = polling_s if polling_s > POLL_S else 0.0
         return PlannerSettings(
             stream=spec.name,
             topics=spec.source.reads,
@@ -133,16 +133,16 @@ class BatchLoop:
             ),
             idle_timeout_s=spec.watermark.idle_timeout / timedelta(seconds=1),
             exchange=str(self.runner.run_folder),
-            # Each question shall find a new answer, although the loop is never exact.
-            poll_s=max(POLL_S, 0.8 * asked_s),
+            # Each question must find a new answer, although the loop is never exact.
+            poll_s=max(POLL_S, 0.8 * polling_s),
         )
 
 
 def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position | None:
-    """Return the planner's next position; None if `until` holds before it answers.
+    """Return the planner's next position; None if `until` holds before the planner answers.
 
     Polling silent brokers takes minutes, and a writer that is asked to stop must not wait for them. So the planner runs
-    in a thread that is not joined; it ends when the writer destroys the Kafka client.
+    in a thread that is not joined; the thread ends when the writer destroys the Kafka client.
     """
     answer: Future[Position] = Future()
     thread = threading.Thread(target=_answer, args=(planner, answer), name="planner", daemon=True)
@@ -179,16 +179,16 @@ def _answer(planner: BatchPlanner, answer: Future[Position]) -> None:
 
 
 def _clear_earlier_versions(runner: BatchRunner) -> None:
-    """Delete what earlier versions left in the run folder: Spark's checkpoints and the planner's report."""
+    """Delete the files of earlier versions in the run folder: Spark's checkpoints and the planner's report."""
     for old in runner.run_folder.glob("checkpoint-*"):
         shutil.rmtree(old, ignore_errors=True)
     (runner.run_folder / "planner.json").unlink(missing_ok=True)
 
 
-def planning_interval_s(commit_interval_s: float, *, most_s: float = 1.0) -> float:
-    """Return the planner's polling interval in seconds: a small part of the commit interval, at most `most_s`.
+def planning_interval_s(commit_interval_s: float, *, max_s: float = 1.0) -> float:
+    """Return the planner's polling interval in seconds: a small part of the commit interval, at most `max_s`.
 
     Polling is the main cost of a quiet stream.
     """
-    part = 60 if most_s <= POLL_S else 12
-    return min(most_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)
+    part = 60 if max_s <= POLL_S else 12
+    return min(max_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)

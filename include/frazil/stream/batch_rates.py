@@ -1,15 +1,18 @@
-"""Rates that a landed batch shows, for planning the next ones."""
+"""Measures a committed batch, for planning the next batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
 
 from pyiceberg.table import Table
 
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
 from frazil.commit.manifest_lists import manifests_of
+from frazil.errors import StaleBatch
 from frazil.host.exchange import Exchange
+from frazil.ingest.contract import RangeProgress
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.plan import learned
 from frazil.stream.planner_exchange import read_rates, write_rates
@@ -17,7 +20,7 @@ from frazil.stream.throttle import Measure
 
 
 def write_rates_of(exchange: Exchange, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float) -> None:
-    """Update the planner's rates after a batch that took `batch_s` in all."""
+    """Update the planner's rates after a batch whose total duration was `batch_s`."""
     task_s = [a.seconds for a in answers]
     rates = learned(
         read_rates(exchange),
@@ -32,8 +35,38 @@ def write_rates_of(exchange: Exchange, journal: Journal, answers: Sequence[TaskA
 def metadata_of(table: Table, *, commit_s: float, at_ms: int) -> Measure:
     """Measure a table's metadata after a commit.
 
-    Counts only main's snapshots, as maintenance does: an open branch has one for each of them.
+    Counts only main's snapshots, as maintenance does: an open branch has one snapshot for each of main's.
     """
     main = list(ancestors(table.metadata))
     manifests = len(manifests_of(main[0], table.io)) if main else 0
     return Measure(len(main), manifests, commit_s, at_ms)
+
+
+def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
+    """Join the pieces that several tasks read into one range per topic-partition.
+
+    Raises `StaleBatch` for a gap between two pieces, which would be a bug, so that such a batch is never journaled.
+    """
+    whole = []
+    for (topic, partition), group in groupby(sorted(pieces, key=_by_offset), key=lambda p: p.topic_partition):
+        parts = list(group)
+        if any(a.end != b.start for a, b in pairwise(parts)):
+            raise StaleBatch(f"the ranges of {topic}-{partition} do not join: {[(p.start, p.end) for p in parts]}")
+        times = [p.max_event_time_us for p in parts if p.max_event_time_us is not None]
+        whole.append(
+            RangeProgress(
+                topic,
+                partition,
+                parts[0].start,
+                parts[-1].end,
+                records=sum(p.records for p in parts),
+                rejected=sum(p.rejected for p in parts),
+                max_event_time_us=max(times, default=None),
+                future=sum(p.future for p in parts),
+            )
+        )
+    return tuple(whole)
+
+
+def _by_offset(piece: RangeProgress) -> tuple[str, int, int]:
+    return (piece.topic, piece.partition, piece.start)

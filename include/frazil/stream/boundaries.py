@@ -8,36 +8,37 @@ from frazil.commit.marker import NO_TRANSACTION, LastTransaction
 from frazil.ingest.source_log import is_after, is_before
 
 MAX_ENDS = 200_000
-"""Transaction ends to remember, because a restarted connector sends the last ones again."""
+"""Maximum number of transaction ends to remember, because a restarted connector sends the last ends again."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """Consecutive records of one transaction, or of none (empty)."""
+    """Consecutive records of one transaction, or of no transaction (`transaction` is then empty)."""
 
     transaction: str
     order: int
-    """The order of the last readable record."""
+    """The position of the last readable record in its transaction."""
     position: str | None
     """The transaction's position in the source's log."""
     end: int
     """The offset after the records."""
     unreadable: int = 0
-    """Unreadable records after the last readable one, which may be of this transaction."""
+    """Number of unreadable records after the last readable record. They may belong to this transaction."""
 
 
 @dataclass(slots=True)
 class _Open:
     """Transactions that have not ended, in the order in which they began.
 
-    Indexed by position: many may share one. One without a position counts as before no other.
+    Indexed by position, which many transactions may share. A transaction without a position counts as before no other
+    transaction.
     """
 
     positions: dict[str, str | None] = field(default_factory=dict)
     _at: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def before(self, run: _Run) -> list[tuple[str, str]]:
-        """Return the other transactions before this run in the source's log, with their positions."""
+        """Return the other transactions that lie before this run in the source's log, with their positions."""
         places = [place for place in self._at if is_after(run.position, place)]
         return [(one, place) for place in places for one in self._at[place] if one != run.transaction]
 
@@ -60,22 +61,23 @@ class _Open:
 
 @dataclass(slots=True)
 class Boundaries:
-    """The boundaries of a log whose events carry their transaction and their order in it, as the source counts them.
+    """Finds boundaries in a log whose events name their transaction and their number within it, as counted by the
+    source.
 
-    A transaction is open from its first event until the event that its end counts as the last, or until a later
-    transaction follows: then its last events are unreadable.
+    A transaction is open from its first event until the event with the number that the transaction's end reports as the
+    last. If a later transaction follows first, the transaction is closed too: its last events are unreadable.
 
-    A restarted connector sends events again, so an older transaction may occur between two events of one. The events
-    sent again restore rows that were deleted since. So there is no boundary until the connector has caught up with the
-    newest transaction.
+    A restarted connector sends events again, so an older transaction may occur between two events of another. The
+    repeated events restore rows that were deleted since. So there is no boundary until the connector has reached the
+    newest transaction again.
     """
 
     at: int
     """The last offset known to be a boundary."""
     newest: LastTransaction = NO_TRANSACTION
-    """The last transaction before it."""
+    """The last transaction before `at`."""
     is_behind: bool = False
-    """Whether the last `settle` waits for the newest transaction, which the connector must send again."""
+    """Whether the last `settle` waits for the connector to send the newest transaction again."""
     _runs: list[_Run] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
 
@@ -90,20 +92,20 @@ class Boundaries:
             self._runs.append(_Run(transaction, order, position, end))
 
     def passed(self, end: int) -> None:
-        """Note that no more records lie before this offset."""
+        """Record that no more records lie before the offset `end`."""
         if self._runs:
             self._runs[-1].end = end
         else:
             self.at = end
 
     def ended(self, transaction: str, count: int) -> None:
-        """Note that the transaction has `count` events in this log."""
+        """Record that the transaction has `count` events in this log."""
         self._counts[transaction] = count
         if len(self._counts) > MAX_ENDS:
             del self._counts[next(iter(self._counts))]
 
     def settle(self, *, whole: bool) -> str:
-        """Move `at` as far as the ends of transactions allow; returns a transaction that it waits for, or "".
+        """Move `at` to the last boundary; returns the transaction that it waits for, or "" if there is none.
 
         Unless `whole`, more records follow at once, perhaps of the last transaction.
         """
@@ -133,7 +135,9 @@ class Boundaries:
 
 
 def _seen(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
-    """Return the newest transaction after a complete one, and whether the complete one lies before it."""
+    """Return the newest transaction after a complete transaction, and whether the complete transaction lies before
+    it.
+    """
     if transaction != newest.id and is_before(position, newest.position):
         return newest, True
     return LastTransaction(transaction, position or newest.position), False

@@ -20,7 +20,7 @@ PARTITIONS_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Whether a batch may be committed."""
+    """The decision whether a batch may be committed."""
 
     opens: bool
     reason: str
@@ -30,7 +30,7 @@ class Evaluation:
 def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
     """Raise `CircuitOpen` if a batch has more dead letters than the stream declares to accept.
 
-    `records` are the rows that would land; `journals` show the batch before.
+    `records` is the number of rows that would be committed; `journals` have the previous batch.
     """
     if (circuit := spec.dead_letters.circuit) == "off":
         return
@@ -41,9 +41,10 @@ def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, j
 
 
 def evaluate(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> Evaluation:
-    """Evaluate a batch by its `records`, the rows that would land, and by its new dead letters.
+    """Evaluate a batch by `records`, the number of rows that would be committed, and by its new dead letters.
 
-    Records that were dead letters before, and those that an operator accepted, count on neither side.
+    Records that were dead letters before, and records that an operator accepted, count neither as rows nor as dead
+    letters.
     """
     rejected, total = rejects.total, records + rejects.total
     share = f"{rejected:,} of {counted(total, 'record')} ({_percent(rejected, total)})"
@@ -55,7 +56,7 @@ def evaluate(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> Eval
 
 
 def opened(stream: str, evaluated: Evaluation, rejects: Rejects, *, before: Journal | None) -> str:
-    """Return the message: what happened, the batch before, what to do, the first offsets, and three samples.
+    """Return the message: what happened, the previous batch, what to do, the first offsets, and three samples.
 
     The long parts come last, because an alert or a page may shorten the text. `before` is the stream's last batch with
     records.
@@ -83,7 +84,7 @@ def _firsts(rejects: Rejects) -> str:
 
 
 def _samples(rejects: Rejects) -> list[Reject]:
-    """Return samples by frequency of their reason, one of each reason before any second one."""
+    """Return samples, the most frequent reasons first; each reason gets one sample before any reason gets a second."""
     by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
     return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:SAMPLES]
 

@@ -1,7 +1,7 @@
 """Decides whether a batch's rows are shuffled to writers by table partition, and how. Pure.
 
-Without a shuffle, each task writes a file for each partition that its ranges have: up to tasks x partitions files. With
-one, a partition has as many files as its bytes need, and all writers have about the same work.
+Without a shuffle, each task writes a file for each partition that its ranges contain: up to tasks x partitions files.
+With a shuffle, a partition has as many files as its bytes need, and all writers have about the same work.
 """
 
 from __future__ import annotations
@@ -17,36 +17,40 @@ from typing import Literal
 from frazil.ingest.contract import PartitionKey, Shuffle, StagedFile
 
 BEGIN = 1.5
-"""Shuffle if writing without it would make this many times the files."""
+"""Shuffle if writing without a shuffle would produce this many times the files."""
 END = 1.2
-"""Stop shuffling below this ratio."""
+"""Stop shuffling if writing without a shuffle would produce less than this many times the files."""
 MIN_SAVED_FILES = 16
-"""Files that a shuffle must save: fewer do not disturb readers, and a shuffle costs CPU."""
+"""Minimum number of files that a shuffle must save. Fewer files do not slow readers down, and a shuffle costs CPU."""
 NEWEST_WEIGHT = 0.5
-FORGOTTEN = 0.01
-"""Drop a partition without new rows below this fraction of the mean of the partitions with new rows."""
+MIN_KEPT_SHARE = 0.01
+"""Drop a partition without new rows if its bytes are below this fraction of the mean of the partitions with new
+rows.
+"""
 MAX_PREDICTED = 10_000
-"""Partitions predicted, the largest first, because they travel with each task. The rest is spread by name."""
+"""Maximum number of predicted partitions, the largest first, because they are sent with each task. Other partitions are
+spread over the writers by a hash of their values.
+"""
 FILE_BYTES = 24 * 1024
 """Bytes of Parquet that cost a writer as much CPU as one more file: `python -m bench.distribution`."""
 SLIVER = 0.05
-"""The fraction of a writer's bytes that is not worth another file."""
+"""The fraction of a writer's bytes that is too small to be worth another file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """What the last batches wrote to each partition: averages in which the newest batch weighs half."""
+    """What the last batches wrote to each partition: averages in which the newest batch has half of the weight."""
 
     spec_id: int
     bytes: Mapping[PartitionKey, float] = field(default_factory=dict)
     files_alone: float = 0.0
-    """Files per batch if each task wrote its own rows."""
+    """Number of files per batch if each task wrote its own rows."""
 
     def after(self, files: Iterable[StagedFile], *, partitions: int | None) -> Recent:
         """Return the averages after one more batch with these files of the main table.
 
-        `partitions` is the sum of the partitions of its tasks (`TaskAnswer.partitions`), None if it was not shuffled.
-        Files of another partition spec are ignored.
+        `partitions` is the number of partitions of each task (`TaskAnswer.partitions`), summed over the tasks; None if
+        the batch was not shuffled. Files of another partition spec are ignored.
         """
         newest: dict[PartitionKey, float] = defaultdict(float)
         count = 0
@@ -59,9 +63,9 @@ class Recent:
         alone = float(max(partitions or 0, count))
         if not self.bytes:
             return replace(self, bytes=_largest(newest), files_alone=alone)
-        least = FORGOTTEN * sum(newest.values()) / len(newest)
+        threshold = MIN_KEPT_SHARE * sum(newest.values()) / len(newest)
         mixed = {key: _mixed(self.bytes.get(key, 0.0), newest.get(key, 0.0)) for key in {*self.bytes, *newest}}
-        kept = {key: size for key, size in mixed.items() if key in newest or size > least}
+        kept = {key: size for key, size in mixed.items() if key in newest or size > threshold}
         return replace(self, bytes=_largest(kept), files_alone=_mixed(self.files_alone, alone))
 
 
@@ -78,21 +82,21 @@ class Distribution:
     """The decision for one batch, with its reasons."""
 
     shuffle: Shuffle | None
-    """The shuffle; None if each task writes what it reads."""
+    """The shuffle; None if each task writes the rows that it reads."""
     reason: str
     partitions: int = 0
-    """Partitions that recent batches wrote to."""
+    """Number of partitions that recent batches wrote to."""
     files_alone: int = 0
-    """Files expected without a shuffle."""
+    """Number of files expected without a shuffle."""
     files_shuffled: int = 0
-    """Files expected with a shuffle."""
+    """Number of files expected with a shuffle."""
 
     @property
     def shuffled(self) -> bool:
         return self.shuffle is not None
 
 
-def decide(  # noqa: PLR0913 - what is known of one batch
+def decide(  # noqa: PLR0913 - the facts about one batch
     declared: Literal["none", "hash", "auto"],
     recent: Recent,
     *,
@@ -101,7 +105,7 @@ def decide(  # noqa: PLR0913 - what is known of one batch
     target_file_bytes: int,
     before: Distribution | None,
 ) -> Distribution:
-    """Decide for a batch of `tasks` tasks; `before` is the decision for the batch before it."""
+    """Decide for a batch of `tasks` tasks; `before` is the decision for the previous batch."""
     if declared == "none":
         return Distribution(None, "distribution: none")
     if not partitioned:
@@ -119,7 +123,7 @@ def decide(  # noqa: PLR0913 - what is known of one batch
 
 
 def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
-    """Return a shuffle, and the files expected with and without it."""
+    """Return a shuffle, and the number of files expected with and without it."""
     shares = assign({key: size + FILE_BYTES for key, size in recent.bytes.items()}, tasks)
     needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
     alone = max(round(recent.files_alone), sum(needed.values()))
@@ -131,9 +135,9 @@ def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribu
 def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
     """Assign writers to partitions of these sizes, in the form of `Shuffle.shares`.
 
-    McNaughton's wrap-around rule: partitions are laid end to end, the largest first, and cut into one equal length per
-    writer. So there are fewer cuts than writers. A piece that would be a sliver is not cut off, so no writer gets more
-    than `1 + 2 * SLIVER` times its length.
+    Uses McNaughton's wrap-around rule: partitions are laid end to end, the largest first, and divided into one equal
+    length per writer. So fewer partitions are divided than there are writers. Very small pieces are not split off, so
+    no writer gets more than `1 + 2 * SLIVER` times the equal length.
     """
     ordered = _descending(sizes)
     length = sum(size for _, size in ordered) / writers
@@ -151,7 +155,7 @@ def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionK
 
 
 def _cut(parts: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return each writer's size as the end of its part of `[0, 1)`."""
+    """Return each writer's part of `[0, 1)`, in proportion to its size, as the end of that part."""
     ends = list(accumulate(size for _, size in parts))
     return tuple((writer, end / ends[-1]) for (writer, _), end in zip(parts, ends, strict=True))
 

@@ -1,7 +1,8 @@
 """Tables that a route had but the catalog no longer has: they were dropped or renamed.
 
-Another table may have the name by now. The default table's commits decided rows for the lost one, so the remaining
-tables do not have all rows of the route. An operator registers it again, or lets the name continue with what exists.
+Another table may have the name by now. The default table's commits decided rows for the lost table, so the remaining
+tables do not have all rows of the route. An operator registers the lost table again, or lets the route continue with
+the table that has the name now, or with a new one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pyiceberg.table import Table
 from frazil.commit.followers import Behind, Followers, Gone
 from frazil.commit.marker import Marker
 from frazil.commit.members import Member, member_names, member_of, write_member
-from frazil.commit.missing_rows import missing_replayed, missing_rows_of
+from frazil.commit.missing_rows import missing_backfilled, missing_rows_of
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import note_of
 from frazil.errors import FrazilError, SpecError
@@ -35,7 +36,7 @@ from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
 
 MAX_NAMED = 3
-"""Dropped tables reported with what to do; the others are only counted."""
+"""Maximum number of dropped tables reported with their remedy; other dropped tables are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,9 @@ def dropped_tables(
 ) -> list[DroppedTable]:
     """Return the tables that the route had, and still declares, but the catalog does not have, ordered by name.
 
-    With `there`, the route's loaded tables, also those whose name another table has by now. Costs a listing of the
-    register and of each namespace; with `there` a small object per table too. Raises what catalog and storage raise.
+    `there` are the route's loaded tables. With `there`, also returns tables whose name another table has by now. Costs
+    a listing of the stream's member objects and of each namespace; with `there`, also a read of one small object per
+    table. Raises the errors of the catalog and the storage.
     """
     if spec.route is None:
         return []
@@ -83,18 +85,18 @@ def dropped_tables(
 def _absent(catalog: Catalog, names: Set[Target]) -> set[Target]:
     """Return the names that the catalog does not have.
 
-    Costs a listing of each namespace. Raises what the catalog raises.
+    Costs a listing of each namespace. Raises the catalog's errors.
     """
     namespaces = {name.rpartition(".")[0] for name in names}
     listed = {name for namespace in namespaces for name in names_in(catalog, namespace)}
-    # A listing may leave out what we may not see, so each that it lacks is asked for.
+    # A listing may leave out what we may not see, so each one missing from it is requested.
     unlisted = sorted(names - listed)
     there = in_parallel(catalog.table_exists, unlisted) if unlisted else []
     return {name for name, exists in zip(unlisted, there, strict=True) if not exists}
 
 
 def _made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table]) -> Table | None:
-    """Return the table that has the name now, if it is another one."""
+    """Return the table that has the name now, if it is another table."""
     table = there.get(member.target)
     if table is None:  # the template did not make what has the name now
         try:
@@ -113,7 +115,7 @@ def behind_default_table(
     *,
     only_gone: bool = False,
 ) -> tuple[list[Behind], list[DroppedTable]]:
-    """Return the routed tables that are behind the default table, and dropped ones without waiting rows.
+    """Return the routed tables that miss rows of the default table, and dropped tables without waiting rows.
 
     `there` is as for `dropped_tables`. With `only_gone`, existing tables are left out, and not loaded.
     """
@@ -134,23 +136,23 @@ def behind_default_table(
         dataclasses.replace(b, reason=found.reason, gone=found.amiss) if (found := dropped.pop(b.target, None)) else b
         for b in behind
     ]
-    replayed = [
+    backfilled = [
         b
         if route_has(spec, tables, b.target) or catalog.table_exists(b.target)
         else dataclasses.replace(b, reason=mending(b.target), gone=Gone.MISSING)
-        for b in missing_replayed(tables, there or {})
+        for b in missing_backfilled(tables, there or {})
     ]
-    return [*sentences, *replayed], list(dropped.values())
+    return [*sentences, *backfilled], list(dropped.values())
 
 
 def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
-    """Return the report on a table that is behind, if it is another one than the route had."""
+    """Return the report on a table that misses rows, if it is another table than the one that the route had."""
     member = member_of(tables, target)
     if member is None or not still_has(spec, member):
         return {}
     try:
         again = _made_again(tables.main.current().catalog, member, {})
-    except Exception:  # catalogs' clients raise anything, and that it lacks rows is known
+    except Exception:  # catalogs' clients raise anything, and it is known that rows are missing
         return {}
     if again is None:
         return {}
@@ -168,12 +170,12 @@ def still_has(spec: StreamSpec, member: Member) -> bool:
 
 
 def is_of_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
-    """Whether a table is not the one that the template created for the value; always false for a named table. Pure."""
+    """Whether a table is not the one that the template created for `value`. Always False for a named table. Pure."""
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
 def route_has(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Whether the route, as declared now, has this table, or may have it if its value is unknown."""
+    """Whether the route, as declared now, has this table, or may have it if the table's value is unknown."""
     return _may_have(spec, Member(target, _known_value(spec, tables, target), ""))
 
 
@@ -184,7 +186,9 @@ def _may_have(spec: StreamSpec, member: Member) -> bool:
 
 
 def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, again: Table | None = None) -> str:
-    """Return what happened to a table that the route had, and what to do; `again` now has its name."""
+    """Return what happened to a table that the route had, and what to do; `again` is the table that now has its
+    name.
+    """
     target, catalog, has = member.target, tables.main.catalog_name, _may_have(spec, member)
     of = f" (made for {member.value!r})" if member.value is not None else ""
     whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
@@ -192,16 +196,14 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
     if again is not None:
         what = (
             f"is another one in the catalog {catalog!r} than it was: it was dropped or renamed, and made again. Drop "
-            f"the new one without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the first one "
-            "was renamed, rename it back"
+            f"the new table without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the first "
+            "table was renamed, rename it back"
         )
         first, on = "register the first again", "let the new one go on as it is"
         if is_of_others(spec, again, member.value):
             on = f"leave the new one alone, so that records of {member.value!r} become dead letters"
     else:
-        what = (
-            f"is not in the catalog {catalog!r} any more: it was dropped or renamed. If it was renamed, rename it back"
-        )
+        what = f"is not in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
         first, on = "register it again", "let it go on, empty" if has else "let the rows go that wait for it"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
     if newest is not None:  # the command names the folder
@@ -217,15 +219,16 @@ def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> 
     if member.location:
         return dropped_sentence(spec, tables, member)
     return (
-        f"{target} is not in the catalog {tables.main.catalog_name!r}, and no files of it are found: the writer's next "
-        "start makes it, empty. If it was renamed, rename it back before"
+        f"{target} is not in the catalog {tables.main.catalog_name!r}, and has no files left: the writer's next "
+        "start creates it, empty. If it was renamed, rename it back first"
     )
 
 
 def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> Member:
     """Return the record of a table that the catalog does not have.
 
-    If only an earlier version knew it, that is what it left in the folder where it would be created.
+    If only an earlier version used the table, the record is built from the files in the folder where the table would be
+    created.
     """
     member = member_of(tables, target)
     if member is not None:
@@ -239,7 +242,7 @@ def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> M
 
 
 def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
-    """Return the table's newest metadata file, and whether any file is left; nothing without access."""
+    """Return the table's newest metadata file, and whether any file is left. Finds nothing if access is denied."""
     if not member.location:
         return None, False
     try:
@@ -254,14 +257,14 @@ def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
 
 
 def dropped_sentences(dropped: Sequence[DroppedTable]) -> list[str]:
-    """Return the dropped tables as sentences."""
+    """Return one sentence for each of the first `MAX_NAMED` dropped tables, and the number of the others."""
     return shortened([*map(str, dropped)], MAX_NAMED, "table")
 
 
 def made_anew(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
-    """Create a missing table of the route, empty and without a marker; in another folder, if files are left.
+    """Create a missing table of the route, empty and without a marker. Uses another folder if files are left.
 
-    Raises SpecError if the route no longer has the table, and what `ensure_declared` raises.
+    Raises SpecError if the route no longer has the table, and the errors of `ensure_declared`.
     """
     value = value_of_dropped(spec, tables, identifier)
     catalog, declared = load_catalog(spec.table.catalog), routed_table(spec, identifier, value)
@@ -272,9 +275,9 @@ def made_anew(spec: StreamSpec, tables: StreamTables, identifier: Target) -> Non
 
 
 def value_of_dropped(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the value that the template creates a table for; None for a table that the route names.
+    """Return the value for which the template creates a table; None for a table that the route names.
 
-    Raises SpecError if it is unknown.
+    Raises SpecError if the value is unknown.
     """
     if spec.route is not None and identifier in spec.route.tables.values():
         return None
@@ -282,7 +285,7 @@ def value_of_dropped(spec: StreamSpec, tables: StreamTables, identifier: Target)
         return value
     raise SpecError(
         f"table {identifier} was dropped, and it is not known for which records it was made: name it in "
-        "route.tables until it is there again"
+        "route.tables until it exists again"
     )
 
 

@@ -1,4 +1,4 @@
-"""The interface of what runs the tasks of a stream's batches: Spark for users, this process for most tests.
+"""The interface of engines, which run the tasks of a stream's batches: Spark for users, this process for most tests.
 
 An engine decides nothing: it maps a function over the tasks of a batch.
 """
@@ -24,11 +24,13 @@ class TaskAnswer:
     result: StageResult
     seconds: float
     partitions: int | None = None
-    """Table partitions of the task's rows, if they were shuffled. Without a shuffle it writes a file for each."""
+    """Number of table partitions of the task's rows, if they were shuffled. Without a shuffle, the task writes one file
+    per partition.
+    """
 
 
 class RecordSuspected(Exception):
-    """A record may have made a task of a shuffled batch fail. Only a batch without a shuffle can find which one."""
+    """A record may have made a task of a shuffled batch fail. Only a batch without a shuffle can find that record."""
 
 
 Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
@@ -40,32 +42,33 @@ class Engine(Protocol):
 
     @property
     def parallelism(self) -> int:
-        """Tasks that run at the same time."""
+        """Number of tasks that run at the same time."""
 
     def ready(self, until: Callable[[], bool]) -> bool:
-        """Wait until a cluster can run the tasks; False if `until` held first.
+        """Wait until a cluster can run the tasks; returns False if `until` held first.
 
-        Called before the take-over, so that a cluster that cannot run this stream fences no other writer. Raises what
-        keeps the engine from starting.
+        Called before the take-over, so that a cluster that cannot run this stream fences no other writer. Raises the
+        error that keeps the engine from starting.
         """
 
     def warm_up(self) -> None:
         """Prepare for the first batch, in the background."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        """Map `work` over plans (`StageTask`s as JSON), one task per plan; returns the answers, none without plans.
+        """Map `work` over plans (`StageTask`s as JSON), one task per plan, and return the answers.
 
-        Raises the FrazilError that a task ended with (`read_answers`), or what the engine raises.
+        Without plans, returns no answers. Raises the FrazilError that a task ended with (`read_answers`), or the
+        engine's errors.
         """
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        """Map `work` over plans of merges and return the answers in order. A task of the engine may take several plans.
+        """Map `work` over plans of merges, and return the answers in order.
 
-        Raises what the engine raises.
+        One task of the engine may take several plans. Raises the engine's errors.
         """
 
     def check(self) -> None:
-        """Raise if the engine has ended, so that no batch could run. Called about once a second."""
+        """Raise an error if the engine has ended, so that no batch could run. Called about once a second."""
 
     def __enter__(self) -> Self: ...
 
@@ -75,7 +78,7 @@ class Engine(Protocol):
 
 
 def read_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Parse the answers of `StageRows`; raises the FrazilError that a task ended with."""
+    """Parse the answers of `StageRows`. Raises the FrazilError that a task ended with."""
     return tuple(_read_answer(json.loads(answer)) for answer in answers)
 
 
@@ -89,7 +92,7 @@ def read_shuffled(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
     """Join the answers of a batch's readers and writers, reader i with writer i.
 
     Raises the FrazilError that a task ended with, and RecordSuspected. Raises StaleBatch unless each writer received
-    exactly the rows that the readers sent: a reader that Spark ran again may have had another result.
+    exactly the rows that the readers sent: a reader that Spark ran again may have sent other rows.
     """
     found = [json.loads(answer) for answer in answers]
     for answer in found:

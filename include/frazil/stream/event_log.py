@@ -23,13 +23,13 @@ from frazil.timetext import ago
 
 _batch = logging.getLogger("frazil.stream.batch")
 _writer = logging.getLogger("frazil.stream.writer")
-_stalls = logging.getLogger("frazil.stream.stall_watch")
+_stalls = logging.getLogger("frazil.stream.stall")
 _folding = logging.getLogger("frazil.stream.record_folding")
 """Stable logger names, because users search their logs for them."""
 
 
 def log_event(event: Event) -> None:
-    """Log one event; each kind of event that is logged has a case."""
+    """Log one event. Each kind of event that is logged has a case."""
     stream, what = event.stream, event.what
     match what:
         case EpochBegan():
@@ -47,7 +47,7 @@ def log_event(event: Event) -> None:
             _batch.warning(
                 "batch %s: %s an event time more than %s ahead of Kafka's timestamp, most of them in %s-%d: such rows "
                 "land, but do not move the watermark. Check the producers' clocks",
-                what.key, counted(what.rows, "row", "has|have"), what.max_future, *what.most,
+                what.key, counted(what.rows, "row", "has|have"), what.max_future, *what.furthest,
             )  # fmt: skip
         case ThrottleEvaluated(reason=str()) if not what.was_under_pressure:
             _batch.warning("stream %s: %s", stream, what.reason)

@@ -9,15 +9,15 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.ingest.schema_drift import SchemaDrift, joined_drift, new_fields, wide_type
+from frazil.spec.former_columns import Former, current_name, former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import shortened
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
 from frazil.table.growth import Refusal
-from frazil.table.renamed import Former, current_name, former_columns
 from frazil.table.schema_update import described, evolve
 
 MAX_NAMED = 5
-"""Ignored fields that a notice names."""
+"""Maximum number of ignored fields that a notice names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +25,32 @@ class Evolved:
     """Result of evolving the table by the schema drift of a batch."""
 
     changes: tuple[str, ...]
-    """The changes in words; empty if the batch's files may be committed as they are."""
+    """The changes in words; empty if the batch's files may be committed unchanged."""
     refused: tuple[Refusal, ...]
 
 
 def ignored(refused: Sequence[Refusal], *, table: str) -> str:
-    """Return the notice about fields that become no columns."""
+    """Return the notice about fields that do not become columns."""
     named = "; ".join(shortened([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
 
 def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift]) -> Evolved:
-    """Change the table as far as the stream's `evolution` allows. Raises what `evolve` raises."""
-    asked, refused = asked_for(joined_drift(drift))
-    asked, dropped = without_hidden(asked, _hidden(table, spec))
+    """Change the table as far as the stream's `evolution` allows. Raises the errors of `evolve`."""
+    wanted, refused = requested_changes(joined_drift(drift))
+    wanted, dropped = without_hidden(wanted, _hidden(table, spec))
     refused = (*refused, *dropped)
-    if not asked:
+    if not wanted:
         return Evolved((), refused)
-    found = evolve(table, spec, asked)
+    found = evolve(table, spec, wanted)
     return Evolved(tuple(map(described, found.changes)), (*refused, *found.refused))
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
-    """Return what never becomes a column: dropped fields, and other spellings and former names of protected ones."""
+    """Return the paths that never become columns.
+
+    These are dropped fields, and other spellings and former names of protected fields.
+    """
     if spec.sensitive is None:
         return []
     hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]
@@ -61,12 +64,12 @@ def _called_now(schema: Schema, former: Former, name: str) -> list[str]:
     return [] if now is None else [now]
 
 
-def without_hidden(asked: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the changes that add no hidden field, in any case, and refusals of the others."""
+def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
+    """Return the changes that add no hidden field (compared without case), and refusals of the other changes."""
     hidden = [tuple(part.lower() for part in path) for path in hidden]
     kept: list[Change] = []
     refused: list[Refusal] = []
-    for change in asked:
+    for change in wanted:
         path = tuple(part.lower() for part in change.path)
         if not isinstance(change, Addition):
             kept.append(change)
@@ -79,15 +82,15 @@ def without_hidden(asked: Sequence[Change], hidden: Sequence[Path]) -> tuple[lis
     return kept, tuple(refused)
 
 
-def asked_for(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the changes that would hold all drift, and the fields that no column can hold."""
-    asked: list[Change] = []
+def requested_changes(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
+    """Return the changes with which the table would take all drift, and the fields that no column can take."""
+    wanted: list[Change] = []
     refused: list[Refusal] = []
     for found in new_fields(drift):
         if found.type is None:
             refused.append(Refusal(found.path, found.problem))
         else:
-            asked.append(Addition(found.path, found.type, None))
-    asked += [Promotion(path, wide_type(kind)) for path, kind in drift.wider.items()]
-    asked += [Relaxation(path) for path in drift.optional]
-    return asked, tuple(refused)
+            wanted.append(Addition(found.path, found.type, None))
+    wanted += [Promotion(path, wide_type(kind)) for path, kind in drift.wider.items()]
+    wanted += [Relaxation(path) for path in drift.optional]
+    return wanted, tuple(refused)

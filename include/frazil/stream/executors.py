@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from pyspark import SparkContext
 
@@ -18,13 +21,13 @@ MISSING = {
     "Cannot run program": "is missing there",
     "PYTHON_VERSION_MISMATCH": "is of another version than the driver's",
 }
-"""Spark's messages for a task that cannot start, and ours about the executors' Python."""
+"""Spark's messages for a task that cannot start, and frazil's words for them, which follow "their Python"."""
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
-    """Run a tiny task in each slot, which waits for executors, and starts and warms up their Python.
+    """Run a tiny task in each slot; this waits for executors, and starts and warms up their Python.
 
-    Raises EnvironmentUnusable if their Python or their frazil is missing, or of another version than the driver's.
+    Raises EnvironmentUnusable if the executors' Python or frazil is missing, or has another version than the driver's.
     """
     try:
         slots = spec.resources.cores
@@ -38,7 +41,7 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
 
 
 def unlike(answers: Iterable[dict[str, str]]) -> str | None:
-    """Return how an executor differs from the driver; None if it does not."""
+    """Return how an executor differs from the driver; None if no executor differs."""
     for answer in answers:
         if "missing" in answer:
             return f"cannot stage records on {answer['host']}: {answer['missing']}"
@@ -62,7 +65,7 @@ def _refusal(spec: StreamSpec, python: str, said: str) -> str:
 
 
 def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
-    """Return what the probe's tasks run.
+    """Return the function that the probe's tasks run.
 
     A nested function is pickled by value, so executors need no frazil to load it.
     """
@@ -82,3 +85,44 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
         yield json.dumps(found)
 
     return probe
+
+
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 30.0
+"""Interval of the checks. A single check may find no executor just before new executors arrive."""
+
+
+@contextmanager
+def report_if_lost(
+    executors: Callable[[], int], sentence: str, *, poll_interval_s: float = POLL_INTERVAL_S
+) -> Iterator[None]:
+    """Log the sentence, during the context, at each check that finds no executor for the second time in a row or more.
+
+    `executors` returns the number of executors. The checks end when `executors` raises.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        missing = 0
+        while not over.wait(poll_interval_s):
+            try:
+                found = executors()
+            except Exception as error:  # the JVM is gone, which the batch itself tells
+                log.debug("executors cannot be counted: %r", error)
+                return
+            if found:
+                if missing > 1:
+                    log.warning("the batch has %d executors again", found)
+                missing = 0
+                continue
+            missing += 1
+            if missing > 1:
+                log.warning("%s", sentence)
+
+    thread = threading.Thread(target=watch, name="executors", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()

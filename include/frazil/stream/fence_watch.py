@@ -1,7 +1,7 @@
 """Lets a writer that commits nothing notice that a reset or another writer replaced it.
 
-Commits check the epoch anyway. Without this check, a writer without records would run on, and report no lag, until the
-next record arrives.
+Commits check the epoch anyway. Without this additional check, a writer that receives no records would run on, and
+report no lag, until the next record arrives.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 @dataclass(slots=True)
 class FenceWatch:
-    """The watch of one epoch. Its first check is due `POLL_INTERVAL_S` after the last commit, or after the epoch began.
+    """Checks the fence of one epoch, first `POLL_INTERVAL_S` after the last commit, or after the epoch began.
 
-    It runs in a thread, because a catalog may take minutes to fail, and records must be staged meanwhile. The thread
-    has its own catalog client, because some catalogs' clients serve only one thread.
+    The marker is loaded in a thread, because a catalog may take minutes to fail, and records must be staged meanwhile.
+    The thread has its own catalog client, because some catalogs' clients serve only one thread.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -43,29 +43,29 @@ class FenceWatch:
     start: Callable[[Callable[[], None]], None] = _in_thread
     _seen: float = field(init=False)
     _catalog: Catalog | None = None
-    _asked: Future[Marker | None] | None = None
+    _pending: Future[Marker | None] | None = None
     _said: bool = False
 
     def __post_init__(self) -> None:
         self.committed()
 
     def committed(self) -> None:
-        """Note that a commit has just checked the epoch."""
+        """Record that a commit has just checked the epoch."""
         self._seen = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
         """Load the marker if that is due. Raises `Fenced` if a loaded marker has another epoch.
 
-        A catalog that does not answer does not end a writer without records: it is tried again the next time.
+        A catalog that does not answer does not end a writer without records: the next check tries again.
         """
-        waited_s, asked = self.clock() - self._seen, self._asked
-        if asked is None:
+        waited_s, pending = self.clock() - self._seen, self._pending
+        if pending is None:
             if waited_s >= POLL_INTERVAL_S:
                 self._ask(tables)
-        elif asked.done():
-            self._asked, self._said = None, False
-            if (error := asked.exception()) is None:
-                check_fence(asked.result(), stream=tables.stream, epoch=epoch)
+        elif pending.done():
+            self._pending, self._said = None, False
+            if (error := pending.exception()) is None:
+                check_fence(pending.result(), stream=tables.stream, epoch=epoch)
             else:
                 log.info("whether another writer took over stream %r is unknown: %s", tables.stream, error)
         elif waited_s >= POLL_INTERVAL_S and not self._said:
@@ -78,14 +78,14 @@ class FenceWatch:
 
     def _ask(self, tables: StreamTables) -> None:
         self._seen = self.clock()
-        asked: Future[Marker | None] = Future()
-        self._asked = asked
+        pending: Future[Marker | None] = Future()
+        self._pending = pending
 
         def work() -> None:
             try:
-                asked.set_result(self._marker(tables))
+                pending.set_result(self._marker(tables))
             except Exception as error:  # catalogs' clients raise anything
-                asked.set_exception(error)
+                pending.set_exception(error)
 
         self.start(work)
 

@@ -1,7 +1,7 @@
-"""What a writer's process provides: what a single writer makes for itself, and many writers of a process share.
+"""The resources of a writer's process: a single writer creates its own, and many writers in one process share them.
 
 A hundred writers that each have a heartbeat thread and a Kafka client, and poll once a second, would keep a core busy
-with nothing to write. And a hundred batches at once would each take a hundred times as long.
+even with nothing to write. And a hundred batches at once would each take a hundred times as long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
 HEARTBEAT_INTERVAL_S = 3.0
-"""A shared heartbeat's period; readers consider one stale after ten seconds."""
+"""Interval of a shared heartbeat. Readers consider a heartbeat stale after ten seconds."""
 PLANNED_S = 5.0
 """Polling interval of the planner if a process has many writers."""
 FOLD_S = 600.0
@@ -42,9 +42,9 @@ class Turns:
 
     @contextmanager
     def turn(self, *, unless: Callable[[], bool], waits: Callable[[], None]) -> Iterator[bool]:
-        """Wait for a slot and hold it during the context; False if `unless` held first.
+        """Wait for a slot and hold it during the context; yields False if `unless` held first.
 
-        `waits` is called every second of the wait.
+        `waits` is called every second while waiting.
         """
         if not self._take(unless, waits):
             yield False
@@ -59,10 +59,9 @@ class Turns:
                 self._give()
 
     def lend(self, wait: Callable[[], object], *, unless: Callable[[], bool], waits: Callable[[], None]) -> bool:
-        """Call `wait` while others may use this thread's slot, then queue for a slot again; returns whether `unless`
-        holds.
+        """Call `wait` while other threads may use this thread's slot, and then queue for a slot again.
 
-        A thread without a slot only waits. After True it has no slot.
+        Returns whether `unless` holds; if so, the thread has no slot afterwards. A thread that had no slot only waits.
         """
         mine = threading.get_ident()
         lent = mine in self._holders
@@ -97,7 +96,7 @@ class Turns:
         return True
 
     def _leave(self, mine: threading.Event) -> bool:
-        """Stop waiting; False if the slot was assigned already."""
+        """Stop waiting; returns False if the slot was already assigned."""
         with self._lock:
             if mine.is_set():
                 return False
@@ -147,7 +146,7 @@ class Heartbeats:
             self._sent_s[one] = float("-inf")
 
     def remove(self, one: HeartbeatSender) -> None:
-        """Remove a heartbeat. Returns once the current beat has ended."""
+        """Remove a writer's heartbeat. Returns once the heartbeat that is being sent has been sent."""
         with self._lock:
             self._sent_s.pop(one, None)
 
@@ -185,7 +184,7 @@ class Foldings:
         self._over.set()  # a daemon: wherever it is interrupted, nothing is lost
 
     def add(self, fold: Callable[[], object]) -> None:
-        """Call `fold` every ten minutes, first in ten minutes, because a start has more urgent work."""
+        """Call `fold` every ten minutes; the first call is in ten minutes, because a start has more urgent work."""
         self._due_s[fold] = time.monotonic() + FOLD_S
 
     def remove(self, fold: Callable[[], object]) -> None:
@@ -201,9 +200,9 @@ class Foldings:
 
 
 class KafkaClients:
-    """One admin client for all writers with the same brokers and credentials, because each has threads and connections.
+    """Shares one admin client among all writers with the same brokers and credentials.
 
-    It is destroyed when no writer uses it.
+    Each client has threads and connections. A client is destroyed when no writer uses it any longer.
     """
 
     def __init__(self) -> None:
@@ -225,12 +224,12 @@ class Hosting:
 
     kafka_client: Callable[[Mapping[str, str]], AdminClient] = AdminClient
     heartbeats: Heartbeats | None = None
-    """A shared thread; None: the writer has its own."""
+    """The shared heartbeat thread; None if the writer has its own."""
     foldings: Foldings | None = None
-    """A shared thread; None: the writer has its own."""
+    """The shared thread that folds commit records; None if the writer has its own."""
     scribes: Scribes = field(default_factory=Scribes)
     telemetry: Telemetry = field(default_factory=Telemetry)
     turns: Turns = field(default_factory=lambda: Turns(1))
     """Slots for take-overs and batches."""
     planned_s: float = 1.0
-    """The planner's longest polling interval: batches are due earlier by as much."""
+    """The planner's maximum polling interval (s): batches are due earlier by this time."""

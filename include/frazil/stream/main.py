@@ -1,6 +1,6 @@
 """The writer's process: its signal handlers, and the exit code that the supervisor reads.
 
-It starts the JVM before it imports the rest of the writer, which takes more than a second of CPU.
+It starts the JVM before it imports the rest of the writer, because that import takes more than a second of CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ log = logging.getLogger("frazil")
 
 
 def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
-    """Write, and return the process's exit code (see `frazil.errors`). Unexpected exceptions propagate, as a crash."""
+    """Run the writer, and return the process's exit code (see `frazil.errors`). Unexpected exceptions propagate, as a
+    crash.
+    """
     try:
         write(spec, until_caught_up=until_caught_up)
     except FrazilError as error:
@@ -33,12 +35,13 @@ def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
 
 
 def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool:
-    """Write until SIGTERM or SIGINT, then commit the current batch; returns whether a signal ended it.
+    """Run the writer until SIGTERM or SIGINT, and then commit the current batch; returns whether a signal ended the
+    writer.
 
-    `sinks` receive the events. The log goes to standard error. Raises what `Writer.run` raises.
+    `sinks` receive the events. The log goes to standard error. Raises the errors of `Writer.run`.
     """
     log_to_stderr()
-    # Before the take-over, so that a host without Java or PySpark fences nobody.
+    # Before the take-over, so that a host without Java or PySpark fences no one.
     require_pyspark()
     if not in_jvm():
         find_java(os.environ)

@@ -1,4 +1,4 @@
-"""The function that an engine runs on each task of a merge: it takes a task and returns its result, both JSON."""
+"""The function that an engine runs on each task of a merge: it takes a task and returns the result, both as JSON."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MergeTasks:
-    """The function that an engine ships to its executors. It returns a FrazilError as an answer, like `StageRows`."""
+    """The function that an engine sends to its executors. It returns a FrazilError as an answer, like `StageRows`."""
 
     contexts: tuple[MergeContext, ...]
-    """One or more contexts of one stream; each plan has the index of its own."""
+    """One or more merge contexts of one stream. Each plan has the index of its context."""
     progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:
@@ -74,7 +74,7 @@ class MergeTasks:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Request:
     """One request to merge: its tasks, and a future for their results."""
 
     context: MergeContext
@@ -86,58 +86,58 @@ class _Asked:
 class MergeRun:
     """Runs merges on an engine, with a progress count that starts again for each job.
 
-    One job runs at a time. Requests that arrive from several threads meanwhile are joined to the next one. So a batch
-    that is merged into hundreds of tables takes a few jobs.
+    One job runs at a time. Requests that arrive from several threads meanwhile are joined into the next job. So a batch
+    that is merged into hundreds of tables takes only a few jobs.
     """
 
     merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]
     """`Engine.merge`."""
     progress: ProgressFolder
     ran: Callable[[int, float], object] = lambda _tasks, _seconds: None
-    """Called after each job, with the number of its tasks and its seconds."""
-    _waiting: list[_Asked] = field(default_factory=list)
+    """Called after each job, with the number of its tasks and its duration in seconds."""
+    _waiting: list[_Request] = field(default_factory=list)
     _changing: threading.Lock = field(default_factory=threading.Lock)
     """Held while `_waiting` changes."""
     _running: threading.Lock = field(default_factory=threading.Lock)
     """Held while a job runs."""
 
     def __call__(self, context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
-        asked = _Asked(context, tasks)
+        request = _Request(context, tasks)
         with self._changing:
-            self._waiting.append(asked)
+            self._waiting.append(request)
         with self._running:
             with self._changing:
                 job, self._waiting = self._waiting, []
             if job:  # else another thread's job had it
                 self._run(job)
-        return asked.results.result()
+        return request.results.result()
 
-    def _run(self, job: Sequence[_Asked]) -> None:
+    def _run(self, job: Sequence[_Request]) -> None:
         progress = replace(self.progress, io=job[0].context.target.io, attempt=clock.now_ms())
         try:
             progress.clear()
         except Exception as error:  # storages raise anything; the count is for people and the supervisor alone
             log.info("the progress of an earlier merge was left behind: %r", error)
-        each = [(place, task) for place, asked in enumerate(job) for task in asked.tasks]
+        each = [(place, task) for place, request in enumerate(job) for task in request.tasks]
         plans = [
             json.dumps({"context": place, "number": number, "task": task.to_json()})
             for number, (place, task) in enumerate(each)
         ]
         began = time.monotonic()
         try:
-            answers = iter(self.merge(plans, MergeTasks(tuple(asked.context for asked in job), progress)))
+            answers = iter(self.merge(plans, MergeTasks(tuple(request.context for request in job), progress)))
         except Exception as error:
             if len(job) == 1:
                 job[0].results.set_exception(error)
-            for asked in job if len(job) > 1 else ():  # one table's trouble is no other's
-                self._run([asked])
+            for request in job if len(job) > 1 else ():  # one table's trouble is no other's
+                self._run([request])
             return
         self.ran(len(plans), time.monotonic() - began)
-        for asked in job:
+        for request in job:
             try:
-                asked.results.set_result(read_results([next(answers) for _ in asked.tasks]))
+                request.results.set_result(read_results([next(answers) for _ in request.tasks]))
             except Exception as error:  # one table's trouble is no other's
-                asked.results.set_exception(error)
+                request.results.set_exception(error)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,10 @@ class MergeRefusal:
 
 
 def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | MergeRefusal:
-    """Rebuild what a driver shipped. Keep this name, and `version` and `context.stream` in the argument."""
+    """Rebuild the tasks that a driver sent.
+
+    Keep this function's name, and `version` and `context.stream` in the argument.
+    """
     stream = work["context"]["stream"]
     try:
         if work["version"] == __version__:
@@ -170,7 +173,7 @@ def _context(value: Mapping[str, Any]) -> MergeContext:
 
 
 def read_results(answers: Iterable[str]) -> tuple[MergeResult, ...]:
-    """Parse the answers of `MergeTasks` in task order; raises the FrazilError that a task ended with."""
+    """Parse the answers of `MergeTasks` in task order. Raises the FrazilError that a task ended with."""
     return tuple(_read(json.loads(answer)) for answer in answers)
 
 

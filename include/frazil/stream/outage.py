@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTAGE_GRACE_S = 600.0
-"""Timeout for a catalog or a storage that fails: the same as for a commit."""
+"""Timeout for a catalog or a storage that fails, the same as for a commit."""
 MAX_OUTAGE_WAIT_S = 30.0
 MAX_EXPIRIES = 3
-"""Times in a row that a batch may outlive the credentials it began with."""
+"""Maximum number of times in a row that a batch may take longer than its credentials are valid."""
 OUTLIVED = (
     "it takes longer than the credentials live that the catalog vends. Let it vend ones that live longer, or declare "
     "smaller batches (commit.size, commit.max-records) or more resources.cores"
@@ -34,12 +34,12 @@ def waited_out(
     tell: Callable[[str], None],
     again: Callable[[], None] = lambda: None,
 ) -> T:
-    """Call `act` until everything it needs is available, and return its result.
+    """Call `act`, retry while a service that it needs is unavailable, and return its result.
 
-    `what` describes what cannot be done meanwhile; `again` prepares for another attempt; `tell` receives a sentence for
-    each failed attempt. `wait` takes seconds, and returns something true if the writer is asked to end. After expired
-    credentials the next attempt begins at once, with newer ones. Raises the error of `act` if waiting does not help, if
-    the writer is asked to end, or after `OUTAGE_GRACE_S`.
+    `what` describes what cannot be done meanwhile. `again` prepares for another attempt. `tell` receives a sentence for
+    each failed attempt. `wait` takes seconds, and returns a true value if the writer is asked to end. After expired
+    credentials, the next attempt begins at once, with newer credentials. Raises the error of `act` if waiting does not
+    help, if the writer is asked to end, or after `OUTAGE_GRACE_S`.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:
@@ -57,7 +57,7 @@ def waited_out(
             if left_s < wait_s:
                 raise
             sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
-            log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)  # people hear of it once
+            log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)  # users see it once
             again()
             tell(sentence)
             if wait(wait_s):

@@ -1,6 +1,6 @@
 """The planner's decisions: when a batch is due, how far it reads, and how its ranges are spread over tasks. Pure.
 
-Seconds are those of a monotonic clock; producers' timestamps play no part.
+Seconds are those of a monotonic clock; producers' timestamps are not used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Rates:
     task_seconds_per_record: float = 6e-6
     """Wall time, because a busy host delays commits too."""
     overhead_s: float = 1.0
-    """The fixed cost of a batch: scheduling, journal, commit."""
+    """The fixed duration of a batch: scheduling, journal, commit."""
     stretch: float = 1.0
     """Factor by which the commit interval is stretched (`frazil.stream.throttle`)."""
 
@@ -39,9 +39,9 @@ class BatchPolicy:
     target_file_bytes: int
     parallelism: int
     longest_interval_s: float = 0.0
-    """The longest interval that throttling may stretch to."""
+    """Maximum interval to which throttling may stretch the commit interval."""
     drain: bool = False
-    """Whether everything unread is due at once, because the writer must catch up and end."""
+    """Whether all unread records are due at once, because the writer must catch up and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,11 @@ def predicted_stage_s(records: int, *, tasks: int, rates: Rates) -> float:
 
 
 def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
-    """Start a batch when it is large enough, or early enough to commit its oldest record within the interval.
+    """Decide whether to start a batch: if it is large enough, or if its oldest record is due within the commit
+    interval.
 
-    `oldest_age_s` is how long ago the oldest unread record was first seen. None means unknown, because the writer has
-    just started: then a batch is due at once.
+    `oldest_age_s` is the time since the oldest unread record was first seen. None means that this time is unknown,
+    because the writer has just started; in that case a batch is due at once.
     """
     if unread <= 0:
         return BatchDecision(False, "nothing is unread")
@@ -84,8 +85,7 @@ def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: 
 def bounded_ends(
     position: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, max_records: int
 ) -> dict[TopicPartition, int]:
-    """Return how far a batch reads: to the ends, or by each partition's share of `max_records` in proportion to its
-    lag.
+    """Return the end offsets of a batch: all `ends`, or shares of `max_records` in proportion to each partition's lag.
 
     Proportional shares let all partitions of a backlog progress together, so that the watermark moves. Ends never go
     back.
@@ -99,7 +99,7 @@ def bounded_ends(
 
 
 def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
-    """Return one task for each file of the target size; more only to meet the interval."""
+    """Return one task for each file of the target size; more tasks only to meet the interval."""
     files = math.ceil(records * rates.bytes_per_record / policy.target_file_bytes)
     in_time = math.ceil(records * rates.task_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))
     return max(1, files, min(in_time, policy.parallelism))
@@ -110,7 +110,8 @@ def assign(
 ) -> tuple[StageTask, ...]:
     """Split the unread ranges into tasks of equal size, however the lag is distributed; see `spread`.
 
-    A task has at most one range of a topic-partition, because a consumer can read it at only one position.
+    A task has at most one range of a topic-partition, because a consumer can read a topic-partition at only one
+    position.
     """
     return spread(
         [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]],
@@ -119,7 +120,7 @@ def assign(
 
 
 def spread(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...]:
-    """Lay ranges end to end and cut them into `tasks` pieces whose lengths differ by at most one offset."""
+    """Lay the ranges end to end and divide them into `tasks` pieces whose lengths differ by at most one offset."""
     total = sum(r.end - r.start for r in ranges)
     edges = [total * i // tasks for i in range(tasks + 1)]
     pieces = [list(_between(ranges, a, b)) for a, b in pairwise(edges)]

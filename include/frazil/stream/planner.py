@@ -1,4 +1,4 @@
-"""The planner: polls Kafka once a second for the ends of its logs, and decides where the next batch ends.
+"""The planner: polls Kafka once a second for the ends of the stream's logs, and decides where the next batch ends.
 
 It reports its observations to the heartbeat's thread, which computes lag and stalls.
 """
@@ -35,15 +35,17 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0
 DESCRIBE_S = 10.0
 MAX_ABSENT_POLLS = 3
-"""Polls in a row that must miss a topic of a pattern before it counts as deleted."""
-QUEUE_FADES = 0.8
+"""Number of polls in a row that must miss a topic of a pattern before the topic counts as deleted."""
+QUEUE_DECAY = 0.8
 """Factor by which the queue time decays from batch to batch."""
 WARN_AFTER_S = 10.0
-"""Brokers that start or elect leaders answer with errors for some seconds, which deserve no warning."""
+"""Time without an answer before a warning. Brokers that start or elect leaders answer with errors for some seconds,
+which need no warning.
+"""
 WARN_S = 30.0
-"""Interval of the warnings that Kafka does not answer, which reach the terminal and the Airflow task's log."""
+"""Interval of the warnings that Kafka does not answer. They reach the terminal and the Airflow task's log."""
 UNREACHABLE_S = 120.0
-"""Timeout for silent brokers; then the writer ends, and its supervisor restarts it."""
+"""Timeout for silent brokers. After it the writer ends, and its supervisor restarts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +59,16 @@ class PlannerSettings:
     exchange: str
     """The location of the rates, for `frazil.host.exchange.open_exchange`."""
     poll_s: float = POLL_S
-    """Shortest interval between two polls of Kafka."""
+    """Minimum interval between two polls of Kafka."""
 
 
 @dataclass(slots=True)
 class BatchPlanner:
-    """Decides positions. `clock` counts monotonic seconds; `clock_ms`, the wall clock, only dates the reports.
+    """Decides the positions at which batches end.
 
-    The position has every topic-partition of the marker. Those of topics that are no longer declared keep their
-    offsets, are not read, and count as idle. If declared again, they continue from there.
+    `clock` counts monotonic seconds; `clock_ms`, the wall clock, only dates the reports. The position has every
+    topic-partition of the marker. Topic-partitions of topics that are no longer declared keep their offsets, are not
+    read, and count as idle. If they are declared again, they continue from these offsets.
     """
 
     settings: PlannerSettings
@@ -77,7 +80,7 @@ class BatchPlanner:
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
     first_seen: dict[TopicPartition, float | None] = field(default_factory=dict)
-    """When a partition's oldest unread record was first seen; None if it existed at the start."""
+    """When a partition's oldest unread record was first seen; None if the record existed at the start."""
     last_unread: dict[TopicPartition, float] = field(default_factory=dict)
     """When a partition last had a record beyond the position, readable or in an open transaction."""
     polled_at: float = float("-inf")
@@ -87,19 +90,21 @@ class BatchPlanner:
     """When the first unanswered poll was made; None if the last poll was answered."""
     warned_at: float = float("-inf")
     queue_s: float = 0.0
-    """The longest time that recent batches waited for a slot among other streams; it decays."""
+    """The longest time that recent batches waited for a slot, because other streams had all slots. It decays."""
     asking: threading.Lock = field(default_factory=threading.Lock)
     """Held by the thread that polls."""
     found_wrong: Exception | None = None
     """An error in the brokers' answer, which ends the epoch after the current batch."""
     absent: dict[str, int] = field(default_factory=dict)
-    """Topics of the position that match the stream's pattern but are not in Kafka, with the number of misses."""
+    """Topics of the position that match the stream's pattern but are not in Kafka, with the number of polls that missed
+    them.
+    """
     polls: int = 0
     """Number of times that Kafka has listed the topics."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran."""
     whole: WholeTransactions | None = None
-    """The boundaries of batches, if the source's transactions must land whole."""
+    """Finds the boundaries of source transactions, if every batch must have whole transactions; else None."""
 
     @property
     def _exchange(self) -> Exchange:
@@ -111,7 +116,7 @@ class BatchPlanner:
         return self.watch.stable
 
     def next_position(self) -> Position:
-        """Return where the next batch should end; the unchanged position if no batch is due."""
+        """Return the position where the next batch should end; the unchanged position if no batch is due."""
         with self.asking:
             if self.found_wrong is not None:
                 raise self.found_wrong
@@ -128,40 +133,46 @@ class BatchPlanner:
                     self.found_wrong = error
 
     def queued(self, seconds: float) -> None:
-        """Note how long a batch waited for its slot: the next begin earlier by as much, at most a quarter of the
-        interval.
+        """Record how long a batch waited for its slot. The next batches begin earlier by this time, at most by a
+        quarter of the interval.
 
-        Without that bound, streams that wait for each other would commit ever more often, and wait even longer.
+        Without this maximum, streams that wait for each other would commit ever more often, and wait even longer.
         """
         longest_s = self.settings.policy.interval_s / 4
-        self.queue_s = min(max(seconds, QUEUE_FADES * self.queue_s), longest_s)
+        self.queue_s = min(max(seconds, QUEUE_DECAY * self.queue_s), longest_s)
 
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
-        """Whether records after the offset are held back, because the source's transaction there has not ended."""
+        """Whether records after the offset are held back, because the source's transaction at this offset has not
+        ended.
+        """
         return self.whole is not None and self.whole.stuck and tp in self._read() and offset >= self.whole.at
 
     def is_gone(self, topic: str) -> bool:
-        """Whether a topic that matches the pattern counts as deleted, so that its records are not awaited."""
+        """Whether a topic that matches the pattern counts as deleted, so that the planner no longer waits for its
+        records.
+        """
         known = any(topic == name for name, _ in self.position.offsets)
         return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
 
     def _poll_if_due(self, now: float) -> bool:
-        """Poll the brokers if that is due; returns whether they answered."""
+        """Poll the brokers if a poll is due; returns False if they did not answer."""
         if now - self.polled_at >= self.settings.poll_s:
             self.polled_at = now
             try:
                 self._poll(now)
             except KafkaUnavailable as error:
-                self._tolerate(error, now)
+                self._handle_silence(error, now)
                 return False
         return True
 
     def plans(self, start: Position, end: Position) -> list[str]:
-        """Return the tasks of the batch between two positions, each as a JSON document; none for an empty commit."""
+        """Return the tasks of the batch between two positions, each as a JSON document; no tasks for an empty
+        commit.
+        """
         return [json.dumps(task) for task in self.tasks(start, end)]
 
     def tasks(self, begin: Position, until: Position) -> tuple[dict[str, Any], ...]:
-        """Return the tasks of the batch between two positions as JSON values; none if it reads nothing."""
+        """Return the tasks of the batch between two positions as JSON values; no tasks if the batch reads nothing."""
         # A partition that appeared since begins at its first offset.
         starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
@@ -223,7 +234,7 @@ class BatchPlanner:
     def _describe(self, ends: Mapping[TopicPartition, int]) -> None:
         """Add new partitions at their first offsets. Raises for a recreated topic and for a lost range.
 
-        `ends` are from the poll before, because a recreated topic has other ends.
+        `ends` are from the previous poll, because a recreated topic has other ends.
         """
         found = self.kafka.describe()
         try:
@@ -235,7 +246,7 @@ class BatchPlanner:
         self.source = merged_identity(self.source, found.identity)
         self._check_not_hidden(found.identity.topic_ids)
         self.polls += 1
-        self._miss(found.identity.topic_ids)
+        self._count_missing_polls(found.identity.topic_ids)
         beginnings = self.kafka.earliest(found.partitions)
         check_no_gap(self.position.offsets, beginnings, stream=self.settings.stream)
         new = {tp: offset for tp, offset in beginnings.items() if tp not in self.position.offsets}
@@ -245,15 +256,15 @@ class BatchPlanner:
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _check_not_hidden(self, present: Container[str]) -> None:
-        """Raise AccessDenied if a topic of the position exists but is hidden: the watermark must wait for it.
+        """Raise AccessDenied if a topic of the position exists but is hidden: the watermark must wait for that topic.
 
-        A topic that already counts as deleted is not checked: its ACLs may be deleted after it.
+        A topic that already counts as deleted is not checked, because its ACLs may be deleted after it.
         """
         read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
         if missing := sorted(t for t in read if t not in present and self.absent.get(t, 0) < MAX_ABSENT_POLLS):
             self.kafka.check_not_hidden(missing)
 
-    def _miss(self, present: Container[str]) -> None:
+    def _count_missing_polls(self, present: Container[str]) -> None:
         """Count how often each topic of the position was missing. Only topics of a pattern may be missing at all."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
@@ -263,7 +274,7 @@ class BatchPlanner:
             self.absent[topic] = polls = self.absent.get(topic, 0) + 1
             if polls == 1:
                 unread = self._forget(topic)
-                log.warning("topic %s is not in Kafka any more: %d of its records were not read", topic, unread)
+                log.warning("topic %s is no longer in Kafka: %d of its records were not read", topic, unread)
 
     def _forget(self, topic: str) -> int:
         """Forget the ends of a deleted topic's logs; returns how many known records were not read."""
@@ -284,13 +295,13 @@ class BatchPlanner:
             log.warning("Kafka answers again after %.0f s", now - self.silent_since)
         self.answered_at, self.silent_since = now, None
 
-    def _tolerate(self, error: KafkaUnavailable, asked: float) -> None:
+    def _handle_silence(self, error: KafkaUnavailable, since: float) -> None:
         now = self.clock()
-        self.silent_since = asked if self.silent_since is None else self.silent_since
+        self.silent_since = since if self.silent_since is None else self.silent_since
         silent_s = now - self.silent_since
         if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_S:
             self.warned_at = now
-            what = "lacked what the stream reads" if isinstance(error, TopicMissing) else "been silent"
+            what = "been missing what the stream reads" if isinstance(error, TopicMissing) else "been silent"
             log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
         if silent_s >= UNREACHABLE_S:
             if isinstance(error, TopicMissing):
@@ -322,8 +333,9 @@ class BatchPlanner:
         return self.position
 
     def _epochs_of(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the leader epochs of the offsets that advance; the others keep theirs: the log may be truncated
-        between polls.
+        """Return the leader epochs of the offsets that advance.
+
+        Other offsets keep their leader epochs, because the log may be truncated between polls.
         """
         return {
             tp: epoch
@@ -337,10 +349,11 @@ class BatchPlanner:
         return None if len(known) < len(seen) or not known else now - min(known)
 
     def _idle(self, now: float) -> frozenset[TopicPartition]:
-        """Return partitions with nothing unread for the idle timeout. Those idle in the marker stay idle while silent.
+        """Return the partitions without unread records for the idle timeout.
 
-        Records in an open transaction count as unread: once committed, they may be older than all that was read. So
-        does a missing topic, which a broker's answer may only have omitted.
+        Partitions that are idle in the marker stay idle while they have no new records. Records in an open transaction
+        count as unread: once committed, they may be older than all records read before. A missing topic counts as
+        unread too, because a broker's answer may only have omitted the topic.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read()
         silent = {tp for tp, start in read.items() if self.watch.is_silent(tp, start)}

@@ -21,14 +21,16 @@ class PlannerReport:
     began: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran and are in no marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Offsets that wait for transactions to end, for partitions with any."""
+    """Number of offsets that wait for transactions to end, for partitions with such offsets."""
     transaction: str = ""
     """The transaction of a captured database that the offsets wait for; empty for Kafka's own transactions."""
     observed_at_ms: int = 0
-    """Milliseconds since the epoch. The ends may be old, because the planner decides nothing while a batch runs."""
+    """Time of the observation, in milliseconds since 1970. The ends may be old, because the planner decides nothing
+    while a batch runs.
+    """
 
     def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return how many records lie beyond those offsets, for topic-partitions with any."""
+        """Return how many records lie beyond those offsets, for topic-partitions with such records."""
         starts = {**self.began, **offsets}
         lags = {tp: end - starts.get(tp, 0) for tp, end in self.ends.items()}
         return {tp: lag for tp, lag in lags.items() if lag > 0}
@@ -39,8 +41,9 @@ def write_rates(exchange: Exchange, rates: Rates) -> None:
 
 
 def read_rates(exchange: Exchange) -> Rates:
-    """Return the measured rates; the defaults before the first commit, and for a malformed document, until it is
-    replaced.
+    """Return the measured rates.
+
+    Returns the defaults before the first commit, and while the document is malformed.
     """
     try:
         return Rates(**dict(exchange.read(_RATES)))

@@ -11,12 +11,12 @@ from frazil.offsets.spans import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The next offset of each topic-partition, and which of them are idle."""
+    """The next offset of each topic-partition, and which topic-partitions are idle."""
 
     offsets: Mapping[TopicPartition, int]
     idle: frozenset[TopicPartition] = frozenset()
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the leaders that had those offsets, if known."""
+    """The epochs of the leaders that had the records before those offsets, if known."""
     transaction: LastTransaction = NO_TRANSACTION
     """The last transaction before those offsets, if the stream reads whole transactions."""
 

@@ -18,19 +18,22 @@ from frazil.table.tables import state_location
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 600.0
+FOLD_INTERVAL_S = 600.0
 PAUSE_S = 1.0
 """Pause between two objects, so that folding years of records does not slow batches down."""
 
 
 @dataclass(slots=True)
 class RecordFolding:
-    """A context manager whose thread has its own catalog and storage. An interrupted fold continues next time."""
+    """A context manager whose thread folds the records, with its own catalog and storage.
+
+    An interrupted fold continues the next time.
+    """
 
     spec: StreamSpec
     emit: Callable[[StreamEvent], None]
     others: Foldings | None = None
-    """The thread that folds, if other streams share it; else the stream has its own."""
+    """The folding thread that other streams share; None if the stream has its own."""
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -57,11 +60,11 @@ class RecordFolding:
     def _run(self) -> None:
         while True:
             self._try()
-            if self._over.wait(EVERY_S):
+            if self._over.wait(FOLD_INTERVAL_S):
                 return
 
     def fold(self) -> int:
-        """Fold old records and return their number. Raises what the catalog and the storage raise."""
+        """Fold old records and return their number. Raises the errors of the catalog and the storage."""
         table = existing_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
 
         def marker_now() -> Marker | None:

@@ -1,6 +1,6 @@
 """Connects a writer with the recorders of its events: its history, and OpenLineage if that is declared.
 
-Each is a sink of its events. A scribe's thread does what may block.
+Each recorder is a sink of the writer's events. A separate thread (a scribe) does the work that may block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from frazil.table.storage import open_store
 log = logging.getLogger(__name__)
 
 LINEAGE = "openlineage"
-"""The name of OpenLineage's scribe, which is separate from those of storages."""
+"""The name of OpenLineage's scribe thread, which is separate from the scribe threads of storages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,10 @@ class Recording:
     scribes: Scribes
 
     def opens(self, tables: StreamTables) -> None:
-        """Start recording now that the tables exist: write next to the main one, with its latest credentials."""
+        """Start recording, because the tables now exist.
+
+        The history is written next to the main table, with that table's latest credentials.
+        """
         main = tables.main
         table = main.current()
         location, uuid = history_location(table, tables.stream), str(table.metadata.table_uuid)
@@ -65,7 +68,7 @@ class Recording:
 
 @contextmanager
 def recorded(spec: StreamSpec, events: Events, scribes: Scribes) -> Iterator[Recording]:
-    """Receive the events of a writer from its start to its end."""
+    """Record the events of a writer from its start to its end."""
     lineage = _lineage(spec)
     recording = Recording(Recorder(spec.name, interval_ms=Limits.for_stream(spec).interval_ms), lineage, scribes)
     events.add(recording.recorder.take)
@@ -89,7 +92,7 @@ def _lineage(spec: StreamSpec) -> StreamLineage | None:
 
     def connect() -> Sender:
         try:
-            from frazil.lineage.client import Client  # noqa: PLC0415 - needs the extra, and nobody else does
+            from frazil.lineage.client import Client  # noqa: PLC0415 - needs the extra, and no one else does
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"{error}. Install frazil[lineage]") from error
         return Client(settings, spec.name)

@@ -1,6 +1,6 @@
 """The heartbeat's thread: reports the writer's status every second, whatever the writer is doing.
 
-It sees the marker, the current batch and the planner's report, so it also finds stalls.
+It has the marker, the current batch and the planner's report, so it also finds stalls.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from frazil.host.writer_log import rotate_full
 from frazil.stream.hosting import Heartbeats
 from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder
+from frazil.stream.stall import StallWatch
 from frazil.stream.stall_history import BatchName, Limits, Sample
-from frazil.stream.stall_watch import StallWatch
 
 log = logging.getLogger(__name__)
 
@@ -44,18 +44,19 @@ PERIOD_S = 1.0
 MEASURED_MS = 10_000
 """Interval of the lag measurements that sinks receive."""
 LOG_CHECK_MS = 60_000
-"""Interval of the checks of the log's size."""
+"""Interval at which the size of the log file is checked."""
 COUNT_WAIT_S = 0.5
-"""Timeout for the count of records in a heartbeat with its own thread."""
+"""Timeout for counting records in a heartbeat with its own thread."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
-"""Phases in which an upsert stream merges batches; the first settles those that its last writer left."""
+"""Phases in which an upsert stream merges batches. The first phase settles the batches that the last writer left."""
 
 
 class Reporter:
     """Writes the status file until it is closed.
 
-    The writer's other threads inform it through events and setters. It emits the stalls that it finds.
+    The writer's other threads inform the reporter through events and setters. The reporter emits the stalls that it
+    finds.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Reporter:
                     self._staging_since_ms = event.at_ms
                 self.phase(phase, key=key)
             case EpochBegan(marker=marker) | RecordsSkipped(marker=marker):
-                # Records that retention deleted are no lag, because nobody can read them.
+                # Records that retention deleted are no lag, because no one can read them.
                 self.committed(marker, at_ms=None)
             case BatchCommitted(marker=marker, stage_s=stage_s, commit_s=commit_s):
                 self._change(backpressure_ms=self._beyond_interval_ms(round((stage_s + commit_s) * 1000)))
@@ -146,19 +147,19 @@ class Reporter:
                 self.notice(sentence)
 
     def phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
-        """Enter another phase; `key` names its batch."""
+        """Enter another phase; `key` names the phase's batch."""
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
         self._written = 0
         self._phase_since_ms = self._clock_ms()
         self._change(phase=phase, outage=None, merged_rows=0, **at)
 
     def table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
-        """Set the table, now that it exists; `merges` if batches are merged into it."""
+        """Set the stream's table, which now exists; `merges` is whether batches are merged into the table."""
         self._progress, self._merges = progress, merges
         self._change(table_location=location)
 
     def committed(self, marker: Marker, *, at_ms: int | None) -> None:
-        """Set the new marker; `at_ms` is when a batch landed, None for a take-over."""
+        """Set the new marker. `at_ms` is the time of a batch's commit; None for a take-over."""
         with self._lock:
             self._marker = marker
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
@@ -170,13 +171,13 @@ class Reporter:
             self._report = report
 
     def throttled(self, reason: str | None, *, stretch: float) -> None:
-        """Set why commits are, or should be, stretched, and by how much they are."""
+        """Set why commits are, or should be, stretched, and the factor by which they are stretched."""
         with self._lock:
             self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
 
     def notice(self, sentence: str) -> None:
-        """Show a notice from now on; a writer has few of them, each once."""
+        """Show a notice from now on. A writer shows each of its few notices once."""
         with self._lock:
             if sentence not in self._state.notices:
                 self._state = dataclasses.replace(self._state, notices=(*self._state.notices, sentence))
@@ -213,8 +214,8 @@ class Reporter:
     def _count_records(self) -> None:
         """Count records in a daemon thread, because an unavailable storage may take a minute to fail.
 
-        Neither the heartbeat nor the end of the process may wait for that. If writers share the heartbeats' thread, the
-        next heartbeat has the count.
+        Neither the heartbeat nor the end of the process may wait for that failure. If writers share the heartbeats'
+        thread, the next heartbeat has the count.
         """
         if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
@@ -245,8 +246,9 @@ class Reporter:
                 self._change(batch_records=counted.read)
 
     def _merged(self, phase: Phase, rows: int) -> None:
-        """Set the merged rows. A merge that starts again because the table changed starts at 0: that is an
-        advance too.
+        """Set the number of merged rows.
+
+        A merge that starts again because the table changed starts at 0; that counts as an advance too.
         """
         with self._lock:
             is_new = self._state.phase is phase and rows != self._state.merged_rows
@@ -257,7 +259,7 @@ class Reporter:
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
 
     def _evaluate_backpressure(self) -> None:
-        """Update the backpressure before a batch ends, so that a batch that hangs shows it."""
+        """Update the backpressure before a batch ends, so that a batch that hangs shows backpressure."""
         if (since_ms := self._staging_since_ms) is None:
             return
         beyond_ms = self._beyond_interval_ms(self._clock_ms() - since_ms)
@@ -275,7 +277,7 @@ class Reporter:
         sample = _sample(state, marker, report, at_ms=self._clock_ms())
         lag = sum(sample.unread.values()) if report else state.lag
         self._watch.stretch(stretch)
-        # An outage is told as such; after it the history begins again.
+        # An outage is reported as such; after it the history begins again.
         stall = self._watch.evaluate(sample) if state.outage is None else state.stall
         with self._lock:
             waiting = sum(sample.in_transactions.values())
@@ -332,7 +334,7 @@ def _sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, a
 
 
 def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
-    """Return the current batch; one that is in the marker is over, whatever the phase is."""
+    """Return the current batch. A batch that is in the marker has ended, regardless of the phase."""
     if state.phase not in BATCH_PHASES or state.epoch is None or state.batch is None:
         return None
     landed = (state.epoch, state.batch) == marker.at

@@ -1,4 +1,4 @@
-"""The route of a stream during one epoch: its tables, and the rows that they are missing."""
+"""The route of a stream during one epoch: its routed tables, and the rows that these tables miss."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from frazil.table.catalogs import load_catalog
 from frazil.timetext import utc
 
 MAX_NAMED = 5
-"""Tables that a message names."""
+"""Maximum number of tables that a message names."""
 
 
 @dataclass(slots=True)
 class StreamRoute:
-    """The route of one epoch's batches."""
+    """The route for the batches of one epoch."""
 
     spec: StreamSpec
     tables: StreamTables
     followers: Followers
     emit: Callable[[StreamEvent], None]
     routed: RoutedTables | None = None
-    """The routed tables; None if no longer declared: they still get the rows that wait."""
+    """The routed tables; None if the route is no longer declared. In that case the tables still get their waiting
+    rows.
+    """
     tried: float = 0.0
-    """When the tables that are behind were last tried, by the monotonic clock."""
+    """When the tables that miss rows were last tried, by the monotonic clock."""
     _reported: bool = False
-    """Whether tables were reported as behind."""
+    """Whether tables that miss rows were reported."""
 
     @classmethod
     def begin(
@@ -51,15 +53,15 @@ class StreamRoute:
         followers: Followers | None,
         emit: Callable[[StreamEvent], None],
     ) -> StreamRoute | None:
-        """Commit what earlier writers left to the routed tables, and open these. None if the stream never had a route.
+        """Commit the rows that earlier writers left for the routed tables, and open these tables.
 
-        Also deletes files staged for them that no writer will commit. Raises RouteBehind, and what `RoutedTables.open`
-        raises.
+        Returns None if the stream never had a route. Also deletes staged files of routed tables that no writer will
+        commit. Raises RouteBehind, and the errors of `RoutedTables.open`.
         """
         if followers is None or (spec.route is None and marker.routed is None):
             return None
         found = cls(spec, tables, followers, emit)
-        ended = found._tried_for_long()
+        ended = found._commit_overdue_rows()
         sweep_beside(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NOTHING)
         if not ended:
             found.tell()  # what has waited for too long stops the stream before more does
@@ -70,12 +72,13 @@ class StreamRoute:
         sweep_routed(tables, below_epoch=marker.at.epoch)
         return found
 
-    def _tried_for_long(self) -> bool:
-        """Commit the rows that wait, and retry for a while if they are overdue; True if the writer is asked to end.
+    def _commit_overdue_rows(self) -> bool:
+        """Commit the waiting rows, and retry for a while if they are overdue; returns True if the writer is asked to
+        end.
 
-        After a downtime rows have waited for longer than `lag`, even if no table is broken, and a table that fails once
-        may recover a second later. If the lag counted from the start instead, every start of a stream with a broken
-        table would read on.
+        After a downtime, rows have waited for longer than `lag` even if no table is broken, and a table that fails once
+        may recover a second later. If the lag were counted from the start instead, every start of a stream with a
+        broken table would continue to read.
         """
         retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)
         deadline, attempt = retry_policy.clock() + retry_policy.total_s, 0
@@ -89,7 +92,7 @@ class StreamRoute:
 
     @property
     def behind(self) -> bool:
-        """Whether a table is behind."""
+        """Whether a routed table misses rows."""
         return bool(self.followers.behind)
 
     @property
@@ -98,7 +101,7 @@ class StreamRoute:
 
     @property
     def _overdue(self) -> bool:
-        """Whether a table has been behind for longer than the route allows."""
+        """Whether a table has missed rows for longer than the route allows."""
         oldest_ms = min((found.since_ms for found in self.followers.behind.values()), default=None)
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
@@ -112,17 +115,19 @@ class StreamRoute:
         return self.routed.placed(context, key) if self.routed else context
 
     def make(self, values: Collection[str], default_marker: Marker) -> None:
-        """Create tables for new values, up to the route's limit. Raises what `RoutedTables.make` raises."""
+        """Create tables for new values, up to the route's limit. Raises the errors of `RoutedTables.make`."""
         if self.routed:
             self.routed.make(values, default_marker)
 
     def decided(self) -> None:
-        """Let the routed tables follow a batch of the default table. After an atomic commit they have it already."""
+        """Commit a batch of the default table to the routed tables. After an atomic commit they have the batch
+        already.
+        """
         self.tried = time.monotonic()
         self.followers.commit()
 
     def follow(self) -> None:
-        """Try the tables that are behind again, once per commit interval. Raises RouteBehind."""
+        """Commit again to the tables that miss rows, once per commit interval. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
         if (self.followers.waiting or self._reported) and time.monotonic() - self.tried >= interval_s:
             self.tried = time.monotonic()
@@ -130,9 +135,9 @@ class StreamRoute:
             self.tell()
 
     def tell(self) -> None:
-        """Report the tables that are behind.
+        """Report the tables that miss rows.
 
-        Raises RouteBehind if one has been behind for longer than the route allows.
+        Raises RouteBehind if a table has missed rows for longer than the route allows.
         """
         behind = sorted(self.followers.behind.values(), key=lambda found: found.since_ms)
         if not behind:
@@ -148,18 +153,20 @@ class StreamRoute:
         if self._overdue:
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {behind_words(behind)}. That has lasted for longer than route.lag, "
-                f"{format_duration(self._lag)}. The rows are kept. Mend the table, then start again; or let it go on "
-                f"without them: `frazil route {self.spec.name} --give-up {behind[0].target}`"
+                f"{format_duration(self._lag)}. The rows are kept. Fix the table, then start again; or let it go on "
+                f"without these rows: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
 
 
 def behind_words(behind: Sequence[Behind]) -> str:
-    """Return the tables that are behind, as a sentence."""
+    """Return a sentence that names the tables that miss rows."""
     return "; ".join(shortened([*map(str, behind)], MAX_NAMED, "table"))
 
 
 def pointer(stream: str, behind: Sequence[Behind]) -> str:
-    """Return a pointer to the command that shows how to fix each table, unless the reasons themselves name one."""
+    """Return a pointer to the command that shows how to fix each table, unless the reasons themselves name a
+    command.
+    """
     if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""
-    return f". `frazil route {stream}` says what mends that"
+    return f". `frazil route {stream}` shows the remedy"

@@ -1,4 +1,6 @@
-"""The tables of a stream's route: which value has which, how tasks write to them, and how new ones are created."""
+"""The tables of a stream's route: the table of each value, how tasks write to the tables, and how new tables are
+created.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.waiting_files import Note, all_beside, note_of, notes, write_note
-from frazil.errors import AdoptionRequired, Fenced, RouteBehind, SchemaIncompatible, TableLost, words_of
+from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, words_of
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
@@ -32,18 +34,18 @@ from frazil.table.catalogs import catalog_errors, load_catalog, words_of_table
 from frazil.table.declared import name_of
 from frazil.table.made_tables import made_for, named_like, routed_table
 from frazil.table.parallel import in_parallel
-from frazil.table.renamed import former_columns
+from frazil.table.renamed import renamed_like
 from frazil.table.tables import as_declared, ensure_declared
 
 log = logging.getLogger(__name__)
 
 
 def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    """Create a table whose rows of these batches wait next to the default table, and let it follow from there.
+    """Create a table whose rows of these batches wait next to the default table, and let it follow the default table.
 
     Raises RouteBehind for a table that existed before and was dropped, or that belongs to another owner. Raises
-    AdoptionRequired for one with batches that the default table does not have, and what a catalog and
-    `ensure_declared` raise.
+    AdoptionRequired for a table with batches that the default table does not have. Also raises the errors of the
+    catalog and of `ensure_declared`.
     """
     catalog, default_marker, value = (
         load_catalog(spec.table.catalog),
@@ -60,10 +62,11 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
             table = ensure_declared(catalog, declared, spec.name)
         if is_of_others(spec, table, value):
             raise RouteBehind(
-                f"table {target} exists, and was not made for these rows; if it shall have them, add it to route.tables"
+                f"table {target} exists, and was not made for these rows; if it is meant to have them, add it to "
+                "route.tables"
             )
         _check_same(spec, tables, member_of(tables, target), table)
-        table = as_declared(table, declared, spec.name)
+        table = as_declared(renamed_like(table, tables.main.current()), declared, spec.name)
     write_member(tables, target, value, table)
     handle = tables.handle(target)
     handle.know(table)
@@ -78,9 +81,9 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
 
 
 def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Whether an existing foreign table has the name of one that the template created or would create.
+    """Whether a foreign table has the name of a table that the template created or would create.
 
-    Raises what a catalog raises.
+    Raises the catalog's errors.
     """
     properties = tables.handle(target).current().properties
     is_named = spec.route is not None and target in spec.route.tables.values()
@@ -93,7 +96,9 @@ def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target) -> b
 
 
 def _noted_value(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
-    """Return the value that the template creates a table for, from its note; None for a table that the route names."""
+    """Return the value for which the template creates a table, from the table's note; None for a table that the route
+    names.
+    """
     named = spec.route is not None and target in spec.route.tables.values()
     note = None if named else note_of(tables, target)
     return None if note is None else note.value
@@ -119,24 +124,25 @@ def _check_same(spec: StreamSpec, tables: StreamTables, member: Member | None, t
 def _ahead(spec: StreamSpec, target: Target, marker: Marker) -> str:
     return (
         f"table {target} has batch {marker.settled} of stream {spec.name!r}, and {spec.table.identifier} does not: "
-        "that is another table than before, or the stream was forgotten. What is read again would come to "
+        "it is another table than before, or the stream was forgotten. Records read again would be written to "
         f"{target} a second time. `frazil route {spec.name} --give-up {target}` lets it go on"
     )
 
 
 def _full(limit: int) -> str:
     return (
-        f"route.limit is {limit}, and so many tables were made. Raise it, or give the value a table in route.tables; "
+        f"route.limit is {limit}, and the writer has made that many tables. Raise it, or give the value a table in "
+        "route.tables; "
         "then replay its dead letters"
     )
 
 
 @dataclass(slots=True)
 class RoutedTables:
-    """The tables of one stream's route, as its writer knows them.
+    """The tables of one stream's route, as known to the stream's writer.
 
-    A table that cannot be loaded or created is `absent`: its rows wait next to the default table until its followers
-    have created it.
+    A table that cannot be loaded or created is `absent`: its rows wait next to the default table until the table has
+    been created.
     """
 
     spec: StreamSpec
@@ -144,9 +150,9 @@ class RoutedTables:
     catalog: Catalog
     tables: StreamTables
     behind: Mapping[Target, Behind] = field(default_factory=dict)
-    """Tables that are behind."""
+    """Tables that miss rows."""
     targets: dict[str, Target] = field(default_factory=dict)
-    """Tables by value."""
+    """Tables by route value."""
     refused: dict[str, str] = field(default_factory=dict)
     """Why some values get no table."""
     absent: dict[Target, str] = field(default_factory=dict)
@@ -154,30 +160,25 @@ class RoutedTables:
     _members: set[Target] = field(default_factory=set)
     """Tables that the route is known to have had."""
     _unread: set[Target] = field(default_factory=set)
-    """Tables that may be the template's and could not be loaded; their values are unknown."""
+    """Tables that the template may have created and that could not be loaded; their values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
-    """The layout of each table, with the location of its metadata."""
+    """The layout of each table, with the location of the metadata that it was derived from."""
     _texts: dict[str, str] = field(default_factory=dict)
 
     def open(self, default_marker: Marker) -> None:
-        """Load the existing tables, and create those that are declared. A failure of one does not affect the others.
+        """Load the existing tables, and create those that are declared. A failure of one table does not affect the
+        others.
 
         Raises AdoptionRequired for a table with batches that the default table does not have. For a table that commits
         atomically with the default table, also raises RouteBehind if another table has its name while rows wait, and
-        what `ensure_declared` raises.
+        the errors of `ensure_declared`.
         """
-        if former := former_columns(self.tables.main.current().properties):
-            raise SchemaIncompatible(
-                f"columns of {self.spec.table.identifier} were renamed or dropped ({', '.join(sorted(former))}), and "
-                f"stream {self.spec.name!r} has a route: its tables would not get their values. Let the stream have "
-                "another table"
-            )
         self._members |= member_names(self.tables)
         with catalog_errors(self.catalog.name):
             declared = sorted(set(self.route.tables.values()))
             self.targets.update(self.route.tables)
-            self._side_by_side(
-                lambda name: self._tried(name, None, lambda: self._declared(name, default_marker)), declared
+            self._in_parallel(
+                lambda name: self._load_or_create(name, None, lambda: self._declared(name, default_marker)), declared
             )
             self._find_made(default_marker)
             self._keep_unread(default_marker)
@@ -186,32 +187,31 @@ class RoutedTables:
 
     @property
     def made(self) -> int:
-        """Number of tables that the template has created, or may have."""
+        """Number of tables that the template has created, or may have created."""
         return len(self.targets.keys() - self.route.tables.keys()) + len(self._unread - set(self.targets.values()))
 
     def _values_of_missing(self) -> list[str]:
         """Return the values of tables that earlier writers could not create.
 
-        Rows may wait for a table that is no longer allowed: then its followers create it.
+        Rows may wait for a table that is no longer allowed; such a table is created when its rows are committed.
         """
         noted = [(note.value, note.target) for note in notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _keep_unread(self, default_marker: Marker) -> None:
-        """Keep the values of existing tables that cannot be loaded, whatever is allowed now.
+        """Keep the values of existing tables that cannot be loaded, regardless of what is allowed now.
 
-        An existing table gets its rows; otherwise they would be dead letters until a start can load it.
+        An existing table gets its rows; otherwise they would be dead letters until a start can load the table.
         """
         names = sorted(self._unread & self._members)
         members = filter(None, in_parallel(lambda name: member_of(self.tables, name), names) if names else [])
         values = [m.value for m in members if m.value is not None and self.route.made_table(m.value) == m.target]
-        self._side_by_side(
-            lambda value: self._make(value, default_marker), [v for v in values if v not in self.targets]
-        )
+        self._in_parallel(lambda value: self._make(value, default_marker), [v for v in values if v not in self.targets])
 
     def _values_of_dropped(self) -> list[str]:
-        """Return the values of templated tables that the catalog no longer has: their rows wait for an operator's
-        decision.
+        """Return the values of the template's tables that the catalog no longer has.
+
+        Rows of these tables wait for an operator's decision.
         """
         known = {*self.targets.values(), *self._unread}
         names = [n for n in sorted(self._members - known) if may_have_made(self.route, n)]
@@ -230,8 +230,11 @@ class RoutedTables:
             table = ensure_declared(self.catalog, routed_table(self.spec, identifier, value), self.spec.name)
         return table
 
-    def _tried(self, target: Target, value: str | None, act: Callable[[], None]) -> None:
-        """Load or create a table. One that fails is absent, and is tried again with each batch; the others continue."""
+    def _load_or_create(self, target: Target, value: str | None, act: Callable[[], None]) -> None:
+        """Load or create a table.
+
+        A table that fails is absent, and is tried again with each batch; the other tables continue.
+        """
         try:
             act()
         except (AdoptionRequired, Fenced):
@@ -241,19 +244,22 @@ class RoutedTables:
                 raise
             reason = words_of_table(error)
             if target not in self.absent:
-                log.warning("table %s is not there: %s. Its rows wait beside home", target, reason)
+                log.warning("table %s is not there: %s. Its rows wait next to the default table", target, reason)
             write_note(self.tables, Note(target, value, reason))
             self.absent[target] = reason
         else:
             if self.absent.pop(target, None):
-                log.warning("table %s is there now", target)
+                log.warning("table %s can be used again", target)
 
     def _in_one_step(self, target: Target) -> bool:
         atomic = self.spec.commit.atomic
         return atomic if isinstance(atomic, bool) else target in atomic
 
     def try_again(self, default_marker: Marker) -> None:
-        """Try again to load or create the absent tables. Followers create those that rows wait for."""
+        """Try again to load or create the absent tables.
+
+        Tables for which rows wait are left out: they are created when these rows are committed.
+        """
         values = self._values()
 
         def again(target: Target) -> None:
@@ -263,11 +269,11 @@ class RoutedTables:
                 if value is None
                 else (lambda: self._made(value, default_marker))
             )
-            self._tried(target, value, act)
+            self._load_or_create(target, value, act)
 
         if names := [target for target in sorted(self.absent) if target not in self.behind]:
             with catalog_errors(self.catalog.name):
-                self._side_by_side(again, names)
+                self._in_parallel(again, names)
 
     def _values(self) -> dict[Target, str]:
         """Return the values of the tables that the template creates."""
@@ -286,36 +292,37 @@ class RoutedTables:
             value = None if table is None else made_for(table.properties, identifier, self.route, stream=self.spec.name)
             if table is not None and value is not None and value not in self.targets:
                 self.targets[value] = identifier
-                self._tried(identifier, value, lambda: self._follow(table, value, default_marker))
+                self._load_or_create(identifier, value, lambda: self._follow(table, value, default_marker))
 
-        self._side_by_side(found, named_like(self.catalog, self.route))
+        self._in_parallel(found, named_like(self.catalog, self.route))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
-        """Create the tables of new values, up to the route's limit. Raises as `open` does."""
+        """Create the tables of new values, up to the route's limit. Raises the same errors as `open`."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
         new = new[: max(0, self.route.limit - self.made)]
         with catalog_errors(self.catalog.name):
-            self._side_by_side(lambda value: self._make(value, default_marker), new)
+            self._in_parallel(lambda value: self._make(value, default_marker), new)
 
     def _make(self, value: str, default_marker: Marker) -> None:
         identifier = self.route.made_table(value)
-        self._tried(identifier, value, lambda: self._made(value, default_marker))
+        self._load_or_create(identifier, value, lambda: self._made(value, default_marker))
         if identifier in self.absent:
             self.targets[value] = identifier
 
     def _made(self, value: str, default_marker: Marker) -> None:
         identifier = self.route.made_table(value)
-        self._check_whole(identifier)
+        self._check_no_waiting_rows(identifier)
         table = self._ensured(identifier, value)
         if table.properties.get(value_property(self.spec.name)) != value:
             self.targets.pop(value, None)
             self.refused[value] = (
-                f"{identifier} exists, and was not made for it; if it shall have these rows, add it to route.tables"
+                f"{identifier} exists, and was not made for it; if it is meant to have these rows, add it to "
+                "route.tables"
             )
             return
         self._follow(table, value, default_marker)
         self.targets[value] = identifier
-        log.info("made table %s for the value %r", identifier, value)
+        log.info("created table %s for the value %r", identifier, value)
 
     def _loaded(self, identifier: str) -> Table | None:
         try:
@@ -324,10 +331,13 @@ class RoutedTables:
             return None
 
     def _follow(self, table: Table, value: str | None, default_marker: Marker) -> None:
-        """Evolve the table, register it and give it its marker, before any file is staged for it."""
+        """Evolve the table, record it as a member of the route and give it its marker, before any file is staged for
+        it.
+        """
         identifier = name_of(table)
         member = member_of(self.tables, identifier) if identifier in self._members else None
         _check_same(self.spec, self.tables, member, table)
+        table = renamed_like(table, self.tables.main.current())
         table = as_declared(table, routed_table(self.spec, identifier, value), self.spec.name)
         if member is None or member.uuid is None:
             write_member(self.tables, identifier, value, table)
@@ -336,35 +346,35 @@ class RoutedTables:
         handle.know(table)
         marker = read_marker(handle.current().properties, self.spec.name)
         if marker is not None and is_ahead(marker, default_marker):
-            # Beside a writer, which a replay of dead letters may meet, home has gone on.
+            # Next to a writer, which a replay of dead letters may meet, the default table has gone on.
             now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.at.epoch)
             if is_ahead(marker, now):
                 raise AdoptionRequired(_ahead(self.spec, identifier, marker))
         if marker is not None:
             return
-        self._check_whole(identifier)
+        self._check_no_waiting_rows(identifier)
         begin_following(self.tables, handle, default_marker)
 
-    def _check_whole(self, identifier: str) -> None:
-        """Check that no rows wait for a table that is about to get its first marker: they would be lost."""
+    def _check_no_waiting_rows(self, identifier: str) -> None:
+        """Check that no rows wait for a table that is about to get its first marker: such rows would be lost."""
         if identifier in self.behind:
             behind = self.behind[identifier]
-            mend = "Put the table back as it was" if behind.gone else "Mend that"
+            remedy = "Put the table back as it was" if behind.gone else "Fix that"
             raise RouteBehind(
-                f"stream {self.spec.name!r}: {behind}. {mend}, or let it go on without them: "
+                f"stream {self.spec.name!r}: {behind}. {remedy}, or let it go on without them: "
                 f"`frazil route {self.spec.name} --give-up {identifier}`"
             )
 
-    def _side_by_side(self, act: Callable[[str], None], names: list[str]) -> None:
+    def _in_parallel(self, act: Callable[[str], None], names: list[str]) -> None:
         if names:
             with ThreadPoolExecutor(min(AT_ONCE, len(names)), thread_name_prefix="route") as pool:
                 for _ in pool.map(act, names):
                     pass
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
-        """Return the context of a batch with the routed tables as they are known; only one that failed is loaded.
+        """Return the context of a batch with the known routed tables. Loads only tables whose last commit failed.
 
-        Rows of absent tables are written next to the default table, in its format. Raises what a catalog raises for a
+        Rows of absent tables are written next to the default table, in its format. Raises the catalog's errors for a
         table that commits atomically with the default table.
         """
         limit = self.route.limit
@@ -387,9 +397,12 @@ class RoutedTables:
         return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
 
     def _placed(self, target: Target, value: str | None, key: BatchKey) -> TargetTable | None:
-        """Return how tasks write to a table; None if it became absent: a commit to it failed, so it is loaded."""
+        """Return how tasks write to a table.
+
+        A table whose last commit failed is loaded; returns None if it became absent.
+        """
         found = list[TargetTable]()
-        self._tried(target, value, lambda: found.append(self._target(target, key)))
+        self._load_or_create(target, value, lambda: found.append(self._target(target, key)))
         return found[0] if found else None
 
     def _target(self, target: Target, key: BatchKey) -> TargetTable:

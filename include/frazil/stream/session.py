@@ -1,7 +1,7 @@
 """The Spark context of a writer: small, quiet, and able to survive a dead Python worker.
 
-By default it uses only this host's loopback. On a cluster, executors are separate processes, perhaps on other hosts,
-and have neither the driver's folders nor its environment.
+By default the context uses only this host's loopback. On a cluster, executors are separate processes, perhaps on other
+hosts, and have neither the driver's folders nor its environment.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream import worker_daemon
 
 HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
-"""Environment variables; one of them names the folder of the Hadoop cluster's configuration."""
-OF_SUBMISSION = frozenset(
+"""Environment variables; one must name the folder with the Hadoop cluster's configuration."""
+SUBMISSION_PROPERTIES = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
 """Properties that a driver in a cluster gets from its submission, which may have changed them."""
@@ -56,7 +56,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM. Raises `EnvironmentUnusable` if it does not start, or does not find its cluster."""
+    """Start the JVM. Raises `EnvironmentUnusable` if the JVM does not start, or does not find its cluster."""
     in_cluster, on_yarn = in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDERS)):
         raise EnvironmentUnusable(
@@ -65,7 +65,7 @@ def start_context(spec: StreamSpec) -> SparkContext:
         )
     properties = writer_properties(spec)
     if in_cluster:
-        properties = {key: value for key, value in properties.items() if key not in OF_SUBMISSION}
+        properties = {key: value for key, value in properties.items() if key not in SUBMISSION_PROPERTIES}
     os.environ["PYSPARK_PYTHON"] = executors_python(spec, properties)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if properties.get("spark.driver.bindAddress") == "127.0.0.1":
@@ -78,7 +78,7 @@ def start_context(spec: StreamSpec) -> SparkContext:
 
 
 def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
-    """Return the Python that runs tasks: the package's if there is one, else the driver's own path."""
+    """Return the Python that runs tasks: the package's Python if there is a package, else the driver's own path."""
     packaged = PACKAGE_PYTHON if spec.resources.package else sys.executable
     return properties.get("spark.pyspark.python", packaged)
 
@@ -94,7 +94,7 @@ def _of_cluster(resources: Resources) -> dict[str, str]:
         if resources.manager is ClusterManager.STANDALONE
         else {
             "spark.executor.instances": str(resources.cores // resources.executor_cores),
-            # These end an executor whose processes exceed its container's memory, and records are beside the heap.
+            # These end an executor whose processes exceed its container's memory, and records are next to the heap.
             "spark.executor.memoryOverhead": _megabytes(resources.executor_cores * PYTHON_BYTES),
         }
     )

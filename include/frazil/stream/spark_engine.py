@@ -1,6 +1,6 @@
 """The engine that runs the tasks of batches on Spark: its context, and the tasks on the executors.
 
-Imports as little as a JVM needs to start: see `frazil.stream.main`.
+Imports only the modules that starting a JVM needs: see `frazil.stream.main`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
 from frazil.spec.resources import ClusterManager
-from frazil.stream.lost_executors import report_if_lost
+from frazil.stream.executors import report_if_lost
 from frazil.stream.session import start_context
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from frazil.stream.stage_rows import StageRows
 
 MERGE_ROUNDS = 4
-"""Spark tasks in a merge job, as a multiple of those that run at once."""
+"""Number of Spark tasks in a merge job, as a multiple of the tasks that run at once."""
 log = logging.getLogger(__name__)
 
 UNTIL_CHECK_S = 0.2
@@ -41,26 +41,26 @@ WARN_S = 30.0
 LOG_HINTS: Mapping[ClusterManager | None, str] = {
     ClusterManager.STANDALONE: "The master's web page shows who uses them",
     ClusterManager.YARN: "`yarn application -list` and the ResourceManager's web page show who uses them",
-    ClusterManager.KUBERNETES: "`kubectl describe pod` says of each executor's pod why it waits",
+    ClusterManager.KUBERNETES: "`kubectl describe pod` shows why an executor's pod waits",
 }
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. The limit is fixed."""
 DIED = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
-"""Spark's messages for a task whose process died, and what died."""
+"""Spark's messages for a task whose process died, and the name of that process."""
 ENDED = "SparkContext was shut down"
 """Spark's message for a job whose application has ended, for example because the cluster ended it."""
 GIVEN_UP = re.compile(r"failed (?P<tries>\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((?P<host>\S+)")
 EXIT_CODE = re.compile(r"exited? (?:with|status:?|code:?) ?(?:code:? ?)?(?P<code>\d+)", re.IGNORECASE)
 KILLED = 137
-"""128 + SIGKILL."""
+"""Exit code of a killed process: 128 + SIGKILL."""
 
 
 class SparkEngine:
-    """Starts and ends a Spark context for a stream, or uses that of a given session, which it leaves running.
+    """Starts and ends a Spark context for a stream, or uses the context of a given session, which it leaves running.
 
-    A batch is one Spark job of plain tasks. Spark ships the function, places the tasks, retries those whose worker
-    died, and returns their answers. It moves no records, except between two stages as opaque bytes. So neither SQL nor
-    Structured Streaming is needed.
+    A batch is one Spark job of plain tasks. Spark sends the function, places the tasks, retries tasks whose worker
+    died, and returns their answers. Spark moves no records, except between two stages as opaque bytes. So neither SQL
+    nor Structured Streaming is needed.
     """
 
     def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
@@ -73,8 +73,8 @@ class SparkEngine:
     def start(self) -> Future[SparkContext]:
         """Start Spark in the background, unless it was started before.
 
-        It runs in a thread, because the JVM takes as long to start as the take-over, and because Spark replaces signal
-        handlers only in the main thread.
+        Spark starts in a thread, because the JVM takes as long to start as the take-over, and because Spark replaces
+        signal handlers only in the main thread.
         """
         if self._started is None:
             self._started = self._pool.submit(self._start)
@@ -111,12 +111,12 @@ class SparkEngine:
         started = self.start()
         if self._given or not self._spec.resources.on_cluster:
             return True
-        asked = time.monotonic()
+        warned_at = time.monotonic()
         while not wait_for([started], UNTIL_CHECK_S).done:
             if until():
                 return False
-            if time.monotonic() - asked >= WARN_S:
-                asked = time.monotonic()
+            if time.monotonic() - warned_at >= WARN_S:
+                warned_at = time.monotonic()
                 log.warning(
                     "stream %r waits for executors of %s: is the cluster up, and has it %d free cores, with %d MiB of "
                     "heap for each executor? %s",
@@ -191,7 +191,7 @@ class SparkEngine:
         return self.start().result()
 
     def _start_workers(self) -> None:
-        """Start Python workers, and import what staging needs, while the driver takes over."""
+        """Start Python workers, and import the modules that staging needs, while the driver takes over."""
         from frazil.stream.stage_rows import warm_up_worker  # noqa: PLC0415 - see the module
 
         workers = self._spec.resources.cores
@@ -249,22 +249,22 @@ def raised_in_task(said: str) -> str | None:
 def _ended(stream: str) -> str:
     return (
         f"Spark of stream {stream!r} has ended. Nothing of the current batch was committed: the next start reads it "
-        "again. A cluster's master ends an application that has no workers left, or that somebody kills there; the "
+        "again. A cluster's master ends an application that has no workers left, or that a user kills there; the "
         "next start waits for executors. Spark's own words are in writer.log"
     )
 
 
 def _death(stream: str, died: str, said: str) -> str:
-    """Describe what died, where and how, as far as Spark's text shows it."""
+    """Describe which process died, where and how, as far as Spark's text shows it."""
     given_up, exit_code = GIVEN_UP.search(said), EXIT_CODE.search(said)
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""
     how = f" with exit code {code}" if code is not None else ""
     tries = f", and Spark gave its task up after {given_up['tries']} tries" if given_up else ""
     cause = (
-        "It was killed, most often by the kernel or a container for lack of memory"
+        "It was killed, most often by the kernel or a container because memory ran out"
         if code == KILLED
-        else "Most often the kernel or a container killed it for lack of memory"
+        else "Most often the kernel or a container killed it because memory ran out"
     )
     return (
         f"{died} of stream {stream!r} died{where}{how}{tries}. Nothing of the batch was committed: the next start "

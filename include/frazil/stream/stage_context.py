@@ -19,10 +19,11 @@ from frazil.commit.target import target_table
 from frazil.ingest.contract import ChangeRules, StageContext, TargetTable
 from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import carried_format
+from frazil.spec.former_columns import current_name, former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.upsert import Delete, key_fields
 from frazil.table.catalogs import catalog_errors
-from frazil.table.renamed import aliases, current_name, former_columns
+from frazil.table.renamed import aliases
 from frazil.table.tables import check_stageable
 
 
@@ -34,9 +35,9 @@ def stage_context(
     kafka_properties: Mapping[str, str],
     topic_ids: Mapping[str, str],
 ) -> StageContext:
-    """Build the context, without held dead letters and windows; files go to folders of `tables.stream`.
+    """Build the context, without the known dead letters and the windows; files go to folders of `tables.stream`.
 
-    Raises SchemaIncompatible if the declared columns no longer fit a table, and what `catalog_errors` raises.
+    Raises SchemaIncompatible if the declared columns no longer fit a table, and the errors of `catalog_errors`.
     """
     # Refreshed, so that what others have changed since the last commit applies to the next one.
     with catalog_errors(tables.main.catalog_name):
@@ -66,7 +67,7 @@ def stage_context(
 
 
 def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
-    """Return how the stream's records are staged for one of its tables."""
+    """Return the layout in which the stream's records are staged for one of its tables."""
     merging = merging_of(spec)
     return target_table(table, folder=folder) if merging is None else merging.staged(table, folder=folder)
 

@@ -1,4 +1,4 @@
-"""The function that an engine runs on each task of a batch: it takes a plan and returns an answer, both JSON."""
+"""The function that an engine runs on each task of a batch: it takes a plan and returns an answer, both as JSON."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from frazil.stream.progress import ProgressFolder, write_task
 from frazil.table.storage_mistakes import staging_failure
 
 Sent = tuple[int, str | tuple[int, int, bytes]]
-"""What passes through a shuffle: the receiving writer's number, and either a reader's answer or a `Parcel`'s task, row
-count and data.
+"""An item that passes through a shuffle.
+
+The first value is the number of the receiving writer. The second value is a reader's answer, or the task, row count and
+data of a `Parcel`.
 """
 
 
@@ -46,9 +48,9 @@ class VersionRefusal:
 
 
 def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
-    """Rebuild what a driver shipped.
+    """Rebuild the function that a driver sent.
 
-    Drivers of earlier versions call it: keep this name, and `version` and `context.stream` in the argument.
+    Drivers of earlier versions call this function: keep its name, and `version` and `context.stream` in the argument.
     """
     try:
         if work["version"] == __version__:
@@ -63,15 +65,15 @@ def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
 
 
 def warm_up_worker(_: Iterable[int]) -> None:
-    """Do nothing: for this task Spark starts a Python worker, which imports this module."""
+    """Do nothing. For this task Spark starts a Python worker, which imports this module."""
 
 
 @dataclass(frozen=True)
 class StageRows:
-    """The function that an engine ships to its executors, where it is called with the plans of a task.
+    """The function that an engine sends to its executors, where it is called with the plans of a task.
 
-    A FrazilError is returned as an answer, because Spark would retry a task that raises, and staging has retried
-    enough. Spark still retries a task whose worker died.
+    A FrazilError is returned as an answer, because Spark would retry a task that raises an error, although staging has
+    already retried. Spark still retries a task whose worker died.
     """
 
     context: StageContext
@@ -83,8 +85,8 @@ class StageRows:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the name of one function, because a worker's version may differ.
 
-        A Python process that an executor starts while a writer runs imports what is installed then; a forked worker has
-        what Spark's daemon had imported before.
+        A Python process that an executor starts while a writer runs imports the version that is installed then. A
+        forked worker has the modules that Spark's daemon imported before.
         """
         return shipped, ({"version": __version__, "context": self.context.named(), "progress": asdict(self.progress)},)
 
@@ -105,8 +107,8 @@ class StageRows:
         """Yield, before a shuffle, the rows of the plans' tasks for the writers of `context.shuffle`, and the tasks'
         answers.
 
-        The answers pass through the shuffle too. So they always belong to the tasks whose rows were written, whatever
-        Spark ran twice.
+        The answers pass through the shuffle too. So they always belong to the tasks whose rows were written, even if
+        Spark runs a task twice.
         """
         for plan in plans:
             yield from self._read(json.loads(plan))
@@ -131,7 +133,10 @@ class StageRows:
         yield 0, json.dumps(answer)
 
     def write(self, writer: int, sent: Iterable[Sent]) -> Iterator[str]:
-        """Write, after a shuffle, what was sent to one writer. Returns its answer, and those that were sent to it."""
+        """Write, after a shuffle, the rows that were sent to one writer.
+
+        Returns the writer's answer, and the readers' answers that were sent to this writer.
+        """
         answers = []
 
         def parcels() -> Iterator[Parcel]:

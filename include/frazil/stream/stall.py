@@ -1,38 +1,42 @@
 """Finds stalls of a healthy writer, and the topic-partition that holds it back. Pure.
 
 A process may be alive, send heartbeats and log while no record reaches the table, or while the watermark stays and
-partitions do not complete. Such a writer is not hung (`frazil.supervise.liveness`) and is not restarted; the stall is
-reported within three commit intervals, or 20 s if these are shorter. The first rule that matches decides:
+partitions do not complete. Such a writer is not hung (`frazil.supervise.liveness`) and is not restarted. The stall is
+reported within three commit intervals, or within 20 s if these are shorter. The first rule that matches decides:
 
-  1. the writer waits, and its planner has not heard from Kafka for three intervals: what is unread is unknown;
-  2. the unread records of a topic-partition have made no progress towards a commit for three intervals;
-  3. offsets of a topic-partition wait for a transaction, and its readable part has ended at the same one for three
-     intervals;
-  4. commits advance the offsets, but the watermark has stayed for three intervals.
+1. The writer waits, and its planner has had no answer from Kafka for three intervals, so the unread records are
+   unknown.
+2. The unread records of a topic-partition have made no progress towards a commit for three intervals.
+3. Offsets of a topic-partition wait for a transaction, and its readable part has ended at the same offset for three
+   intervals.
+4. Commits advance the offsets, but the watermark has stayed the same for three intervals.
 
-Not a stall: a topic with nothing unread; a backlog whose committed offsets advance, however far behind; a batch longer
-than three intervals whose records or phase advance. That credit is given only to the *first* batch over the same
-offsets: a batch that is lost and read again brings no record nearer to the table.
+These are not stalls: a topic without unread records; a backlog whose committed offsets advance, however far behind; a
+batch longer than three intervals whose records or phase advance. That last exception is only for the *first* batch over
+the same offsets: a batch that is lost and read again brings no record nearer to the table.
 
-Rule 4 needs two commits that left the watermark where it was, so that one late record in a quiet topic is no stall. It
-reports a topic-partition without records although `watermark.idle-timeout` will release it: that may take a day, and
-the sentence mentions it. It also reports event times that are all equal, because nothing downstream can begin before
-they move.
+Rule 4 needs two commits that left the watermark unchanged, so that one late record in a quiet topic is not a stall. The
+rule reports a topic-partition without records even if `watermark.idle-timeout` will release the partition later: that
+may take a day, and the sentence mentions it. The rule also reports event times that are all equal, because nothing
+downstream can begin before they advance.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.units import counted
-from frazil.stream.stall_history import FIRST_ANSWER_MS, WORKING, History, Limits, Sample, Wait
+from frazil.stream.stall_history import FIRST_ANSWER_MS, WORKING, History, Limits, Sample, Wait, remember
 from frazil.timetext import ago, utc
 
 MIN_COMMITS = 2
 
 
 def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Return the stall at `sample`, the last of the history; None without a stall."""
+    """Return the stall at `sample`, the last sample of the history; None without a stall."""
     if sample.phase not in WORKING:
         return None
     return (
@@ -51,8 +55,8 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
     since_ms = max(sample.planned_at_ms or 0, sample.advanced_at_ms, history.began_at_ms)
     if sample.at_ms - since_ms < (limits.still_ms if answered else max(limits.still_ms, FIRST_ANSWER_MS)):
         return None
-    most = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
-    where = f", most of them in {_name(most)}" if most else ""
+    largest = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
+    where = f", most of them in {_name(largest)}" if largest else ""
     seen = (
         f"{counted(sum(sample.unread.values()), 'record', 'was|were')} unread then{where}"
         if answered
@@ -61,14 +65,14 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
     return Stall(
         StallKind.OFFSETS,
         since_ms,
-        _name(most) if most else None,
+        _name(largest) if largest else None,
         f"the planner has heard nothing from Kafka since {_since(since_ms, sample)}, so no batch starts ({seen}). "
         f"Check that the brokers answer, and see writer.log for the planner's last messages; {_restart(stream)}",
     )
 
 
 def _offsets_stand(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Find the topic-partition that has waited longest, or among equals the one with the most unread records."""
+    """Find the topic-partition that has waited longest; among equals, the one with the most unread records."""
     tp = min(sample.unread, key=lambda tp: (history.waits[tp].nearer_at_ms, -sample.unread[tp], tp), default=None)
     if tp is None or sample.at_ms - (wait := history.waits[tp]).nearer_at_ms < limits.still_ms:
         return None
@@ -127,7 +131,11 @@ def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> St
 
 
 def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
-    """Find the partition that is not idle and has no event time, or the smallest newest one."""
+    """Find the partition that holds the watermark back.
+
+    Among the partitions that are not idle, it is one without event times, or else the one whose newest event time is
+    smallest.
+    """
     since_ms, times = history.watermark_since_ms, sample.max_event_times_us
     if sample.at_ms - since_ms < limits.still_ms or history.advances < MIN_COMMITS:
         return None
@@ -171,3 +179,38 @@ def _since(since_ms: int, sample: Sample) -> str:
 
 def _name(tp: TopicPartition) -> str:
     return f"{tp[0]}-{tp[1]}"
+
+
+class StallWatch:
+    """Keeps the history of the samples that the heartbeat's thread takes. Not thread-safe."""
+
+    def __init__(self, stream: str, limits: Limits, *, emit: Callable[[StreamEvent], None]) -> None:
+        self._stream, self._declared, self._limits, self._emit = stream, limits, limits, emit
+        self._history: History | None = None
+        self._stall: Stall | None = None
+
+    def stretch(self, stretch: float) -> None:
+        """Set the factor by which the commit interval is stretched."""
+        self._limits = self._declared.stretched(stretch)
+
+    def evaluate(self, sample: Sample) -> Stall | None:
+        """Return the stall at the sample's time.
+
+        While the writer takes over or stops, the last result is returned.
+        """
+        self._history = remember(self._history, sample, limits=self._limits)
+        if sample.phase in WORKING:
+            found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)
+            self._emit_change(found, now_ms=sample.at_ms)
+            self._stall = found
+        return self._stall
+
+    def _emit_change(self, found: Stall | None, *, now_ms: int) -> None:
+        """Emit a change of the stall. A stall of the same kind is the same stall, even with another topic-partition."""
+        before = self._stall
+        if (before and before.kind) == (found and found.kind):
+            return
+        if before is not None:
+            self._emit(StallEnded(before.kind, lasted_ms=now_ms - before.since_ms))
+        if found is not None:
+            self._emit(StallBegan(found))

@@ -13,20 +13,24 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 
 INTERVALS = 3
-"""Commit intervals without progress that make a stall: a healthy writer would have committed at least twice."""
+"""Number of commit intervals without progress that make a stall. A healthy writer would have committed at least
+twice.
+"""
 MIN_STALL_MS = 20_000
-"""The shortest time without progress that makes a stall.
+"""Minimum time without progress that makes a stall.
 
-On a busy host a batch takes many intervals of a second or two, and Spark alone needs up to 10 s to start a Python
-worker.
+On a busy host, a batch takes many commit intervals of one or two seconds, and Spark alone needs up to 10 s to start a
+Python worker.
 """
 GAP_MS = 30_000
-"""After a longer time between two samples the machine slept or its clock was set: the history begins again."""
+"""If more time lies between two samples, the machine slept or its clock was set, and the history begins again."""
 FIRST_ANSWER_MS = 60_000
 """Timeout for the planner's first answer. Brokers that start or elect leaders answer late."""
 
 WORKING = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
-"""Phases in which a writer can stall. A start, a take-over and a stop have other limits and observe no ends."""
+"""Phases in which a writer can stall. In a start, a take-over and a stop, other limits apply and log ends are not
+observed.
+"""
 
 
 class BatchName(NamedTuple):
@@ -46,7 +50,7 @@ class Limits:
 
     @property
     def still_ms(self) -> int:
-        """The longest time that offsets or the watermark may stay the same."""
+        """Time for which offsets or the watermark may stay the same before that is a stall."""
         return max(INTERVALS * self.interval_ms, MIN_STALL_MS)
 
     @property
@@ -65,7 +69,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The writer's state at one moment; times are milliseconds since the epoch, UTC."""
+    """The writer's state at one moment; times are milliseconds since 1970, UTC."""
 
     at_ms: int
     phase: Phase
@@ -74,15 +78,15 @@ class Sample:
     offsets: Mapping[TopicPartition, int]
     """The marker's offsets."""
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The records beyond the committed offsets at the planner's last report, for partitions with any."""
+    """Number of records beyond the committed offsets at the planner's last report, for partitions with such records."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Offsets that wait for transactions to end, for partitions with any."""
+    """Number of offsets that wait for transactions to end, for partitions with such offsets."""
     transaction: str = ""
     """See `PlannerReport.transaction`."""
     planned_at_ms: int | None = None
-    """When the planner last heard from Kafka; None before its first answer."""
+    """When Kafka last answered the planner; None before its first answer."""
     batch: BatchName | None = None
-    """The current batch; None while the writer waits, and once the batch has landed."""
+    """The current batch; None while the writer waits, and once the batch is committed."""
     batch_records: int = 0
     max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
     idle: frozenset[TopicPartition] = frozenset()
@@ -96,33 +100,40 @@ class Wait:
     offset: int | None
     """The committed offset; None for a new partition, which is in no marker yet."""
     nearer_at_ms: int
-    """When its records last made progress: first seen, or read further by the first batch that tries them."""
+    """When the partition's records last made progress: first seen, or read further by the first batch that reads
+    them.
+    """
     tried: BatchName | None
-    """The first batch that reads them. Another batch over the same records is no progress."""
+    """The first batch that reads these records. Another batch over the same records is not progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A summary of all samples so far."""
+    """A summary of all samples taken until now."""
 
     began_at_ms: int
     sampled_at_ms: int
     offsets: Mapping[TopicPartition, int]
     watermark_us: int | None
     watermark_since_ms: int
-    """When the watermark last moved while the stream had something to read; a quiet topic resets it."""
+    """When the watermark last moved while the stream had records to read. A quiet topic resets this time."""
     advances: int = 0
-    """Samples since then in which a commit had advanced offsets."""
+    """Number of samples after `watermark_since_ms` in which a commit had advanced offsets."""
     read_up_since_ms: int | None = None
-    """When the stream last became fully read, without an offset moving since."""
+    """When the stream last became fully read, if no offset has moved since."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     waits: Mapping[TopicPartition, Wait] = field(default_factory=dict)
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    """The end of a topic-partition's readable part before open transactions, and the time since when it is there."""
+    """The offset where a topic-partition's readable part ends before open transactions, and the time since when it ends
+    there.
+    """
 
 
 def remember(before: History | None, sample: Sample, *, limits: Limits) -> History:
-    """Return the history with one more sample. A gap between samples begins it again; only WORKING phases count."""
+    """Return the history with one more sample.
+
+    After a gap between samples, the history begins again. Only samples in WORKING phases count.
+    """
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
         before = History(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
     if sample.phase not in WORKING:
@@ -148,7 +159,9 @@ def remember(before: History | None, sample: Sample, *, limits: Limits) -> Histo
 
 
 def _still_starts(before: History) -> bool:
-    """Whether no commit has left the watermark in place yet: it may stay because nothing has been read."""
+    """Whether no commit has left the watermark in place yet. In that case it may stay because no record has been
+    read.
+    """
     return before.advances == 0
 
 

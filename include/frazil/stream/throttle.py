@@ -1,10 +1,11 @@
-"""Decides whether a table's metadata grows faster than maintenance shrinks it, and how far to stretch the commits.
-Pure.
+"""Decides whether a table's metadata grows faster than maintenance shrinks it, and how far to stretch the commit
+interval.
 
-Every table grows between two runs of maintenance, so size and growth alone prove nothing. The measure is what
-maintenance leaves: the *low* of its last two periods. The pressure is the ratio of the low's snapshots or manifests to
-the declared number. A table is under pressure while its low is large *and* grows. That begins above a pressure of
-`BEGIN`, and ends below `END`, or when the pressure falls by more than `TURN` from its maximum.
+Every table grows between two runs of maintenance, so neither size nor growth proves a problem. The measure is the size
+that maintenance leaves: the *low* of its last two periods. The pressure is the ratio of the low's snapshots or
+manifests to the declared number. A table is under pressure while its low is large *and* grows. That begins above a
+pressure of `BEGIN`. It ends below `END`, or when the pressure falls by more than the factor `TURN` from its maximum.
+Pure.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from frazil.spec.units import format_duration
 BEGIN = 2.0
 END = 1.5
 TURN = 1.05
-"""Factor of the smallest change that reverses the direction."""
+"""Factor of the smallest change of the pressure that reverses its direction."""
 SLICES = 4
-"""Time slices kept; each is half a maintenance period. Any three contain a low, even if a run is half a period late."""
+"""Number of time slices kept; each is half a maintenance period. Any three contain a low, even if a run is half a
+period late.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The size of main's history after a commit, the commit's duration in seconds, and when it was measured."""
+    """The size of main's history after a commit, the commit's duration in seconds, and the time of the measurement."""
 
     snapshots: int
     manifests: int
@@ -36,17 +39,17 @@ class Measure:
 
 
 class Low(NamedTuple):
-    """The smallest counts of one time slice."""
+    """The smallest counts in one time slice."""
 
     slice: int
-    """The number of the slice since 1970."""
+    """The number of the time slice, counted since 1970."""
     snapshots: int
     manifests: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The declared bounds; None for what no maintenance keeps small."""
+    """The declared bounds; None for a number that no maintenance keeps small."""
 
     table: str
     snapshots: int | None
@@ -55,7 +58,7 @@ class Bounds:
     """The period of maintenance."""
     interval: timedelta
     longest: timedelta
-    """The longest commit interval: `commit.interval` itself if stretching is off."""
+    """The maximum commit interval: `commit.interval` itself if stretching is off."""
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Bounds:
@@ -72,20 +75,23 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """The state of throttling after the commits so far."""
+    """The state of throttling after the commits made until now."""
 
     lows: tuple[Low, ...]
     grows: bool
     turn: float
-    """The pressure's maximum while it grows, its minimum while it does not."""
+    """The pressure's maximum while it grows, or its minimum while it does not grow."""
     stretch: float = 1.0
     """Factor by which the commit interval is stretched."""
     reason: str | None = None
-    """A sentence while the table is under pressure, even if nothing is stretched."""
+    """A sentence while the table is under pressure, even if the interval is not stretched."""
 
 
 def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throttle:
-    """Return the state after one more commit. The first commit, and one after a long pause, only begin the history."""
+    """Return the state after one more commit.
+
+    The first commit, and a commit after a long pause, only begin the history.
+    """
     lows = _lows(before.lows if before else (), measure, every=bounds.every)
     if before and before.lows[-1].slice not in {low.slice for low in lows}:
         before = None

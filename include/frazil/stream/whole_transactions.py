@@ -1,8 +1,9 @@
-"""Lets a stream of captured changes read whole source transactions, and nothing of one that has not ended.
+"""Lets a stream of captured changes read whole source transactions, and no event of a transaction that has not ended.
 
-The events of the source's table carry their transaction, and another topic has the number of events of each. The driver
-reads both here, so that the planner knows where a batch may end. What is held back stays in Kafka: the marker's
-position is always such a boundary, and after a crash the next writer continues there.
+The events of the source's table name their transaction, and another topic has the number of events of each transaction.
+The driver reads both topics here, so that the planner knows where a batch may end. Events that are held back stay in
+Kafka: the marker's position is always a boundary between transactions, and after a crash the next writer continues
+there.
 """
 
 from __future__ import annotations
@@ -32,46 +33,47 @@ from frazil.stream.boundaries import Boundaries
 log = logging.getLogger(__name__)
 
 STEP = 100_000
-"""Events to read before those of whole transactions are forgotten."""
+"""Number of events to read before the events of complete transactions are forgotten."""
 SLICE = 20_000
-"""Records of the transaction topic read at once: ends that are not needed yet take memory."""
-CLOCKS = timedelta(minutes=10)
-"""A transaction's end is written after its events, but the connector's clock may step back by this much."""
+"""Number of records of the transaction topic to read at once: ends that are not needed yet take memory."""
+MAX_CLOCK_STEP = timedelta(minutes=10)
+"""Maximum time by which the connector's clock may step back. A transaction's end is written after its events."""
 LOOKBACK_RECORDS = 1_000
-"""Offsets before the position that a new writer searches for the last transaction, if the marker does not have it.
+"""Number of offsets before the position that a new writer searches for the last transaction, if the marker does not
+have it.
 
-The marker is then of an earlier version, or the stream was reset.
+The marker does not have it if an earlier version wrote the marker, or the stream was reset.
 """
 MAX_NAME_CHARACTERS = 200
-"""Characters of a table's name that messages show."""
+"""Maximum characters of a table's name in messages."""
 WARN_S = 60.0
 """Delay and interval of the warnings about a transaction that does not end."""
 
 
 class Topics(Protocol):
-    """What is read from Kafka."""
+    """The events and the transaction ends that are read from Kafka."""
 
     def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[Said]]]:
         """Yield the events of `[start, end)` that Kafka still has."""
 
     def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
-        """Return the next ends of transactions, and whether there may be more. The first call starts at that time."""
+        """Return the next ends of transactions, and whether there may be more. The first call starts at `since_ms`."""
 
 
 @dataclass(slots=True)
 class WholeTransactions:
-    """The offsets where one partition's batches may end. Used by one thread at a time."""
+    """Finds the offsets where one partition's batches may end. Used by one thread at a time."""
 
     topics: Topics
     topic: str
     """The topic of transactions, for messages."""
     max_records: int
-    """Records to read ahead; more only within one transaction."""
+    """Number of records to read ahead; more records are read only within one transaction."""
     clock: Callable[[], float] = time.monotonic
     began: LastTransaction = NO_TRANSACTION
     """The last transaction before the writer's first position, if the marker has it."""
     waits_for: str = ""
-    """What the records that are held back wait for, in words; empty if none are held back."""
+    """The transaction for which records are held back, in words; empty if no records are held back."""
     stuck: bool = False
     """Whether everything was read, and a transaction definitely has not ended."""
     _waits: bool = False
@@ -83,7 +85,7 @@ class WholeTransactions:
     _tables: frozenset[str] = frozenset()
     _reported: bool = False
     _open: tuple[int, float] = (-1, 0.0)
-    """The beginning of a transaction that has not ended, and the time since when that is known."""
+    """The offset where a transaction that has not ended begins, and the time since when that is known."""
     _warned: float = 0.0
 
     @property
@@ -92,10 +94,13 @@ class WholeTransactions:
         return self._log.at if self._log else 0
 
     def listen(self) -> None:
-        """Read the ends of transactions before the ends of logs are fetched: their events lie before those."""
+        """Read the ends of transactions.
+
+        Called before the ends of logs are fetched: the events of these transactions lie before the ends of the logs.
+        """
         more = self._waits
         while more:
-            more = self._heard()
+            more = self._read_ends()
 
     @property
     def last(self) -> LastTransaction:
@@ -105,8 +110,8 @@ class WholeTransactions:
     def follow(self, tp: TopicPartition, start: int, end: int) -> int:
         """Return the offset up to which the partition may be read; it was read up to `start` and ends at `end`.
 
-        That is less than `end` if everything between is known, and a transaction has not ended. Raises what reading
-        Kafka raises, and SpecError if the topic has events of several tables.
+        The returned offset is less than `end` if all records between are known, and a transaction has not ended. Raises
+        the errors of reading Kafka, and SpecError if the topic has events of several tables.
         """
         if self._log is None:
             known = self.began if self.began.id else self._newest_before(tp, start)
@@ -128,9 +133,9 @@ class WholeTransactions:
 
     def _settle(self, log: Boundaries, *, all_read: bool) -> str:
         open_one = log.settle(whole=all_read)
-        more = not (all_read and self._waits)  # else all ends were heard of before the log's end was asked for
+        more = not (all_read and self._waits)  # else all ends arrived before the log's end was requested
         while open_one and more:
-            more = self._heard()
+            more = self._read_ends()
             open_one = log.settle(whole=False)
         return open_one
 
@@ -171,11 +176,11 @@ class WholeTransactions:
             several = (*sorted(self._tables), *one.tables)
             names = " and ".join(safe(name[:MAX_NAME_CHARACTERS], lines=False) for name in several)
             raise SpecError(
-                f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), of which "
-                "one stream cannot tell whole transactions: leave it out, or let each table have a topic of its own"
+                f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), and "
+                "one stream cannot see their whole transactions: leave it out, or give each table its own topic"
             )
 
-    def _heard(self) -> bool:
+    def _read_ends(self) -> bool:
         """Read the next ends of transactions; returns whether there may be more."""
         assert self._log is not None
         if self._since_ms is None:
@@ -198,11 +203,12 @@ class WholeTransactions:
             )
 
     def _words(self, open_one: str) -> str:
-        """Return what is awaited, and what to do."""
+        """Return which transaction is awaited, and what to do."""
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends again what was read before, and has not come to transaction {open_one} again. "
-                "Check that the connector runs. If the source's log began anew (another server, a restored one) within "
+                "Check that the connector runs. If the source's log began again (another server, a restored one) "
+                "within "
                 "an hour or with a clock that is behind, take envelope.transactions out until the stream has caught up"
             )
         return (
@@ -240,7 +246,7 @@ class KafkaTopics:
             self._next = dict(self.kafka.earliest(partitions))
         self._topic_ids = topic_ids
         if new := [tp for tp in partitions if tp not in self._next]:
-            self._next |= self.kafka.at(datetime.fromtimestamp(since_ms / 1000, UTC) - CLOCKS, new)
+            self._next |= self.kafka.at(datetime.fromtimestamp(since_ms / 1000, UTC) - MAX_CLOCK_STEP, new)
         stable = self.kafka.ends(partitions)
         ranges = [
             OffsetRange(*tp, at, min(stable[tp], at + SLICE))
@@ -273,7 +279,10 @@ class KafkaTopics:
 def whole_transactions(
     spec: StreamSpec, properties: Mapping[str, str], last: LastTransaction
 ) -> WholeTransactions | None:
-    """Return the stream's declared whole transactions; None without them. `properties` may have references."""
+    """Return the object that finds the stream's transaction boundaries; None if the stream declares no transactions.
+
+    `properties` may have references.
+    """
     declared = spec.source.format
     envelope = envelope_of(declared)
     if envelope is None or envelope.transactions is None:

@@ -1,12 +1,12 @@
-"""Forks Spark's Python workers from a process that has imported what a stage needs.
+"""Forks Spark's Python workers from a process that has imported the modules that a stage needs.
 
 Spark ends Python workers that were idle for a minute. A stream that commits once a minute would import everything again
 in each batch, which takes several CPU seconds. The property `spark.python.daemon.module` makes Spark start this module
 in place of `pyspark.daemon`, on the driver's host and on executors.
 
-A fork copies only the thread that forks, so no other thread may run here and no connection may be open: no Kafka client
-is made before the fork. OpenBLAS and jemalloc start threads as soon as NumPy and PyArrow are imported, unless their
-settings forbid it.
+A fork copies only the thread that forks, so no other thread may run here, no connection may be open, and no Kafka
+client is created before the fork. OpenBLAS and jemalloc start threads as soon as NumPy and PyArrow are imported, unless
+their settings forbid it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "backgro
 
 
 def preload() -> None:
-    """Import what a stage needs. If that fails here, each worker imports and fails by itself."""
+    """Import the modules that a stage needs. If an import fails here, each worker imports and fails by itself."""
     os.environ |= WITHOUT_THREADS
     _leave_out_archives()
     # Standard output tells Spark the daemon's port, and nothing else may be in it.
@@ -52,7 +52,7 @@ def preload() -> None:
 
 
 def _leave_out_archives() -> None:
-    """Import PySpark and Py4J from their installed packages, if any: Spark's zip files hold no compiled code."""
+    """Import PySpark and Py4J from their installed packages, if any: Spark's zip files have no compiled code."""
     others = [path for path in sys.path if not _ARCHIVE.search(path)]
     if PathFinder.find_spec("pyspark", others) and PathFinder.find_spec("py4j", others):
         sys.path[:] = others

@@ -47,7 +47,7 @@ from frazil.kafka.log_watch import find_cut
 from frazil.kafka.retention import check_no_gap, lost_ranges
 from frazil.kafka.truncation import check_not_cut
 from frazil.offsets.spans import TopicPartition
-from frazil.partitions.open_windows import Alignment
+from frazil.partitions.windows import Alignment
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties, kafka_properties
 from frazil.stream.batch import BatchRunner
@@ -72,10 +72,12 @@ from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_t
 log = logging.getLogger(__name__)
 
 STALE_LIMIT = 3
-"""Stale epochs in a row after which the writer ends, because something else keeps changing the stream."""
+"""Number of stale epochs in a row after which the writer ends, because something else keeps changing the stream."""
 START_ATTEMPTS = 10
 MAX_START_WAIT_S = 30.0
-"""The longest wait between two attempts to start Spark's Python processes on a busy host: minutes in all."""
+"""Maximum wait between two attempts to start Spark's Python processes on a busy host. All attempts together take
+minutes.
+"""
 
 
 @dataclass(slots=True)
@@ -96,10 +98,10 @@ class Writer:
         self.stopping.set()
 
     def run(self) -> Marker | None:
-        """Write until stopped, or until everything that was in Kafka at the start is committed.
+        """Write until stopped, or until all records that were in Kafka at the start are committed.
 
-        Returns the last marker; None if it was stopped while Kafka, the catalog, the storage or a cluster did not
-        answer. Raises an error that another epoch does not fix.
+        Returns the last marker; None if the writer was stopped while Kafka, the catalog, the storage or a cluster did
+        not answer. Raises an error that another epoch does not fix.
         """
         folder = run_folder(self.spec.name)
         make_folder(folder)
@@ -158,7 +160,7 @@ class Writer:
                 return self._epochs(parts)
 
     def _topics_found(self, kafka: KafkaOffsets, emit: Callable[[StreamEvent], None]) -> bool:
-        """Wait until a topic matches the stream's pattern; False if the writer is asked to end first.
+        """Wait until a topic matches the stream's pattern; returns False if the writer is asked to end first.
 
         A stream whose table has its marker continues without a topic.
         """
@@ -204,7 +206,7 @@ class Writer:
                     raise
                 raise errors.Fenced(
                     f"the table {parts.tables.main.identifier} is no longer the one that stream {self.spec.name!r} "
-                    "wrote to: it was dropped or renamed, and created again. The next start begins the stream anew in "
+                    "wrote to: it was dropped or renamed, and created again. The next start begins the stream again in "
                     "an empty table; to keep the rows, bring the former table back under this name first"
                 ) from error
             last = epoch.number
@@ -238,7 +240,9 @@ class Writer:
         return merging_of(self.spec, run, lambda: self.engine.parallelism)
 
     def _wait_outside_turn(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
-        """Wait during an outage while others may use this writer's slot; returns whether the writer is asked to end."""
+        """Wait during an outage while other streams may use this writer's slot; returns whether the writer is asked to
+        end.
+        """
         again = OutageMet("after an outage, the writer waits for its turn among the application's streams to try again")
         return self.hosting.turns.lend(
             lambda: self.stopping.wait(seconds), unless=self.stopping.is_set, waits=lambda: emit(again)
@@ -246,13 +250,13 @@ class Writer:
 
 
 def _still_starting(events: Events) -> None:
-    """Report the starting phase, so that a writer in the queue does not seem hung."""
+    """Report the starting phase, so that a writer in the queue does not look stuck."""
     events.emit(PhaseBegan(Phase.STARTING))
 
 
 @dataclass(frozen=True, slots=True)
 class EpochParts:
-    """What the epochs of one process share."""
+    """The objects that the epochs of one process share."""
 
     spec: StreamSpec
     engine: Engine
@@ -262,12 +266,12 @@ class EpochParts:
     folder: Path
     emit: Callable[[StreamEvent], None]
     planned: Callable[[PlannerReport | None], None]
-    """Receives what the planner observes; None when another planner begins."""
+    """Receives the planner's observations; None when another planner begins."""
     hosting: Hosting
     afterwards: ExitStack
-    """Callbacks for after the engine has ended."""
+    """Callbacks to run after the engine has ended."""
     wait: Callable[[float], object]
-    """Waits during an outage; returns something true if the writer is asked to end."""
+    """Waits during an outage. Returns a true value if the writer is asked to end."""
 
 
 @dataclass(slots=True)
@@ -278,9 +282,9 @@ class Epoch:
     goal: Mapping[TopicPartition, int] | None
     stopping: threading.Event
     after: int | None = None
-    """This process's last epoch; None for its first."""
+    """This process's last epoch; None for its first epoch."""
     number: int | None = None
-    """Its own number after the take-over; `after` before it."""
+    """The number of this epoch after the take-over; `after` before the take-over."""
     commits: int = 0
 
     def __post_init__(self) -> None:
@@ -320,7 +324,7 @@ class Epoch:
         return self.stopping.is_set() or (not behind and self._caught_up(runner.marker, is_left))
 
     def _begin(self) -> BatchRunner:
-        """Take over and settle. Afterwards nothing of an earlier epoch is undecided."""
+        """Take over and settle. Afterwards no commit of an earlier epoch is undecided."""
         p = self.parts
         p.emit(PhaseBegan(Phase.TAKING_OVER))
         topics = p.kafka.describe()
@@ -362,7 +366,8 @@ class Epoch:
     def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
         """Return the marker, moved past deleted records if the stream declares `on-gap: skip`; else raise `OffsetGap`.
 
-        With `on-gap: skip`, a stream whose log was truncated is first reset to that offset, which ends this epoch.
+        With `on-gap: skip`, a stream whose log was truncated is first reset to the offset of the truncation, which ends
+        this epoch.
         """
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
         # Of a pattern's topics some may have been deleted.

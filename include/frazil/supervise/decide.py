@@ -5,17 +5,17 @@ The first rule that matches decides. While a writer process is alive:
   2. a requested stop is under way: keep, or kill if the writer makes no progress;
   3. the stream was removed or paused: stop;  a restart was requested or the spec changed: restart;
   4. the writer is hung, by its phase's limit or its heartbeat's: restart;  otherwise keep.
-While none is alive:
+While no writer process is alive:
   5. removed: end;  paused: hold;  spec unreadable: give up;  desired state unreadable: hold;
-  6. never launched, or the last one ran in the foreground: start;
-  7. a user changed the spec, desired state or table since it ended, or it ended on request: start;
+  6. never launched, or the last writer ran in the foreground: start;
+  7. a user changed the spec, desired state or table since the last writer ended, or that end was requested: start;
   8. it was fenced or denied access before supervision returned to this host: start, because the cause may be gone;
   9. it was denied access that it once had: start again after a long backoff;
  10. its exit code means that a restart fails in the same way, or it crashed too often without a commit: give up;
  11. otherwise start again after the backoff.
 
-It gives up once for each cause and then holds. Otherwise Airflow, which starts the next run at once, would loop over
-failing runs. Two starts never make two writers, because the writer's lock admits one.
+The supervisor gives up once for each cause and then holds. Otherwise Airflow, which starts the next run at once, would
+loop over failing runs. Two starts never make two writers, because the writer's lock admits one.
 """
 
 from __future__ import annotations
@@ -57,19 +57,21 @@ TABLE_WAYS_OUT = frozenset(
         CircuitOpen,
     )
 )
-"""Exit codes that an operator fixes by changing the table. Not `Fenced`: the other writer changes the table as well."""
+"""Exit codes that an operator fixes by changing the table. `Fenced` is not among them, because the writer that fenced
+this one changes the table as well.
+"""
 
 MAY_BE_OVER = frozenset({Fenced.exit_code, AccessDenied.exit_code})
-"""Exit codes with a cause outside this host that may be gone: another writer, or missing rights."""
+"""Exit codes whose cause lies outside this host and may be gone: another writer, or missing rights."""
 
 RESTARTABLE = frozenset(kind.exit_code for kind in kinds() if kind.restartable)
-"""Exit codes of a writer without a service (brokers, catalog): it is restarted indefinitely."""
+"""Exit codes of a writer that could not reach a service (brokers, catalog). Such a writer is restarted indefinitely."""
 
 
 AFTER_FAILURE = frozenset(
     {Cause.CRASHED, Cause.ENDED, Cause.UNAVAILABLE, Cause.DENIED, Cause.CRASH_LOOP, Cause.NEEDS_PERSON}
 )
-"""Causes of decisions after an end that was not requested."""
+"""Causes of decisions after an end without a request."""
 
 
 def decide(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
@@ -86,8 +88,8 @@ def _alive(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a person runs it in the foreground: {where}")
     if observed.process is ProcessState.HOSTED:
         return _hosted(observed, launch, where, now_ms=now_ms, policy=policy)
-    if (asked := observed.stop_request) is not None:
-        return stopping(observed, launch, asked, now_ms=now_ms, policy=policy)
+    if (stop := observed.stop_request) is not None:
+        return stopping(observed, launch, stop, now_ms=now_ms, policy=policy)
     return (
         _wanted_otherwise(observed, launch, now_ms=now_ms, policy=policy)
         or hung(observed, launch, now_ms=now_ms, policy=policy)
@@ -104,7 +106,7 @@ def _hosted(observed: Observed, launch: Launch, where: str, *, now_ms: int, poli
 
 
 def _wanted_otherwise(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Stop or restart a running writer that no longer matches its declaration or desired state; None if it does."""
+    """Stop or restart a running writer that no longer matches its declaration or desired state; None if it matches."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         reason = f"its declaration was removed {ago(now_ms - declared.since_ms)} ago"
@@ -113,7 +115,7 @@ def _wanted_otherwise(observed: Observed, launch: Launch, *, now_ms: int, policy
         if desired.mode is DesiredMode.PAUSED:
             return Decision(WriterAction.STOP, Cause.PAUSED, _said("paused", desired, now_ms=now_ms))
         if desired.restart_generation > launch.generation:
-            return Decision(WriterAction.RESTART, Cause.ASKED, _said("restart asked for", desired, now_ms=now_ms))
+            return Decision(WriterAction.RESTART, Cause.REQUESTED, _said("restart asked for", desired, now_ms=now_ms))
     if isinstance(declared, Declared) and declared.fingerprint != launch.spec_fingerprint:
         reason = f"the spec is {declared.fingerprint}, the writer was launched with {launch.spec_fingerprint}"
         return Decision(WriterAction.RESTART, Cause.SPEC_CHANGED, reason)
@@ -121,7 +123,7 @@ def _wanted_otherwise(observed: Observed, launch: Launch, *, now_ms: int, policy
 
 
 def _not_wanted(observed: Observed, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Decide not to start a writer, however the last one ended; None if one is wanted."""
+    """Decide not to start a writer, however the last writer ended; None if a writer is wanted."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed):
         reason = f"its declaration was removed {ago(now_ms - declared.since_ms)} ago, and 0 writers run"
@@ -142,14 +144,14 @@ def _not_wanted(observed: Observed, *, now_ms: int, policy: Policy) -> Decision 
 
 
 def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
-    """Decide what follows the last end, if a writer is wanted."""
+    """Decide what follows the end of the last writer, if a writer is wanted."""
     exit_ = observed.exit
     if exit_ is None:
         last = "the one in the foreground ended" if observed.launch else "none was launched before"
         return Decision(WriterAction.START, Cause.FIRST_START, f"0 writers run; {last}")
     if (act := _act_since(observed, exit_, now_ms=now_ms)) is not None:
-        return Decision(WriterAction.START, Cause.ASKED, f"{act}; it had ended with {_code(exit_)}")
-    if _was_asked(exit_) and exit_.code not in NO_RESTART:
+        return Decision(WriterAction.START, Cause.REQUESTED, f"{act}; it had ended with {_code(exit_)}")
+    if _was_requested(exit_) and exit_.code not in NO_RESTART:
         reason = f"it ended with {_code(exit_)} on request ({exit_.stopped_for}), and is wanted again"
         return Decision(WriterAction.START, Cause.STOPPED, reason)
     if (again := _may_be_over(observed, exit_, now_ms=now_ms, policy=policy)) is not None:
@@ -165,7 +167,7 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
 
 
 def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
-    """Start again after the backoff, or give up after too many crashes without a commit."""
+    """Start the writer again after the backoff, or give up after too many crashes without a commit."""
     row = fruitless_row(observed.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE]
     said = f": {exit_.error}" if exit_.error else ""
@@ -187,7 +189,7 @@ def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Poli
 
 
 def _may_be_over(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Start again if the cause of the end lies outside this host and may be gone; None for any other end."""
+    """Start the writer again if the cause of its end lies outside this host and may be gone; None for any other end."""
     if exit_.code not in MAY_BE_OVER:
         return None
     if _ended_while_away(observed, exit_, policy=policy):
@@ -202,7 +204,7 @@ def _may_be_over(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: 
 
 
 def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) -> bool:
-    """Whether no supervisor on this host saw that end, or supervision was elsewhere for long since then."""
+    """Whether no supervisor on this host saw this end, or another host supervised for long since then."""
     if exit_.ended_at_ms >= observed.returned_at_ms:
         return False
     given_up = observed.notes.given_up
@@ -211,7 +213,10 @@ def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) 
 
 
 def _denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
-    """Try again: these credentials once worked, rights are often restored, and an attempt does no harm."""
+    """Try again after a denied access.
+
+    The credentials once worked, rights are often restored, and a try does no harm.
+    """
     row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.exits)))
     wait_ms = policy.denied_backoff_ms(len(row))
     due_ms = exit_.ended_at_ms + wait_ms
@@ -232,19 +237,22 @@ def _worked(observed: Observed, exit_: ExitRecord) -> bool:
 
 
 def _as_now(last: ExitRecord) -> Callable[[ExitRecord], bool]:
-    """Return a predicate for ends with the declaration and the generation of the last one."""
+    """Return a predicate for exits with the same declaration and generation as the last exit."""
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
 
 def fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
-    """Return the latest ends in a row, newest first, without a commit, a requested stop or a user's change between."""
+    """Return the latest consecutive exits without a commit, newest first.
+
+    A requested stop, or a user's change between two exits, ends the row.
+    """
     last = exits[-1]
     same = _as_now(last)
 
     def belongs(exit_: ExitRecord) -> bool:
         return (
             not exit_.committed
-            and not _was_asked(exit_)
+            and not _was_requested(exit_)
             and same(exit_)
             and last.ended_at_ms - exit_.ended_at_ms <= window_ms
         )
@@ -255,8 +263,8 @@ def fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[Exit
 def crash_row(observed: Observed, decision: Decision, *, now_ms: int, policy: Policy) -> list[ExitRecord]:
     """Return the latest consecutive ends without progress that still count, newest first.
 
-    The row is empty once the running writer has committed, or has no lag and has outlived each of them. It is also
-    empty an hour after the last end, and while the supervisor acts for another cause.
+    The row is empty once the running writer has committed, or has no lag and has run longer than each writer in the
+    row. It is also empty an hour after the last end, and while the supervisor acts for another cause.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in AFTER_FAILURE
@@ -271,7 +279,7 @@ def crash_row(observed: Observed, decision: Decision, *, now_ms: int, policy: Po
 
 
 def _act_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:
-    """Describe a user's change since that end, which may have fixed the cause; None if no change is known."""
+    """Describe a user's change after this end, which may have fixed the cause; None if no such change is known."""
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, Desired) and desired.generation > exit_.generation:
         is_restart = desired.restart_generation == desired.generation
@@ -286,13 +294,13 @@ def _act_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | N
     return f"the table changed (from {before} to {now})" if before and now and before != now else None
 
 
-def _was_asked(exit_: ExitRecord) -> bool:
-    """Whether that end was requested. The end of a hung writer by the supervisor counts as a crash."""
+def _was_requested(exit_: ExitRecord) -> bool:
+    """Whether this end was requested. If the supervisor ended a hung writer, that counts as a crash."""
     return exit_.stopped_for is not None and exit_.stopped_for not in {Cause.HUNG, Cause.SILENT}
 
 
 def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> Decision:
-    """Give up once; from then on hold, and describe the remedy."""
+    """Give up once; after that hold, and describe the fix."""
     given_up = observed.notes.given_up
     if given_up is None or given_up.subject != subject:
         return Decision(WriterAction.GIVE_UP, cause, reason, subject=subject)

@@ -31,7 +31,7 @@ class Cause(StrEnum):
     STOPPING = "stopping"
     REMOVED = "removed"
     PAUSED = "paused"
-    ASKED = "asked for"
+    REQUESTED = "asked for"
     SPEC_CHANGED = "spec changed"
     HUNG = "hung"
     SILENT = "silent"
@@ -55,6 +55,6 @@ class Decision:
     reason: str
     """A sentence for the log, with the numbers behind the decision."""
     until_ms: int | None = None
-    """When a hold ends by itself; None if it waits for an operator or for a service to return."""
+    """When a hold ends without further input; None if it waits for an operator or for a service to return."""
     subject: str = ""
-    """The end or problem of a GIVE_UP, which happens once for each subject."""
+    """The end or problem that a GIVE_UP is about; the supervisor gives up once for each subject."""

@@ -27,7 +27,7 @@ class DeclarationReader(Protocol):
 
 
 class Declaration:
-    """Reads one stream's declaration repeatedly, and keeps the last valid one."""
+    """Reads one stream's declaration repeatedly, and keeps the last valid declaration."""
 
     def __init__(self, stream: str, folder: Path, *, clock: Callable[[], int]) -> None:
         self.spec: StreamSpec | None = None
@@ -36,7 +36,7 @@ class Declaration:
         self._missing_since_ms: int | None = None
 
     def read(self) -> Declared | Unreadable | Removed:
-        """Read the current declaration. An unreadable folder or file does not count as a removed stream."""
+        """Read the current declaration. If the folder or a file is unreadable, the stream does not count as removed."""
         if (known := self._unmoved()) is not None:
             self.spec, self._missing_since_ms = known, None
             return Declared(known.fingerprint())
@@ -60,9 +60,9 @@ class Declaration:
         return Declared(self.spec.fingerprint())
 
     def _unmoved(self) -> StreamSpec | None:
-        """Read the stream's own file; None unless it is valid and the only one that declares the stream.
+        """Read the stream's own file. Return None unless the file is valid and the only one that declares the stream.
 
-        After None, the whole folder is read to find the cause. Another file that declares the stream too is noticed
+        After None, the whole folder is read to find the cause. If another file declares the stream too, that is noticed
         with the next listing of the folder.
         """
         path = FOLDERS.only_file(self._folder, self._stream)
@@ -73,7 +73,7 @@ class Declaration:
         return spec if spec is not None and spec.name == self._stream else None
 
     def _is_missing(self) -> bool:
-        """Whether no file declares the stream; False while an unreadable file might."""
+        """Whether no file declares the stream; False while an unreadable file may declare it."""
         try:
             return all(read_mapping(path).get("name") != self._stream for path in stream_files(self._folder))
         except SpecError:

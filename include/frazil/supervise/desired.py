@@ -1,8 +1,8 @@
 """The desired state of a stream, running or paused: one small object next to its journals.
 
 It is stored with the table and not on a host, so the command line and Airflow see the same state wherever they run.
-Without a table (before the first start, or because the catalog was lost), it is stored in the run folder and applies to
-that host alone. A missing object means running. Pausing Airflow's DAG does not pause the stream.
+Without a table (before the first start, or because the catalog lost it), the state is stored in the run folder and
+applies to that host alone. A missing object means running. Pausing Airflow's DAG does not pause the stream.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from frazil.table.tables import load_stream_table, state_location
 DESIRED_FILE = "desired.json"
 AFTER_FOLDER = "desired-after"
 MAX_TRIES = 20
-"""Attempts to write while other users write at the same time."""
+"""Maximum of attempts to write the state while other users write it at the same time."""
 
 
 class DesiredStore:
-    """Reads and writes the desired state of one stream. Each write follows the newest state."""
+    """Reads and writes the desired state of one stream. Each write builds on the newest state."""
 
     def __init__(self, stream: str, table: Table | None) -> None:
         self._name = stream
@@ -44,12 +44,12 @@ class DesiredStore:
 
     @classmethod
     def of_application(cls, application: str) -> DesiredStore:
-        """Open the desired state of an application that streams share, on this host alone."""
+        """Open the desired state of an application that streams share, which is stored on this host alone."""
         return cls(application, None)
 
     @property
     def beside_table(self) -> bool:
-        """Whether the state is stored with the table, and so applies to every host."""
+        """Whether the state is stored with the table, and therefore applies to every host."""
         return len(self._places) > 1
 
     def read(self) -> Desired:
@@ -59,16 +59,17 @@ class DesiredStore:
     def pause(self, *, by: str, reason: str, after: int | None = None) -> Desired:
         """Stop the writer after its current batch, and keep it stopped.
 
-        `after` is the generation that the user saw. Like `resume` and `restart`, raises DesiredMoved if it has changed.
+        `after` is the generation that the user saw. Like `resume` and `restart`, raises DesiredMoved if the generation
+        has changed.
         """
         return self._act(DesiredMode.PAUSED, by=by, reason=reason, after=after)
 
     def resume(self, *, by: str, reason: str, after: int | None = None) -> Desired:
-        """Let the writer run, and retry one that the supervisor gave up on."""
+        """Let the writer run, and retry a writer that the supervisor gave up on."""
         return self._act(DesiredMode.RUNNING, by=by, reason=reason, after=after)
 
     def restart(self, *, by: str, reason: str, after: int | None = None) -> Desired:
-        """Replace a running writer after its current batch; without one, the same as `resume`."""
+        """Replace a running writer after its current batch; without a running writer, do the same as `resume`."""
         return self._act(DesiredMode.RUNNING, by=by, reason=reason, after=after, restart=True)
 
     def _act(self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False) -> Desired:
@@ -87,12 +88,12 @@ class DesiredStore:
                     place.clear()
                 return desired
         raise DesiredMoved(
-            f"{self._name} was paused, resumed or restarted by somebody else at the same time: look at its state, and "
+            f"{self._name} was paused, resumed or restarted by another user at the same time: look at its state, and "
             "repeat what you want"
         )
 
     def _before(self) -> tuple[Desired, Desired | None]:
-        """Return the newest state, and the state in the place of writes."""
+        """Return the newest state of all folders, and the state in the folder that writes go to."""
         own, *others = [place.read() for place in self._places]
         return _newest_of([own, *others]), own
 
@@ -111,18 +112,18 @@ class DesiredStore:
 
 
 class _Place:
-    """A folder with the desired state: a current object, and a chain of one object after each generation.
+    """A folder with the desired state: one current object, and a chain with one object after each generation.
 
-    A write first puts its state under the name of the generation before it, unless that object exists: this decides
-    which of several writers was first. Then it replaces the current object, where readers begin. The current object may
-    be behind, so readers follow the chain.
+    A write first creates its object in the chain, named after the previous generation, unless this object exists. This
+    decides which of several writers was first. Then the write replaces the current object, where readers begin. The
+    current object may be outdated, so readers follow the chain.
     """
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self._store, self._path, self._after = store, f"{folder}/{DESIRED_FILE}", f"{folder}/{AFTER_FOLDER}"
 
     def read(self) -> Desired | None:
-        """Return the newest state; None before the first one. Raises SpecError for a malformed object."""
+        """Return the newest state; None before the first state. Raises SpecError for a malformed object."""
         found = self._at(self._path)
         while (newer := self._at(self._path_after(found))) is not None:
             if found is not None and newer.generation <= found.generation:
@@ -131,7 +132,7 @@ class _Place:
         return found
 
     def put(self, desired: Desired, *, after: Desired | None) -> bool:
-        """Append a state after the one that was read; False if another state already follows it."""
+        """Append a state after `after`, the last state read; return False if another state already follows it."""
         path, data = self._path_after(after), json.dumps(dataclasses.asdict(desired)).encode()
         if not self._store.put_if_absent(path, data) and self._store.get(path) != data:
             return False
@@ -162,7 +163,10 @@ def _newest_of(found: Iterable[Desired | None]) -> Desired:
 
 
 def _newest(one: Desired, other: Desired) -> Desired:
-    """Return the state written last, with a generation above the other's, which its writer may not have seen."""
+    """Return the state that was written last, with a generation above the other state's.
+
+    The user who wrote it may not have seen the other state.
+    """
     older, newer = sorted((one, other), key=lambda desired: desired.at_ms)
     if newer.generation > older.generation:
         return newer
@@ -180,9 +184,9 @@ def open_desired(spec: StreamSpec) -> DesiredStore:
 
 
 def table_fingerprint(table: Table, stream: str) -> str:
-    """Return a token that changes with `frazil reset`, `adopt`, and a schema change or its acceptance.
+    """Return a token that changes with `frazil reset` and `adopt`, and when the table's schema changes or is accepted.
 
-    Commits of other streams do not change it.
+    Commits of other streams do not change the token.
     """
     marker = table.properties.get(f"frazil.stream.{stream}", "")
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")

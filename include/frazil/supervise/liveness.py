@@ -12,7 +12,7 @@ from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 STALE_AFTER_MS = 10_000
-"""Ten missed heartbeats."""
+"""Maximum age of a fresh heartbeat: ten missed heartbeats."""
 
 
 def fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None:
@@ -23,7 +23,7 @@ def fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None:
 
 
 def has_committed(writer: Observation) -> bool:
-    """Whether a writer on this host has committed to the stream's table, according to its run folder."""
+    """Whether a writer on this host has committed to the stream's table, according to the run folder."""
     heartbeat = writer.heartbeat
     return any(end.committed for end in writer.exits) or (
         heartbeat is not None and heartbeat.last_commit_at_ms is not None
@@ -31,16 +31,16 @@ def has_committed(writer: Observation) -> bool:
 
 
 def known_lag(heartbeat: Heartbeat) -> int | None:
-    """Return the lag in a heartbeat; None while its planner does not reach Kafka, because the number may be old."""
+    """Return the lag in a heartbeat; None while the planner does not reach Kafka, because the lag may be old."""
     stall = heartbeat.stall
     is_old = stall is not None and stall.kind is StallKind.OFFSETS and heartbeat.phase is Phase.WAITING
     return None if is_old else heartbeat.lag
 
 
 def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
-    """Whether a writer can no longer commit, because the stream has the newer `epoch`.
+    """Whether a writer can no longer commit, because the stream has the newer epoch `epoch`.
 
-    False while it starts or takes over: its heartbeat does not have its new epoch yet.
+    False while the writer starts or takes over: its heartbeat does not have its new epoch yet.
     """
     begins = heartbeat.phase in {Phase.STARTING, Phase.TAKING_OVER}
     return not begins and heartbeat.epoch is not None and heartbeat.epoch < epoch
@@ -65,9 +65,9 @@ def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str
 
 
 def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Restart a writer without progress within its phase's limit, or without a heartbeat; else None.
+    """Restart a writer without progress within its phase's limit, or without a heartbeat; otherwise return None.
 
-    A writer that works through a long backlog is not hung, and neither is an idle one.
+    A writer that works through a long backlog is not hung, and an idle writer is not hung either.
     """
     heartbeat = observed.heartbeat
     if heartbeat is not None:
@@ -90,28 +90,28 @@ def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> 
     return Decision(WriterAction.RESTART, Cause.HUNG, reason)
 
 
-def stopping(observed: Observed, launch: Launch, asked: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
-    """Keep a writer that stops gracefully while its current batch makes progress; else kill it."""
+def stopping(observed: Observed, launch: Launch, stop: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
+    """Keep a writer that stops gracefully while its current batch makes progress; otherwise kill it."""
     heartbeat = observed.heartbeat
     phase = _phase(heartbeat)
-    was_hung = asked.cause in {Cause.HUNG, Cause.SILENT}
+    was_hung = stop.cause in {Cause.HUNG, Cause.SILENT}
     idle = phase is Phase.WAITING
     limit_ms = policy.hung_grace_ms if was_hung else policy.advance_limits_ms[Phase.STOPPING if idle else phase]
-    floor_ms = max(asked.requested_at_ms, observed.watched_since_ms)
+    floor_ms = max(stop.requested_at_ms, observed.watched_since_ms)
     still_ms = now_ms - max(floor_ms, 0 if was_hung else _advanced_at_ms(heartbeat, launch))
     silent_ms = now_ms - max(floor_ms, heartbeat.written_at_ms if heartbeat else now_ms)
-    since = ago(now_ms - asked.requested_at_ms)
+    since = ago(now_ms - stop.requested_at_ms)
     if still_ms > limit_ms or silent_ms > policy.heartbeat_limit_ms:
         return Decision(
             WriterAction.KILL,
             Cause.STOPPING,
-            f"{_pid(launch)} was asked to stop {since} ago ({asked.reason}) and made no progress for "
+            f"{_pid(launch)} was asked to stop {since} ago ({stop.reason}) and made no progress for "
             f"{ago(max(still_ms, silent_ms))} while {phase} (limit {ago(limit_ms)})",
         )
     return Decision(
         WriterAction.KEEP,
         Cause.STOPPING,
-        f"{_pid(launch)} was asked to stop {since} ago ({asked.reason}): its current batch, {phase}, may commit",
+        f"{_pid(launch)} was asked to stop {since} ago ({stop.reason}): its current batch, {phase}, may commit",
     )
 
 

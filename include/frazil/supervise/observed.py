@@ -1,4 +1,4 @@
-"""The input of a decision, observed at one moment: a decision reads no clock, file or process."""
+"""The input of a decision, all observed at one time: a decision reads no clock, file or process."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A declaration or desired state that cannot be read. It is never a reason to stop a running writer."""
+    """A declaration or desired state that cannot be read. The supervisor never stops a running writer because of it."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """No file declares the stream since `since_ms`."""
+    """A removed stream: no file has declared it since `since_ms`."""
 
     since_ms: int
 
@@ -58,11 +58,13 @@ class Observed:
     table_fingerprint: str | None = None
     """See `table_fingerprint` in `frazil.supervise.desired`; None if it was not read."""
     watched_since_ms: int = 0
-    """The start of gapless supervision. Silence before that proves nothing: the machine may have slept."""
+    """The start of supervision without a gap. A missing heartbeat before that time proves nothing: the machine may have
+    slept.
+    """
     away_since_ms: int = 0
-    """When supervision last left this host; 0 if unknown."""
+    """The time when supervision last left this host; 0 if unknown."""
     returned_at_ms: int = 0
-    """When it returned, after `away_since_ms`."""
+    """The time when supervision returned to this host, after `away_since_ms`."""
 
     @property
     def process(self) -> ProcessState:
@@ -78,28 +80,28 @@ class Observed:
 
     @property
     def stall(self) -> Stall | None:
-        """The cause that holds a live writer back; None for an ended one, which has an exit record."""
+        """The cause that holds a live writer back; None for an ended writer, which has an exit record instead."""
         return self.heartbeat.stall if self.heartbeat and self.process.is_alive else None
 
     @property
     def exit(self) -> ExitRecord | None:
-        """The end of the latest launch; None while it runs, and after a foreground launch."""
+        """The exit of the latest launch; None while the writer runs, and after a foreground launch."""
         last = self.exits[-1] if self.exits else None
         return last if last and self.launch and last.launch_id == self.launch.id else None
 
     @property
     def exits(self) -> tuple[ExitRecord, ...]:
-        """Ends of supervised launches, oldest first. Launches in the foreground have no effect on later decisions."""
+        """Exits of supervised launches, oldest first. Foreground launches have no effect on later decisions."""
         return tuple(exit_ for exit_ in self.writer.exits if exit_.is_supervised)
 
     @property
     def stop_request(self) -> StopRequest | None:
-        """The stop request to the latest launch."""
-        asked = self.notes.stop
-        return asked if asked and self.launch and asked.launch_id == self.launch.id else None
+        """The stop request for the latest launch; None if it has none."""
+        stop = self.notes.stop
+        return stop if stop and self.launch and stop.launch_id == self.launch.id else None
 
 
 def error_name(code: int) -> str:
-    """Return the name of the error class that defines an exit code, or an empty string."""
+    """Return the name of the error class with an exit code; empty if no class has this code."""
     names = [cls.__name__ for cls in kinds() if vars(cls).get("exit_code") == code and code > 1]
     return names[0] if names else ""

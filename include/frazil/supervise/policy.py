@@ -24,8 +24,10 @@ ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
         Phase.ENDED: MINUTE_MS,
     }
 )
-"""Each limit is well above the phase's own timeouts, such as two minutes for brokers and the catalog. After these the
-writer ends with a restartable code; the limit is for a writer that no timeout has ended."""
+"""Maximum of milliseconds without progress in each phase. Each limit is well above the phase's own timeouts, such as
+two minutes for brokers and the catalog. After such a timeout the writer ends with a restartable code. The limits here
+are for a writer that no timeout has ended.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,38 +35,45 @@ class Policy:
     """The supervisor's limits and backoffs."""
 
     advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
-    """A writer without progress for longer than its phase's limit is hung; in WAITING only while there is lag."""
+    """A writer that makes no progress for longer than its phase's limit is hung; in WAITING only while there is lag."""
     heartbeat_limit_ms: int = MINUTE_MS
-    """A live writer renews its heartbeat about every second."""
+    """Maximum age of a live writer's heartbeat. A writer renews its heartbeat about every second."""
     hung_grace_ms: int = 30 * SECOND_MS
     """The time that a hung writer has to stop before it is killed."""
     removal_grace_ms: int = 10 * SECOND_MS
-    """The time for which a declaration may be missing, as while files are replaced.
+    """The time for which a declaration may be missing, for example while files are replaced.
 
-    Commands and DAGs wait longer (`frazil.spec.last_sound.MOMENT_MS`), because a DAG's runs are lost with it. A writer
-    that was stopped too early loses nothing: it continues from its last commit.
+    Commands and DAGs wait longer (`frazil.spec.last_sound.MOMENT_MS`), because removing a DAG deletes its runs. A
+    writer that is stopped too early loses nothing: it continues from its last commit.
     """
     first_backoff_ms: int = SECOND_MS
     longest_backoff_ms: int = MINUTE_MS
     longest_denied_backoff_ms: int = 15 * MINUTE_MS
-    """Long, because restoring access takes a while, and a catalog may lock out a client that retries too often."""
+    """Long, because restoring access takes a while, and because a catalog may lock out a client that retries too often.
+    """
     moved_ms: int = 5 * MINUTE_MS
-    """A longer gap in supervision means that another host supervised; a shorter one is a restart of Airflow."""
+    """After a longer gap in supervision, another host is assumed to have supervised; a shorter gap is a restart of
+    Airflow.
+    """
     crash_limit: int = 5
-    """Crashes within `crash_window_ms`, without a commit between them, after which the supervisor gives up."""
+    """Number of crashes within `crash_window_ms` and without a commit in between, after which the supervisor gives up.
+    """
     crash_window_ms: int = 60 * MINUTE_MS
 
     def backoff_ms(self, crashes: int) -> int:
-        """Return the wait before the restart after the n-th crash in a row: 1 s, 2 s, 4 s, ... at most a minute."""
+        """Return the wait after this number of crashes in a row: 1 s, 2 s, 4 s, ... up to a minute."""
         return min(self.longest_backoff_ms, self.first_backoff_ms << min(max(crashes - 1, 0), 30))
 
     def denied_backoff_ms(self, denials: int) -> int:
-        """Return the wait after the n-th denial in a row: 1 min, 2 min, 4 min, ... at most a quarter of an hour."""
+        """Return the wait after this number of denials in a row: 1 min, 2 min, 4 min, ... up to 15 minutes."""
         return min(self.longest_denied_backoff_ms, self.longest_backoff_ms << min(max(denials - 1, 0), 30))
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Policy:
-        """Allow a writer to wait for its longest commit interval while records are unread."""
+        """Return the limits for a stream.
+
+        Its writer may wait for the longest commit interval while records are unread.
+        """
         interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
         waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms
         return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms}))

@@ -1,15 +1,21 @@
-"""The subjects of supervision: a stream's own writer, or an application that streams share."""
+"""The programs that can be supervised: a stream's own writer, or an application that streams share.
+
+A stream's desired state and table fingerprint for its supervisor.
+
+Reads are frequent, opens are rare; none raises.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from frazil.errors import FrazilError, SpecError
+from frazil.errors import DesiredMoved, FrazilError, SpecError
 from frazil.history.objects import Objects
 from frazil.home import home, run_folder
 from frazil.host.environment import writer_environment
@@ -22,25 +28,24 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import connections as declared_connections
 from frazil.spec.references import environment_names
 from frazil.supervise.declared import Declaration, DeclarationReader
-from frazil.supervise.desired import DesiredStore
+from frazil.supervise.desired import DesiredStore, open_desired, table_fingerprint
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Removed, Unreadable
 from frazil.supervise.policy import Policy
-from frazil.supervise.table_state import TableState
 from frazil.table.tables import load_stream_table
 
 Connections = Callable[[frozenset[str]], Mapping[str, str]]
-"""Returns Airflow connections, as JSON or URI, by their ids; it may block."""
+"""Returns Airflow connections, as JSON or URI, by their ids. The call may block."""
 
 
 class Supervised(Protocol):
-    """A stream's writer, or an application that streams share."""
+    """A supervised program: a stream's writer, or an application that streams share."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
+        """The run folder of the program."""
 
     def launcher(self) -> Launcher: ...
 
@@ -56,19 +61,19 @@ class Supervised(Protocol):
         """See `table_fingerprint` in `frazil.supervise.desired`; None if unknown, and for an application."""
 
     def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
-        """Build the launch of a writer. Raises SpecError."""
+        """Build the request to launch the writer. Raises SpecError."""
 
     def launched(self) -> None:
-        """Note that a writer was launched, which may create a missing table."""
+        """Record that a writer was launched, which may create a missing table."""
 
     def history(self) -> Objects | None:
-        """Open the history stored with its table; None if there is none. Raises the catalog's errors."""
+        """Open the stream's history stored with its table; None without a table. Raises the catalog's errors."""
 
     def pause(self, *, by: str, reason: str) -> None:
         """Store a user's pause. Raises the catalog's errors."""
 
     def resume(self, *, by: str, reason: str) -> None:
-        """Undo a pause by the same `by`, and no other. Raises the catalog's errors."""
+        """Undo a pause that the same `by` made, but no other pause. Raises the catalog's errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +84,12 @@ class WriterProgram:
     streams: Path
     main: Path
     parent: str | None = None
-    """The OpenLineage parent of its runs, as OPENLINEAGE_PARENT_ID; that in the environment takes precedence."""
+    """The OpenLineage parent of the writer's runs, as OPENLINEAGE_PARENT_ID. A parent in the environment takes
+    precedence.
+    """
 
     def command(self) -> tuple[str, ...]:
-        """`python <main> NAME --streams FOLDER`, with this process's Python."""
+        """Return `python <main> NAME --streams FOLDER`, with this process's Python."""
         return (sys.executable, str(self.main), self.stream, "--streams", str(self.streams))
 
     def supervised(self, *, clock: Callable[[], int]) -> Supervised:
@@ -90,7 +97,7 @@ class WriterProgram:
 
 
 class SupervisedStream:
-    """One stream's writer."""
+    """Supervises one stream's own writer."""
 
     def __init__(self, program: WriterProgram, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
         self._program, self._declaration, self._clock = program, declaration, clock
@@ -109,7 +116,10 @@ class SupervisedStream:
         return open_launcher(self.name)
 
     def read(self) -> Declared | Unreadable | Removed:
-        """Read the declaration. A stream in a shared application counts as removed: the application supervises it."""
+        """Read the declaration.
+
+        A stream in a shared application counts as removed, because the application supervises it.
+        """
         declared, spec = self._declaration.read(), self._declaration.spec
         if spec is None or spec.application is None or isinstance(declared, Removed):
             self._left_since_ms = None
@@ -155,9 +165,7 @@ class SupervisedStream:
 
     def resume(self, *, by: str, reason: str) -> None:
         spec = self._sound_spec()
-        desired = self._table.desired(spec)
-        if isinstance(desired, Desired) and _is_paused(desired) and desired.by == by:
-            self._table.store(spec).resume(by=by, reason=reason)
+        _undo_pause(self._table.store(spec), self._table.desired(spec), by=by, reason=reason)
 
     def _sound_spec(self) -> StreamSpec:
         if self._declaration.spec is None:
@@ -178,7 +186,7 @@ class ApplicationProgram:
     """See `WriterProgram`."""
 
     def command(self) -> tuple[str, ...]:
-        """`python <main> NAME --streams FOLDER`, with this process's Python."""
+        """Return `python <main> NAME --streams FOLDER`, with this process's Python."""
         return (sys.executable, str(self.main), self.application, "--streams", str(self.streams))
 
     def supervised(self, *, clock: Callable[[], int]) -> Supervised:
@@ -186,9 +194,9 @@ class ApplicationProgram:
 
 
 class SupervisedApplication:
-    """An application that streams share. It supervises their writers itself, and is itself supervised here.
+    """Supervises an application that streams share. The application itself supervises its streams' writers.
 
-    Its pause is stored on its own host. Pausing one of its streams does not concern this supervisor.
+    The application's pause is stored on its own host. A pause of one of its streams does not concern this supervisor.
     """
 
     def __init__(self, program: ApplicationProgram, *, clock: Callable[[], int]) -> None:
@@ -260,9 +268,7 @@ class SupervisedApplication:
             self._store.pause(by=by, reason=reason)
 
     def resume(self, *, by: str, reason: str) -> None:
-        desired = self.desired()
-        if isinstance(desired, Desired) and _is_paused(desired) and desired.by == by:
-            self._store.resume(by=by, reason=reason)
+        _undo_pause(self._store, self.desired(), by=by, reason=reason)
 
     @property
     def _store(self) -> DesiredStore:
@@ -278,5 +284,77 @@ def _child_of(parent: str | None) -> dict[str, str]:
     return {} if parent is None else {PARENT: parent}
 
 
+def _undo_pause(store: DesiredStore, seen: Desired | Unreadable, *, by: str, reason: str) -> None:
+    """Undo the pause that was seen, if it is of the same `by` and has not been replaced meanwhile."""
+    if isinstance(seen, Desired) and _is_paused(seen) and seen.by == by:
+        with suppress(DesiredMoved):
+            store.resume(by=by, reason=reason, after=seen.generation)
+
+
 def _is_paused(desired: Desired | Unreadable) -> bool:
     return isinstance(desired, Desired) and desired.mode is DesiredMode.PAUSED
+
+
+RELOAD_AFTER_MS = 10_000
+"""Milliseconds between two attempts to load a table that does not exist yet or cannot be read."""
+
+
+class TableState:
+    """Reads the desired state and table fingerprint of one stream.
+
+    Errors become Unreadable, and the read is retried.
+    """
+
+    def __init__(self, *, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._store: DesiredStore | None = None
+        self._problem: str | None = None
+        self._reload_at_ms = 0
+        self._fingerprint: tuple[int, str | None] = (0, None)
+
+    def desired(self, spec: StreamSpec | None) -> Desired | Unreadable:
+        """Return the desired state."""
+        if spec is None:
+            return Unreadable("without a spec its table is unknown")
+        try:
+            store = self._open(spec)
+            return store.read() if store else Unreadable(self._problem or "the table is loaded again soon")
+        except FrazilError as error:
+            return Unreadable(f"{type(error).__name__}: {error}")
+        except Exception as error:  # catalogs and storage raise what their clients raise
+            self._store = None
+            return Unreadable(f"{type(error).__name__}: {error}")
+
+    def fingerprint(self, spec: StreamSpec) -> str | None:
+        """Return `table_fingerprint`; None if the table is missing or cannot be read."""
+        read_at_ms, known = self._fingerprint
+        if self._clock() - read_at_ms < RELOAD_AFTER_MS:
+            return known
+        try:
+            table = load_stream_table(spec)
+            known = table_fingerprint(table, spec.name) if table is not None else None
+        except Exception:  # read again soon; until then nothing counts as changed
+            known = None
+        self._fingerprint = (self._clock(), known)
+        return known
+
+    def store(self, spec: StreamSpec) -> DesiredStore:
+        """Return the store for a user's action. Raises the errors of `open_desired`."""
+        if self._store is None or not self._store.beside_table:
+            self._store = open_desired(spec)
+        return self._store
+
+    def forget(self) -> None:
+        """Load the table again next time, because it may have been created."""
+        self._store, self._reload_at_ms = None, 0
+
+    def _open(self, spec: StreamSpec) -> DesiredStore | None:
+        if (self._store is None or not self._store.beside_table) and self._clock() >= self._reload_at_ms:
+            self._reload_at_ms = self._clock() + RELOAD_AFTER_MS
+            self._problem = None
+            try:
+                self._store = open_desired(spec)
+            except Exception as error:  # as in `desired`; kept until the next load
+                self._store = None
+                self._problem = f"{type(error).__name__}: {error}"
+        return self._store

@@ -1,7 +1,8 @@
 """The supervisor of one writer application: each call of `step` observes, decides, acts and reports.
 
-All of its state is in the run folder and the table, so Airflow may replace it at any moment. Two supervisors at once do
-no harm: the lock admits one launch, and the other actions are safe to repeat. The module does not depend on Airflow.
+All of the supervisor's state is in the run folder and the table, so Airflow may replace it at any moment. Two
+supervisors at once do no harm: the lock admits one launch, and the other actions are safe to repeat. The module does
+not depend on Airflow.
 """
 
 from __future__ import annotations
@@ -15,36 +16,36 @@ from typing import Any, Protocol
 
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
+from frazil.history.points import Happened, Kind
 from frazil.history.supervision import Supervision
 from frazil.host.launcher import Launcher, LogPosition
 from frazil.host.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
 from frazil.supervise.decide import TABLE_WAYS_OUT, decide
 from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.history_entry import history_entry
-from frazil.supervise.observed import Desired, Observed
+from frazil.supervise.observed import Desired, Observed, Unreadable
 from frazil.supervise.supervised import Connections, Supervised
 
 log = logging.getLogger(__name__)
 
 GAP_MS = 30_000
-"""After a longer pause between two steps, a writer's silence proves nothing: this process or the machine slept."""
+"""After a longer pause between two steps, a missing heartbeat proves nothing: this process or the machine slept."""
 WATCH_EVERY_MS = 10_000
-"""The interval at which a supervisor records that it watches; well below `GAP_MS`."""
+"""Milliseconds between two writes of the record that this supervisor is active; well below `GAP_MS`."""
 LOG_LIMIT_BYTES = 64 * 1024
 FIRST_READ_BYTES = 4 * 1024
-"""Bytes of a running writer's log that a new supervisor repeats; its predecessor has shown the rest."""
+"""Bytes of a running writer's log that a new supervisor reads first; the previous supervisor has shown the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The decision and the report of one step."""
+    """The decision and the outcome of one step."""
 
     decision: Decision
     observed: Observed
     problem: str | None
-    """Why the action failed; the next step observes the result and decides again."""
+    """The error of the action; the next step observes the result and decides again."""
     writer_log: tuple[str, ...]
-    """Lines that the writer logged since the last step."""
+    """Lines that the writer has logged since the previous step."""
     at_ms: int = 0
 
 
@@ -87,7 +88,7 @@ class Supervisor:
         return self._step(act=False)
 
     def person_stopped(self, *, by: str, reason: str) -> Step:
-        """Pause the subject for a user, and ask the writer to stop. Raises the catalog's errors.
+        """Pause the program for a user, and ask the writer to stop. Raises the catalog's errors.
 
         The writer is asked to stop even if the pause cannot be stored.
         """
@@ -98,10 +99,10 @@ class Supervisor:
         return self.step()
 
     def person_cleared(self, *, by: str, reason: str) -> Step:
-        """Restart a running writer for a user, or retry one that the supervisor gave up on.
+        """Restart a running writer for a user, or retry a writer that the supervisor gave up on.
 
-        Undoes a pause by the same `by`, and no other. It does not start the writer itself: the next supervisor, perhaps
-        on another host, does.
+        This undoes a pause that the same `by` made, but no other pause. It does not start the writer: the next
+        supervisor, perhaps on another host, starts it.
         """
         with self._one_at_a_time:
             launch = self._launcher.observe().launch
@@ -111,11 +112,11 @@ class Supervisor:
         return self.preview()
 
     def stop(self, reason: str) -> None:
-        """Ask a running writer to end after its current batch; the desired state stays."""
+        """Ask a running writer to end after its current batch; the desired state does not change."""
         with self._one_at_a_time:
             seen = self._launcher.observe()
             if seen.process.is_alive and seen.launch is not None:
-                self._ask_to_stop(seen.launch, Cause.ASKED, reason, now_ms=self._clock())
+                self._ask_to_stop(seen.launch, Cause.REQUESTED, reason, now_ms=self._clock())
 
     def _step(self, *, act: bool) -> Step:
         with self._one_at_a_time:
@@ -139,7 +140,7 @@ class Supervisor:
         self._supervision.tell(what, subject=subject, now_ms=now_ms)
 
     def _keep_watch(self, now_ms: int, *, write: bool) -> None:
-        """Record the watch in the run folder, for the supervisor that replaces this one."""
+        """Save in the run folder when this supervisor was active, for the supervisor that replaces it."""
         self._watch = self._watch.renewed(now_ms, gap_ms=GAP_MS)
         if write and (abs(now_ms - self._watch_written_ms) >= WATCH_EVERY_MS or self._watch.returned_at_ms == now_ms):
             try:
@@ -166,7 +167,7 @@ class Supervisor:
         return dataclasses.replace(observed, table_fingerprint=self._subject.table_fingerprint())
 
     def _act(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
-        """Carry out a decision, and return its error, if any."""
+        """Carry out a decision. Return the error; None if it succeeded."""
         launch = observed.launch
         if decision.action is WriterAction.START:
             return self._launch(observed)
@@ -189,7 +190,7 @@ class Supervisor:
         return None
 
     def _ask_to_stop(self, launch: Launch, cause: Cause, reason: str, *, now_ms: int) -> None:
-        """Record the request, then send the signal, so that the writer's end counts as requested."""
+        """Record the stop request, then send the signal, so that the writer's end counts as requested."""
         self._note(stop=StopRequest(launch.id, now_ms, cause, reason))
         self._launcher.stop(force=False)
 
@@ -203,3 +204,28 @@ class Supervisor:
             return ()
         self._log_position = chunk.position
         return chunk.lines
+
+
+_WORDS = {
+    WriterAction.START: "the writer is started",
+    WriterAction.STOP: "the writer is stopped",
+    WriterAction.RESTART: "the writer is restarted",
+    WriterAction.KILL: "the writer is killed",
+    WriterAction.GIVE_UP: "the supervisor gives up, and a person is needed",
+}
+"""Holds are not recorded: the decision before or the start after them gives the reason."""
+
+
+def history_entry(
+    decision: Decision, desired: Desired | Unreadable, problem: str | None, *, now_ms: int
+) -> Happened | None:
+    """Return the event for a decision that was carried out, or failed with `problem`; None if it needs no event."""
+    if decision.cause is Cause.PAUSED and isinstance(desired, Desired):
+        # As of the act, in words that stay the same: each supervisor that comes after tells it again.
+        why = f": {desired.reason}" if desired.reason else ""
+        return Happened(desired.at_ms, Kind.SUPERVISION, f"the stream is paused by {desired.by or 'somebody'}{why}")
+    if decision.action not in _WORDS:
+        return None
+    failed = f"; that failed: {problem}" if problem else ""
+    sentence = f"{_WORDS[decision.action]} ({decision.cause}): {decision.reason}{failed}"
+    return Happened(now_ms, Kind.SUPERVISION, sentence)

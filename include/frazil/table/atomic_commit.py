@@ -19,8 +19,9 @@ class TableChange:
 
 
 CommitTables = Callable[[Sequence[TableChange]], Sequence[CommitTableResponse] | None]
-"""Changes all tables or none. Returns their new metadata in order, or None if the catalog does not return it.
+"""Function that changes all tables or none.
 
-Raises CommitFailedException if a table has been changed meanwhile; then none was changed. After any other error the
+Returns the tables' new metadata in the order of the changes, or None if the catalog does not return metadata. Raises
+CommitFailedException if another commit changed one of the tables; no table was changed then. After any other error, the
 outcome is unknown.
 """

@@ -9,16 +9,16 @@ MAIN = "main"
 
 
 def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
-    """The newest snapshot of a branch."""
+    """Return the newest snapshot of a branch; None if the branch does not exist."""
     ref = metadata.refs.get(branch)
     return metadata.snapshot_by_id(ref.snapshot_id) if ref else None
 
 
 def live_rows(snapshot: Snapshot) -> int | None:
-    """Number of rows that a reader finds in a snapshot, from its summary; None if the summary does not tell.
+    """Return the number of rows that a reader finds in a snapshot; None if the snapshot's summary does not have it.
 
-    Iceberg's `total-records` includes rows that position deletes remove. A row counts as deleted twice if two deletes
-    name it, or if its file was removed without its delete.
+    Iceberg's `total-records` includes rows that position deletes remove, so these are subtracted. The result is too
+    small if two delete files list the same row, or if a data file was removed without its delete file.
     """
     if snapshot.summary is None or (text := snapshot.summary.get("total-records")) is None:
         return None

@@ -1,6 +1,7 @@
-"""Translates errors of catalog clients into one sentence: each client has its own, and some have none for a mistake.
+"""Translates errors of catalog clients into one sentence each.
 
-The clients of Glue (botocore) and Hive (thrift) are extras. Their errors are recognised only if they were imported.
+Every client has its own errors, and some clients have no clear error for a configuration mistake. The clients of Glue
+(botocore) and Hive (thrift) are extras, so their errors are checked only if these packages were imported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from frazil.spec.addresses import path_problem
 
 _EXTRA = re.compile(r"pyiceberg\[([\w-]+)\]")
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
-"""The module that each of PyIceberg's catalog extras installs, and our extra that installs it."""
+"""The module that a catalog extra of PyIceberg installs, and frazil's extra that installs the module."""
 _STORAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -32,24 +33,25 @@ _STORAGES = {
     "abfs": "adlfs",
     "abfss": "adlfs",
 }
-"""The module that frazil needs for a location, by scheme."""
+"""The module that frazil needs to access a location, by the location's scheme."""
 _DENIED = frozenset(
     {"AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException", "403"}
 )
 _MISCONFIGURED = ("Config", "Invalid", "NoRegion", "ParamValidation", "ProfileNotFound", "Unknown", "Unsupported")
-"""Prefixes of botocore's errors that a retry cannot fix."""
+"""Prefixes of the names of botocore errors that a retry cannot fix."""
 _NO_PLACE = "No default path is set"
-"""PyIceberg's error for a new table in a catalog without a warehouse."""
+"""Text of PyIceberg's error when a new table has no location, because the catalog has no warehouse."""
 _EXPIRED = frozenset({"ExpiredTokenException", "ExpiredToken"})
 
 
 class NoIcebergAnswer(RESTError):
-    """A server's answer is not Iceberg's: a gateway's page, a login, another service."""
+    """The server did not send an Iceberg REST response: it is a gateway, a login page, or another service."""
 
 
 def _is_icebergs(error: Exception) -> bool:
-    """Whether an error answer has the form that Iceberg prescribes, so that it is not from a gateway or other
-    server.
+    """Return whether an error response has the form that Iceberg prescribes.
+
+    Otherwise it comes from a gateway or another server.
     """
     response: Any = getattr(error.__cause__, "response", None)
     try:
@@ -59,14 +61,17 @@ def _is_icebergs(error: Exception) -> bool:
 
 
 def _is_foreign(error: Exception) -> bool:
-    """Whether the answer came from a gateway, or from a server that is not an Iceberg REST catalog."""
+    """Return whether the response came from a gateway, or from a server that is not an Iceberg REST catalog."""
     if isinstance(error, ValidationError):
         return error.title.endswith("Response")  # PyIceberg's models of a REST catalog's answers
     return isinstance(error, NoIcebergAnswer) or (type(error) is RESTError and not _is_icebergs(error))
 
 
 def _foreign(catalog: str, error: Exception) -> CommitUnavailable:
-    """The error for such an answer. Restartable: a gateway whose catalog is down looks the same as a wrong uri."""
+    """Return the error for a response that does not come from an Iceberg REST catalog.
+
+    The error allows a restart, because a gateway whose catalog is down looks the same as a wrong uri.
+    """
     return CommitUnavailable(
         f"the uri of the catalog {catalog!r} does not answer like an Iceberg REST catalog: {_of_answer(error)}. "
         "Correct uri and warehouse, unless it is a gateway whose catalog is down: then the next try succeeds"
@@ -75,7 +80,7 @@ def _foreign(catalog: str, error: Exception) -> CommitUnavailable:
 
 def _of_answer(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        return f"its JSON is no {error.title}"
+        return f"its JSON is not a valid {error.title}"
     response = getattr(error.__cause__, "response", None)
     if response is None:
         return one_line(error)
@@ -83,7 +88,9 @@ def _of_answer(error: Exception) -> str:
 
 
 def check_storage(name: str, warehouse: str) -> None:
-    """Raise SpecError for a warehouse that cannot hold files, and MissingExtra if a package is missing."""
+    """Check that a warehouse can hold files. Raises SpecError if not, and MissingExtra if a needed package is
+    missing.
+    """
     if problem := path_problem(warehouse):
         raise SpecError(f"the warehouse of the catalog {name!r} {problem}: {warehouse!r}")
     module = _STORAGES.get(urlsplit(warehouse).scheme)
@@ -92,9 +99,9 @@ def check_storage(name: str, warehouse: str) -> None:
 
 
 def loading_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error of opening a catalog; None if it is not a configuration error.
+    """Translate an error that occurred when a catalog was opened; None if it is not a configuration error.
 
-    Raises MissingExtra if PyIceberg misses a package.
+    Raises MissingExtra if a package is missing that PyIceberg needs.
     """
     if isinstance(error, NotInstalledError):
         for module, extra in (_PACKAGES[name] for name in _EXTRA.findall(str(error)) if name in _PACKAGES):
@@ -123,7 +130,7 @@ def wrongly_configured(catalog: str, error: Exception) -> SpecError:
 
 
 def client_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error of PyIceberg, or of the clients of Glue and Hive; None for all others."""
+    """Translate an error of PyIceberg, or of the clients of Glue and Hive; None for any other error."""
     if meant := _pyicebergs(catalog, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
@@ -150,7 +157,7 @@ def _pyicebergs(catalog: str, error: Exception) -> FrazilError | None:
 
 
 def _not_called(catalog: str, error: Exception, *, half_configured: bool) -> FrazilError:
-    """Translate an error of botocore that is not an answer."""
+    """Translate an error of botocore that is not a response of the server."""
     if half_configured:
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
     if type(error).__name__.startswith(_MISCONFIGURED):
@@ -168,13 +175,13 @@ def _refused(catalog: str, error: Exception, code: str) -> FrazilError | None:
 
 
 def one_line(error: Exception) -> str:
-    """An error's text on one line, without a validator's links."""
+    """Return an error's text on one line, without the links that Pydantic adds."""
     lines = (line.strip() for line in str(error).splitlines())
     return " ".join(line for line in lines if line and not line.startswith("For further information"))
 
 
 def retry_after_s(error: BaseException) -> float | None:
-    """The seconds that a REST catalog's server asks clients to wait, if it does."""
+    """Return the seconds that the REST catalog's server asks clients to wait; None if it does not ask."""
     headers = getattr(getattr(error.__cause__, "response", None), "headers", {})
     said = str(headers.get("Retry-After") or "").strip()
     if said.isascii() and said.isdigit():  # excludes ², which is a digit too

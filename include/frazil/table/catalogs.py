@@ -1,6 +1,6 @@
-"""Opens catalogs from PyIceberg's own configuration; without one, the embedded catalog.
+"""Opens catalogs by PyIceberg's own configuration; without any configuration, opens the embedded catalog.
 
-A catalog is configured in `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current one) or by
+A catalog is configured in `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current folder), or by variables
 PYICEBERG_CATALOG__<NAME>__<PROPERTY>. Spark's properties are derived from the same configuration.
 """
 
@@ -52,30 +52,32 @@ from frazil.table.small_objects import write_small_objects_at_once
 from frazil.table.spark_catalog import inferred_type, jar_sets, spark_catalog
 
 SQLITE_BUSY_SECONDS = 30
-"""Time that a process waits for another's write; Spark gets the same in milliseconds."""
+"""Seconds that a process waits while another process writes; Spark gets the same limit in milliseconds."""
 
 OPEN_ATTEMPTS = 3
 
 _engines: WeakValueDictionary[str, SqlEngine] | None = None
-"""Engines by URI, if SQL catalogs share them (`share_connections`). An engine is closed when no catalog uses it."""
+"""SQL engines by URI, if catalogs share them (`share_connections`), else None. An engine is closed when no catalog uses
+it.
+"""
 KEPT_S = 10.0
-"""Seconds after which credentials and configuration are read again."""
+"""Seconds for which `catalogs_kept` keeps an opened catalog; later, credentials and configuration are read again."""
 _kept: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
 MAX_ERROR_CHARACTERS = 300
-"""Characters of a server's error in a message: a gateway answers with pages."""
+"""Largest number of characters that a message quotes from a server's error: a gateway may respond with whole pages."""
 METADATA_FILE = ".metadata.json"
 
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
 _UNREACHABLE = (ServerError, ServiceUnavailableError, TooManyRequestsError, requests.ConnectionError, requests.Timeout)
 _ERRNO = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
 _OF_A_FULL_DISK = ("disk I/O error", "disk is full")
-"""SQLite's errors when its file or log cannot grow."""
+"""SQLite's errors when its database or log file cannot grow."""
 _REFUSED_BY_DATABASE = ("authentication failed", "permission denied", "readonly database", "no password supplied")
 
 
 @dataclass(frozen=True)
 class CatalogConfig:
-    """A catalog's name and PyIceberg properties; `embedded` is the SQLite catalog of FRAZIL_HOME."""
+    """A catalog's name and PyIceberg properties; `embedded` marks the SQLite catalog in FRAZIL_HOME."""
 
     name: str
     properties: dict[str, str] = field(repr=False)
@@ -83,9 +85,9 @@ class CatalogConfig:
 
 
 def catalog_config(name: str | None) -> CatalogConfig:
-    """Read the configuration of a catalog; None is the default catalog.
+    """Read the configuration of a catalog; the name None means the default catalog.
 
-    Raises SpecError for a named catalog without configuration, and for an unreadable configuration.
+    Raises SpecError if a named catalog is not configured, or if the configuration cannot be read.
     """
     check_configuration()
     config = Config()
@@ -96,7 +98,7 @@ def catalog_config(name: str | None) -> CatalogConfig:
     except ValueError as error:
         raise SpecError(f"the catalogs in .pyiceberg.yaml are invalid: {error}") from None
     if configured is not None:
-        properties = _flat(configured)
+        properties = _flattened(configured)
         if properties.get("uri", "").startswith("sqlite"):
             properties["uri"] = _with_busy_timeout(properties["uri"])
         return CatalogConfig(wanted, properties)
@@ -111,23 +113,25 @@ def catalog_config(name: str | None) -> CatalogConfig:
 
 
 def load_catalog(name: str | None) -> Catalog:
-    """Open the catalog of this name by PyIceberg's conventions; the embedded one if no default is configured.
+    """Open the catalog of this name by PyIceberg's conventions; the embedded catalog if no default catalog is
+    configured.
 
-    Raises SpecError (not configured, or wrongly), AccessDenied, CommitUnavailable.
+    Raises SpecError if the catalog is not configured or wrongly configured, AccessDenied, CommitUnavailable.
     """
     config = catalog_config(name)
     with catalog_errors(config.name):
         if not config.embedded:
             return _open(config)
-        with _alone():
+        with _exclusive_setup():
             _use_write_ahead_log(config.properties["uri"])
             return _open(config)
 
 
 def existing_catalog(name: str | None) -> Catalog:
-    """Like `load_catalog`, for reading only: a missing SQLite file is an empty catalog and is not created.
+    """Open a catalog for reading only.
 
-    If its folder does not exist either, and is not frazil's own, the catalog cannot be used.
+    Works like `load_catalog`, except that a missing SQLite file is not created: it is treated as an empty catalog. If
+    the file's folder does not exist either, the catalog cannot be used, unless it is the embedded catalog.
     """
     kept = _kept.get()
     if kept is None:
@@ -140,9 +144,9 @@ def existing_catalog(name: str | None) -> Catalog:
 
 @contextmanager
 def catalogs_kept() -> Iterator[None]:
-    """Let `existing_catalog` open each catalog only once in some seconds, in this thread.
+    """Within this context, let `existing_catalog` open each catalog only once in `KEPT_S` seconds, in this thread.
 
-    Opening an SQL catalog takes more than half of the time to read a table's state.
+    Opening an SQL catalog takes more than half of the time that reading a table's state takes.
     """
     token = _kept.set({})
     try:
@@ -163,7 +167,7 @@ def _existing_catalog(name: str | None) -> Catalog:
 
 
 def spark_properties(name: str | None) -> dict[str, str]:
-    """`spark.sql.catalog.<name>` and its subkeys, for the catalog that `load_catalog(name)` opens.
+    """Return `spark.sql.catalog.<name>` and its subkeys, for the catalog that `load_catalog(name)` opens.
 
     Includes the catalog's credentials. Raises SpecError as `load_catalog` does.
     """
@@ -172,18 +176,18 @@ def spark_properties(name: str | None) -> dict[str, str]:
 
 
 def spark_jar_sets(name: str | None) -> tuple[str, ...]:
-    """The sets of jars that Spark needs for the catalog. Raises SpecError as `load_catalog` does."""
+    """Return the names of the jar sets that Spark needs for the catalog. Raises SpecError as `load_catalog` does."""
     return jar_sets(catalog_config(name).properties)
 
 
 def configured_catalogs() -> tuple[str | None, ...]:
-    """Names of all configured catalogs; None is the default one, which needs no configuration."""
+    """Return the names of all configured catalogs, and None for the default catalog, which needs no configuration."""
     check_configuration()
     return (None, *sorted(Config().get_known_catalogs()))
 
 
 def names_in(catalog: Catalog, namespace: str) -> list[str]:
-    """Identifiers of the tables in a namespace; empty if it does not exist."""
+    """Return the identifiers of all tables in a namespace; empty if the namespace does not exist."""
     try:
         return [f"{namespace}.{identifier[-1]}" for identifier in catalog.list_tables(namespace)]
     except NoSuchNamespaceError:
@@ -191,7 +195,7 @@ def names_in(catalog: Catalog, namespace: str) -> list[str]:
 
 
 def words_of_table(error: Exception) -> str:
-    """Why one table could not be loaded or changed; if forbidden, also what to do."""
+    """Return why one table could not be loaded or changed; if access is forbidden, also what to do."""
     if isinstance(error, ForbiddenError | PermissionError) and not has_expired(error):
         return f"it is forbidden ({words_of(error)}): let frazil's user read and change it"
     return words_of(error)
@@ -217,11 +221,11 @@ def catalog_errors(catalog: str) -> Iterator[None]:
     except BadRequestError as error:
         raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}; correct the request") from error
     except _UNREACHABLE as error:
-        raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_outage(error)}") from error
+        raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_connection_error_text(error)}") from error
     except OperationalError as error:
         reason = str(error.orig)
         if any(sign in reason for sign in _REFUSED_BY_DATABASE):
-            raise AccessDenied(f"the database of the catalog {catalog!r} refuses us: {reason}") from error
+            raise AccessDenied(f"the database of the catalog {catalog!r} refuses access: {reason}") from error
         raise CommitUnavailable(
             f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
             + ("; check the free space on its disk first" if any(sign in reason for sign in _OF_A_FULL_DISK) else "")
@@ -240,8 +244,8 @@ def catalog_errors(catalog: str) -> Iterator[None]:
         raise meant from error
 
 
-def _outage(error: Exception) -> str:
-    """Location and reason of a failed connection, without the nested reprs of requests and urllib3."""
+def _connection_error_text(error: Exception) -> str:
+    """Return where and why a connection failed, without the nested reprs of requests and urllib3."""
     if not isinstance(error, requests.RequestException):
         return f": {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"
     url = urlsplit(str(error.request.url) if error.request else "")
@@ -258,13 +262,13 @@ def _outage(error: Exception) -> str:
     return f"{where}: {found[1] if found else why}"
 
 
-def _flat(configured: object, prefix: str = "") -> dict[str, str]:
-    """Flatten nested YAML mappings to dotted keys, as catalogs expect them."""
+def _flattened(configured: object, prefix: str = "") -> dict[str, str]:
+    """Flatten nested YAML mappings to keys with dots, as catalogs expect them."""
     if not isinstance(configured, dict):
         return {prefix: str(configured)}
     flat: dict[str, str] = {}
     for key, value in configured.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+        flat |= _flattened(value, f"{prefix}.{key}" if prefix else str(key))
     return flat
 
 
@@ -277,7 +281,9 @@ def _embedded_properties() -> dict[str, str]:
 
 
 def _with_busy_timeout(uri: str) -> str:
-    """Raise SQLite's default wait of 5 s, which a commit next to a long-running reader can exceed."""
+    """Add a longer wait for locks to a SQLite URI: a commit can exceed the default of 5 s while a long reader is
+    active.
+    """
     url = make_url(uri)
     if "timeout" in url.query or not url.database or url.database == ":memory:":
         return uri
@@ -285,7 +291,7 @@ def _with_busy_timeout(uri: str) -> str:
 
 
 def _open(config: CatalogConfig) -> Catalog:
-    """Open a catalog, twice if needed: two processes that create a SQL catalog's tables at once may collide."""
+    """Open a catalog; retry if two processes collide while both create a SQL catalog's tables."""
     for _ in range(OPEN_ATTEMPTS - 1):
         try:
             return _open_once(config)
@@ -315,9 +321,9 @@ def _open_once(config: CatalogConfig) -> Catalog:
 
 
 def share_connections() -> None:
-    """Let all SQL catalogs of one database share its connections in this process from now on.
+    """Let all SQL catalogs of one database share its connections, in this process and from now on.
 
-    Otherwise each catalog has its own pool, and a hundred writers would use up the database's connections.
+    Otherwise each catalog has its own connection pool, and a hundred writers would use up the database's connections.
     """
     global _engines  # noqa: PLW0603 - one per process, never undone
     _engines = WeakValueDictionary() if _engines is None else _engines
@@ -341,8 +347,8 @@ def _opened(kind: str, config: CatalogConfig) -> Catalog:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Let one process at a time prepare the embedded catalog; the kernel frees the lock of a dead process."""
+def _exclusive_setup() -> Iterator[None]:
+    """Let only one process at a time prepare the embedded catalog. The kernel releases the lock of a dead process."""
     folder = home()
     make_folder(folder / "warehouse")
     with (folder / "catalog.lock").open("w") as lock:
@@ -351,7 +357,10 @@ def _alone() -> Iterator[None]:
 
 
 def _use_write_ahead_log(uri: str) -> None:
-    """Let readers and one writer work at once. Done once: changing the mode cannot wait for a lock."""
+    """Switch SQLite to write-ahead logging, so that readers and one writer can work at once.
+
+    This is done here and not per connection, because changing the mode cannot wait for a lock.
+    """
     engine = create_engine(uri)
     try:
         with engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""Former names and types of a table's columns, by field id, from the schemas in its metadata."""
+"""Finds former names and types of a table's columns, by field id, in the schemas of the table's metadata."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 TOP = 0
-"""The parent id of top-level columns; no field has it."""
+"""The parent id of top-level columns; no field has this id."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnHistory:
-    """Nested fields count as columns; their parent is the struct, list or map that contains them."""
+    """Names and types that a table's columns have had.
+
+    Nested fields count as columns. The parent of a nested field is the struct, list or map that contains it.
+    """
 
     ids: Mapping[tuple[int, str], tuple[int, ...]]
-    """Field ids that had a name, newest first, by the parent's id and the name."""
+    """Ids of the fields that have had a name, newest first; keys are the parent's id and the name."""
     names: Mapping[int, frozenset[str]]
     types: Mapping[int, frozenset[str]]
 
     @classmethod
     def of(cls, schemas: Iterable[Schema]) -> ColumnHistory:
-        """The history of schemas, given from oldest to newest."""
+        """Build the history from a table's schemas, ordered from oldest to newest."""
         ids: dict[tuple[int, str], list[int]] = defaultdict(list)
         names: dict[int, set[str]] = defaultdict(set)
         types: dict[int, set[str]] = defaultdict(set)

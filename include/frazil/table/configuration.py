@@ -1,4 +1,4 @@
-"""Checks PyIceberg's configuration file before PyIceberg is imported, because the import reads it."""
+"""Checks PyIceberg's configuration file before PyIceberg is imported, because the import reads the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ FILE = ".pyiceberg.yaml"
 
 
 def check_configuration() -> None:
-    """Raise SpecError with the file's name if PyIceberg cannot read it; a missing file is fine."""
+    """Raise SpecError with the file's name if PyIceberg cannot read its configuration file; a missing file is
+    allowed.
+    """
     file = _file()
     if file is None:
         return
@@ -25,7 +27,9 @@ def check_configuration() -> None:
 
 
 def exit_if_unreadable() -> None:
-    """Check the file at the start of a process; if invalid, print why and exit with SpecError's code."""
+    """Check the configuration file when a process starts. If it is invalid, print why, and exit with SpecError's
+    code.
+    """
     try:
         check_configuration()
     except SpecError as error:
@@ -34,7 +38,7 @@ def exit_if_unreadable() -> None:
 
 
 def _file() -> Path | None:
-    """The configuration file, from the first of PyIceberg's search locations that has it."""
+    """Return the configuration file, from the first of PyIceberg's search folders that has one; None without a file."""
     named = os.environ.get("PYICEBERG_HOME")
     folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
     return next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)

@@ -40,15 +40,15 @@ class DeclaredTable:
     properties: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PROPERTIES))
     location: str | None = None
     declarable: frozenset[str] = frozenset()
-    """Columns from the user's declaration; all others are frazil's own."""
+    """Names of the columns from the user's declaration; all other columns are frazil's own."""
     relaxable: frozenset[str] = frozenset()
-    """Columns declared `not null` that may be optional in the table, nested fields included, because the table
-    evolved.
+    """Names of columns that are declared `not null`, but may be optional in the table, nested fields included, because
+    the table may have evolved.
     """
 
 
 def declared_table(spec: StreamSpec) -> DeclaredTable:
-    """The stream's main table."""
+    """Return the stream's main table as declared."""
     schema = iceberg.schema(spec)
     return DeclaredTable(
         identifier=spec.table.identifier,
@@ -63,12 +63,12 @@ def declared_table(spec: StreamSpec) -> DeclaredTable:
 
 
 def _relaxable(spec: StreamSpec) -> frozenset[str]:
-    """All columns except the event time and the key, which every row must have."""
+    """Return the names of all columns except the event time and the key, which every row must have."""
     return frozenset(column.name for column in spec.columns) - {spec.event_time.column, *spec.key}
 
 
 def declared_dead_letters(spec: StreamSpec) -> DeclaredTable:
-    """The table of the stream's dead letters."""
+    """Return the stream's dead-letter table as frazil would create it."""
     return DeclaredTable(
         identifier=spec.dead_letter_table,
         schema=iceberg.DEAD_LETTER_SCHEMA,
@@ -77,5 +77,5 @@ def declared_dead_letters(spec: StreamSpec) -> DeclaredTable:
 
 
 def name_of(table: Table) -> str:
-    """The table's identifier, without its catalog."""
+    """Return the table's identifier, without its catalog."""
     return ".".join(table.name())

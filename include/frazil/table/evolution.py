@@ -1,8 +1,8 @@
-"""Compares a declared schema with a table's: equal, a safe evolution, or a conflict. Pure.
+"""Compares a declared schema with a table's schema. Each difference is a safe evolution or a conflict. Pure.
 
-Safe evolutions keep every file and every reader valid: new optional columns, int to long, float to double, a wider
-decimal precision (Iceberg specification, "Schema Evolution"). All else is the operator's decision, including a name
-that the table once had: a column that others renamed or dropped is not added again.
+Safe evolutions keep every file and every reader valid: new optional columns, int to long, float to double, a larger
+decimal precision (Iceberg specification, "Schema Evolution"). Any other difference is for the operator to decide. This
+includes a declared name that the table had earlier: a column that someone renamed or dropped is not added again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from frazil.table.column_history import TOP, ColumnHistory
 Path = tuple[str, ...]
 
 ACCEPTED_SCHEMA = "frazil.accepted-schema"
-"""A table property that operators set: the id of the schema since which the table's columns are as intended."""
+"""Table property that operators set to a schema id. Schemas before it are ignored when former column names are
+checked.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A missing optional column, or optional field of a struct."""
+    """An optional column, or optional field of a struct, that the table does not have."""
 
     path: Path
     type: IcebergType
@@ -58,7 +60,7 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A difference without a safe evolution; `message` has both sides and what to do."""
+    """A difference without a safe evolution. `message` describes both sides and says what to do."""
 
     path: Path
     message: str
@@ -71,11 +73,13 @@ Difference = Addition | Promotion | Conflict
 def differences(
     declared: Schema, existing: Schema, former: Iterable[Schema] = (), *, declarable: Collection[str] = ()
 ) -> tuple[Difference, ...]:
-    """All differences; empty if rows of the declared schema fit the current table.
+    """Return all differences between two schemas; empty if rows of the declared schema fit the current table.
 
-    An undeclared optional column is no difference, because its values stay null; nor is a column that is wider than
-    declared. `former` are the table's schemas from oldest to newest; `declarable` are the names of the columns that the
-    user can declare otherwise.
+    Two kinds of columns are not differences: optional columns that are not declared, because their values stay null,
+    and columns that are wider than declared.
+
+    `former` has the table's schemas from oldest to newest. `declarable` has the names of columns that the user can
+    declare differently; messages suggest that only for these.
     """
     history = ColumnHistory.of((*former, existing))
     comparison = Comparison(existing, history, frozenset(declarable))
@@ -84,14 +88,14 @@ def differences(
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Compares with a table and with its columns' former names and types."""
+    """Compares a declaration with a table, and with the former names and types of the table's columns."""
 
     table: Schema
     history: ColumnHistory
     declarable: frozenset[str]
 
     def structs(self, declared: StructType, existing: StructType, *, path: Path, parent: int) -> Iterator[Difference]:
-        """`parent` is the field id of what contains the structs."""
+        """Yield the differences of two structs; `parent` is the field id of the column that contains the structs."""
         table_fields = {field.name: field for field in existing.fields}
         found_ids: set[int] = set()
         for field in declared.fields:
@@ -113,7 +117,7 @@ class Comparison:
                 )
 
     def missing(self, declared: NestedField, existing: StructType, *, path: Path, parent: int) -> Addition | Conflict:
-        """The difference of a missing name: new, renamed or dropped."""
+        """Return the difference for a declared name that the table does not have: a new, renamed or dropped column."""
         name, mine = declared.name, path[0] in self.declarable
         optional = " and declare it without 'not null'" if declared.required and mine else ""
         bore = self.history.ids.get((parent, name), ())
@@ -142,20 +146,20 @@ class Comparison:
         return Addition(path, declared.field_type, declared.doc)
 
     def _stranger(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
-        """A conflict if the name now belongs to another column, because its former column was renamed."""
+        """Return a conflict if the name now belongs to another column, because its former column was renamed."""
         had_others = self.history.names[existing.field_id] != {existing.name}
         now = self._now(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
         if not (had_others and now):
             return None
         return Conflict(
             path,
-            f"is another column than before: that one was renamed to {now} in the table, and its name reused; "
-            f"rename them back, or accept the table's columns as they are by setting its property {ACCEPTED_SCHEMA} to "
+            f"is another column than before: that one was renamed to {now} in the table, and its name reused. "
+            f"Rename them back, or accept the table's columns as they are by setting its property {ACCEPTED_SCHEMA} to "
             f"{self.table.schema_id}",
         )
 
     def _now(self, field_ids: Iterable[int]) -> str | None:
-        """The current name of the first of these fields that the table still has."""
+        """Return the current name of the first of these fields that the table still has."""
         names = (self.table.find_column_name(field_id) for field_id in field_ids)
         return next((name for name in names if name), None)
 
@@ -195,14 +199,14 @@ class Comparison:
             )
 
     def _became_wider(self, declared: IcebergType, existing: NestedField) -> bool:
-        """Whether the column once had the declared type and has only become wider since."""
+        """Return whether the column once had the declared type and has only become wider since."""
         return str(declared) in self.history.types[existing.field_id] and widens(declared, existing.field_type)
 
 
 def widens(narrow: IcebergType, wide: IcebergType) -> bool:
-    """Whether Iceberg promotes one type to the other (specification, "Schema Evolution", format version 2).
+    """Return whether Iceberg can promote one type to the other (specification, "Schema Evolution", format version 2).
 
-    PyIceberg's own rule also accepts decimals of another scale.
+    PyIceberg's own rule is not used, because it also accepts decimals of a different scale.
     """
     if isinstance(narrow, IntegerType):
         return isinstance(wide, LongType)
@@ -214,7 +218,7 @@ def widens(narrow: IcebergType, wide: IcebergType) -> bool:
 
 
 def relaxed(declared: NestedField, existing: NestedField) -> NestedField:
-    """The declared column, optional wherever the table's is, nested fields included."""
+    """Return the declared column, made optional wherever the table's column is optional, nested fields included."""
     kind = declared.field_type
     if isinstance(kind, StructType) and isinstance(existing.field_type, StructType):
         there = {field.name: field for field in existing.field_type.fields}

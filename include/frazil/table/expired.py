@@ -1,4 +1,4 @@
-"""Distinguishes expired credentials, which the next load of the table renews, from wrong ones."""
+"""Distinguishes expired credentials, which the next load of the table renews, from wrong credentials."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pyiceberg.exceptions import AuthorizationExpiredError
 from frazil.errors import CommitUnavailable
 
 _CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
-"""S3's and STS's error codes (`ExpiredTokenException` begins with the first)."""
+"""Error codes of S3 and STS for expired credentials. The first also matches `ExpiredTokenException`."""
 
 
 def has_expired(error: BaseException) -> bool:
-    """Whether an error, or one of its causes, means expired credentials.
+    """Return whether an error, or one of its causes, means expired credentials.
 
-    PyArrow has no error code for it, only S3's message.
+    PyArrow has no error code for this case, so its message is searched for S3's code.
     """
     return any(isinstance(each, AuthorizationExpiredError) or _names_a_code(each) for each in _causes(error))
 

@@ -13,17 +13,19 @@ from pyiceberg.types import PrimitiveType
 from frazil.offsets.spans import TopicPartition
 
 Within = Mapping[TopicPartition, Sequence[tuple[int, int]]]
-"""Offsets `[start, end)` by topic-partition: sorted, not empty, not overlapping."""
+"""Offset ranges `[start, end)` by topic-partition: sorted, not empty, not overlapping."""
 
 COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 
 class FileBounds:
-    """Decides whether a file may have a row of the ranges.
+    """Decides whether a data file may have a row whose Kafka coordinates are in the given ranges.
 
-    A file is skipped only if its bounds prove that it has no such row; a file without bounds is read. Every copy of a
-    record is thus found, no matter who wrote it and when. Bounds span all topic-partitions of a file: if their offsets
-    are far apart, a file of old rows may be read in vain, which costs only time.
+    A file is skipped only if its bounds prove that it has no such row. A file without bounds is read. So every copy of
+    a record is found, no matter who wrote it and when.
+
+    The bounds of a file span all its topic-partitions. If their offsets are far apart, a file of old rows may be read
+    for nothing, which only costs time.
     """
 
     def __init__(self, schema: Schema, within: Within) -> None:
@@ -43,19 +45,19 @@ class FileBounds:
 
 
 def of_topics(topics: Collection[str]) -> str:
-    """A row filter for topics; topic names cannot contain quotes."""
+    """Return a row filter for topics; topic names cannot contain quotes."""
     return f"kafka_topic in ({', '.join(repr(t) for t in sorted(topics))})"
 
 
 def box(within: Within) -> str:
-    """The row filter of the smallest box around the ranges, to plan the table's files."""
+    """Return one row filter that covers all ranges, to plan which files of the table to scan."""
     ranges = [r for of in within.values() for r in of]
-    least, end = min(start for start, _ in ranges), max(end for _, end in ranges)
-    return f"{of_topics({topic for topic, _ in within})} and kafka_offset >= {least} and kafka_offset < {end}"
+    lowest, end = min(start for start, _ in ranges), max(end for _, end in ranges)
+    return f"{of_topics({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
 
 
 def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, Any]:
-    """Minimum and maximum; None if the manifest does not have them."""
+    """Return the minimum and maximum of a column in a file; None where the manifest does not have them."""
     lower = (file.lower_bounds or {}).get(field_id)
     upper = (file.upper_bounds or {}).get(field_id)
     return (
@@ -64,6 +66,6 @@ def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, An
     )
 
 
-def _overlap(bounds: tuple[Any, Any], least: Any, greatest: Any) -> bool:
+def _overlap(bounds: tuple[Any, Any], lowest: Any, greatest: Any) -> bool:
     lower, upper = bounds
-    return (lower is None or lower <= greatest) and (upper is None or upper >= least)
+    return (lower is None or lower <= greatest) and (upper is None or upper >= lowest)

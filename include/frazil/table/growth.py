@@ -17,7 +17,7 @@ ELEMENT, VALUE = "element", "value"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field of records that gets no column; `reason` follows its name in a sentence."""
+    """A field of the records that gets no column; `reason` completes a sentence that begins with the field's name."""
 
     path: Path
     reason: str
@@ -32,21 +32,21 @@ class Growth:
 def growth(
     table: Schema,
     former: Iterable[Schema],
-    asked: Sequence[Change],
+    wanted: Sequence[Change],
     *,
     max_columns: int,
     fixed: Collection[str] = (),
 ) -> Growth:
-    """Return the changes to make, without those that the table already has.
+    """Return which of the wanted changes to make, without changes that the table already has.
 
-    `former` are the table's schemas from oldest to newest. A table of `max_columns` columns, nested fields included,
-    gets no more. The top-level columns in `fixed` stay required. Records decide how many changes are requested, so the
-    time is linear in their number.
+    `former` has the table's schemas from oldest to newest. A table with `max_columns` columns, nested fields included,
+    gets no more columns. The top-level columns in `fixed` stay required. The number of wanted changes depends on the
+    records, so this takes time linear in that number.
     """
     growing = _Growing(table, tuple(former))
     changes: list[Change] = []
     refused: list[Refusal] = []
-    for change in sorted(asked, key=lambda c: c.path):
+    for change in sorted(wanted, key=lambda c: c.path):
         here = growing.fields.get(change.path)
         match change:
             case Promotion() if here is not None and widens(here.field_type, change.type):
@@ -55,7 +55,7 @@ def growth(
                 if change.path[0] not in fixed and here.field_id not in table.identifier_field_ids:
                     changes.append(change)
             case Addition() if here is None and growing.parent(change.path) is not None:
-                if reason := _taken(change.path) or growing.add(change, max_columns):
+                if reason := _reserved_name_problem(change.path) or growing.add(change, max_columns):
                     refused.append(Refusal(change.path, reason))
                 else:
                     changes.append(change)
@@ -63,7 +63,7 @@ def growth(
 
 
 class _Growing:
-    """A table's names, including those of added columns."""
+    """The names in a table, including the columns that this evolution adds."""
 
     def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
         self.fields = dict(_paths(table.as_struct(), ()))
@@ -74,7 +74,7 @@ class _Growing:
         self._new: dict[tuple[Path, str], str] = {}
 
     def parent(self, path: Path) -> StructType | None:
-        """The struct that has, or would have, this field."""
+        """Return the struct that has, or would have, the field at this path; None if no such struct exists."""
         if len(path) == 1:
             return self._top
         field = self.fields.get(path[:-1])
@@ -101,7 +101,7 @@ class _Growing:
         return None
 
     def _history_of(self, change: Addition) -> str | None:
-        """Why the column conflicts with a former column of the table, or None."""
+        """Return why the column conflicts with a former column of the table, or None."""
         parent = self.parent(change.path)
         parent_id = TOP if len(change.path) == 1 else self.fields[change.path[:-1]].field_id
         field = NestedField(-1, change.path[-1], change.type, required=False)
@@ -109,8 +109,8 @@ class _Growing:
         return found.message if isinstance(found, Conflict) else None
 
 
-def _taken(path: Path) -> str | None:
-    """Why no table can have this column, or None."""
+def _reserved_name_problem(path: Path) -> str | None:
+    """Return why no table can have a column with this name, or None."""
     match tuple(map(str.lower, path)):
         case (name,) if name == LINE:
             return "has the name of a column that frazil adds"
@@ -120,7 +120,9 @@ def _taken(path: Path) -> str | None:
 
 
 def _paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
-    """The fields of a type, nested ones included; a map's values, but not its keys."""
+    """Yield all fields of a type with their paths, nested fields included; fields in map values, but not in map
+    keys.
+    """
     match kind:
         case StructType():
             fields = [(field.name, field) for field in kind.fields]

@@ -1,4 +1,4 @@
-"""Collects the offsets in a table as bitmaps: reads only the Kafka coordinates, a few files at a time."""
+"""Collects the Kafka offsets of a table's rows as bitmaps. Reads only the Kafka coordinates, a few files at a time."""
 
 from __future__ import annotations
 
@@ -28,51 +28,55 @@ from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, Within, box, of_topics
 
 FILES_AT_ONCE = 2
-"""Files read in parallel: one is fetched while another is sorted. Each takes about 25 bytes per row."""
+"""Number of files read in parallel: one is fetched while another is sorted. Each file takes about 25 bytes per row."""
 
 DISCARDED = "discarded_at"
-"""The column of a dead-letter table with the time at which an operator discarded the dead letter."""
+"""Column of a dead-letter table: the time at which an operator discarded the dead letter."""
 
 OffsetArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Selects the rows that count: those of these topics and, if `within` is given, of these ranges.
+    """Selects the rows that count: rows of these topics and, if `within` is given, of these offset ranges.
 
-    A record of several rows counts once, by its first row: they land together.
+    If a record became several rows, only its first row counts; all rows of a record are committed together.
     """
 
     topics: Collection[str]
     within: Within | None = None
     topic_ids: Mapping[str, str] | None = None
-    """If set, dead letters count only if their topic has this id, so not those of a topic that was recreated since."""
+    """If set, dead letters count only if their topic has the given id. Dead letters of an older topic with the same
+    name do not count.
+    """
     stream: str | None = None
-    """If set, dead letters count only if this stream rejected them, because streams may share a table."""
+    """If set, dead letters count only if this stream rejected them; several streams may share a dead-letter table."""
     discarded: bool = True
     """Whether dead letters that an operator discarded count."""
     branch: str | None = None
     """The branch to read; None for the table's current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Columns beyond the coordinates that select rows; older tables miss the last one."""
+        """Return the columns that are needed besides the coordinates to select rows, without columns that an older
+        table does not have.
+        """
         names = {field.name for field in table.schema().fields}
-        asked = {
+        requested = {
             "topic_id": self.topic_ids is not None,
             "stream": self.stream is not None,
             DISCARDED: not self.discarded,
         }
-        return tuple(name for name, is_asked in asked.items() if is_asked and name in names)
+        return tuple(name for name, is_requested in requested.items() if is_requested and name in names)
 
 
 def has_coordinates(schema: Schema) -> bool:
-    """Whether a table has the columns that identify the record of each row."""
+    """Return whether a table has the columns that identify the Kafka record of each row."""
     names = {field.name for field in schema.fields}
     return names.issuperset(COORDINATES)
 
 
 def tally(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
-    """Count the offsets of the wanted rows; empty if the branch does not exist."""
+    """Collect the offsets of the wanted rows by topic-partition; empty if the branch does not exist."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for tp, offsets in itertools.chain.from_iterable(_landed(table, each) for each in wanted):
         found[tp].add(offsets)
@@ -80,7 +84,7 @@ def tally(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
 
 
 def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) -> dict[TopicPartition, OffsetTally]:
-    """Count the offsets in Parquet files outside any snapshot. Raises FileNotFoundError."""
+    """Collect the offsets in Parquet files that no snapshot references. Raises FileNotFoundError."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for path in paths:
         with io.new_input(path).open() as source:
@@ -117,7 +121,7 @@ def _files(table: Table, scan: DataScan, wanted: Wanted) -> Iterator[FileScanTas
 def _side_by_side(
     read: Callable[[FileScanTask], list[tuple[TopicPartition, OffsetArray]]], tasks: Iterable[FileScanTask]
 ) -> Iterator[list[tuple[TopicPartition, OffsetArray]]]:
-    """Read a few files at a time; PyIceberg's own reader would start all of them at once."""
+    """Read a few files at a time. PyIceberg's own reader would start all files at once."""
     running: deque[Future[list[tuple[TopicPartition, OffsetArray]]]] = deque()
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         for task in tasks:
@@ -129,7 +133,7 @@ def _side_by_side(
 
 
 def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> list[tuple[TopicPartition, OffsetArray]]:
-    """The sorted offsets of one file, by topic-partition."""
+    """Return the sorted offsets of the wanted rows in one file, by topic-partition."""
     # Rows are selected here, because PyArrow's filter would cost more than it saves.
     arrow = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
     pieces = []
@@ -146,7 +150,7 @@ def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> l
 
 
 def _of_current_topics(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) -> pa.RecordBatch:
-    """Keep rows of the topics with these ids, and rows without an id."""
+    """Keep rows whose topic has the given id, and rows without a topic id."""
     topics, names = _coded(batch.column("kafka_topic"))
     ids, values = _coded(batch.column("topic_id"))
     allowed = np.array([[value in (None, topic_ids.get(name or "")) for value in values] for name in names], np.bool_)
@@ -158,17 +162,17 @@ def _first_lines(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetArray]]:
-    """Yield coordinates without nulls as sorted offsets of each topic-partition.
+    """Yield the sorted offsets of each topic-partition; the rows must not contain nulls.
 
-    Sorted by one number per row, which is much faster in NumPy than by several keys.
+    Each row is encoded as one number for sorting, which is much faster in NumPy than sorting by several keys.
     """
     if not len(rows):
         return
     topics, names = _coded(rows.column("kafka_topic"))
     partitions = rows.column("kafka_partition").to_numpy().astype(np.int64)
     offsets = rows.column("kafka_offset").to_numpy()
-    each, least = int(partitions.max()) + 1, int(offsets.min())
-    width = int(offsets.max()) - least + 1
+    each, lowest = int(partitions.max()) + 1, int(offsets.min())
+    width = int(offsets.max()) - lowest + 1
     places = topics * each + partitions
     present = np.unique(places)
     ranks = np.searchsorted(present, places)
@@ -176,21 +180,21 @@ def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetA
         for rank, place in enumerate(present):
             yield (str(names[place // each]), int(place % each)), np.sort(offsets[ranks == rank])
         return
-    keys = np.sort(ranks * width + (offsets - least))
+    keys = np.sort(ranks * width + (offsets - lowest))
     ends = np.searchsorted(keys, np.arange(1, len(present) + 1) * width)
     for rank, (place, part) in enumerate(zip(present, np.split(keys, ends[:-1]), strict=True)):
-        yield (str(names[place // each]), int(place % each)), part - (rank * width - least)
+        yield (str(names[place // each]), int(place % each)), part - (rank * width - lowest)
 
 
 def _coded(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
-    """A text column as numbers, and the text of each number; the last number means null."""
+    """Encode a text column as numbers; return them with the text of each number. The last number stands for null."""
     encoded = column.dictionary_encode()
     texts = [*encoded.dictionary.to_pylist(), None]
     return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts
 
 
 def inside(offsets: OffsetArray, tp: TopicPartition, within: Within | None) -> Iterator[OffsetArray]:
-    """The sorted offsets within the ranges."""
+    """Yield the sorted offsets that lie within the topic-partition's ranges; all offsets if `within` is None."""
     if within is None:
         yield offsets
         return

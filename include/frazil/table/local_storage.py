@@ -1,4 +1,6 @@
-"""Stores objects as files in a local or network folder, written whole by link or rename and synced to disk."""
+"""Stores objects as files in a local or network folder. Each file is written completely or not at all, and synced to
+disk.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _MAKE_ATTEMPTS = 5
 
 
 class LocalStore(ObjectStore):
-    """Makes a put durable in this order: the file's bytes, its name, then the folder with the name."""
+    """Object store in a folder. It syncs the file's bytes first, then its name, then the folder that contains the
+    name.
+    """
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = _local(path)
@@ -66,7 +70,9 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files and emptied folders. Another process that creates a file there retries."""
+        """Delete files, and folders that become empty. A process that creates a file in such a folder at that moment
+        retries.
+        """
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
             target = _local(path)
@@ -90,14 +96,14 @@ class LocalStore(ObjectStore):
 
 
 def _local(path: str) -> Path:
-    """The local path; `file:///a/b`, `file:/a/b` and `/a/b` are equal."""
+    """Return the local path; `file:///a/b`, `file:/a/b` and `/a/b` are the same path."""
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
     return Path(path)
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Files at any depth, without our unfinished ones."""
+    """Yield the files at any depth, without frazil's unfinished files."""
     for folder, _, names in os.walk(root):
         for name in names:
             if not name.endswith(_TEMPORARY):
@@ -105,7 +111,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
-    """Like `_walk`, with the details of each file; `name` is the folder's name in the returned paths."""
+    """Yield the files at any depth with their details; `name` replaces the folder's path in the returned paths."""
     try:
         entries = list(os.scandir(root))
     except (FileNotFoundError, NotADirectoryError):
@@ -123,7 +129,9 @@ def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
 
 @contextmanager
 def _temporary(target: Path, data: bytes) -> Iterator[Path]:
-    """A synced temporary file with the data in the target's folder, removed at the end unless it was renamed."""
+    """Create a temporary file with the data in the target's folder, synced to disk. It is deleted at the end unless
+    renamed.
+    """
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY}"
     descriptor = _create(temporary)
     try:
@@ -137,7 +145,7 @@ def _temporary(target: Path, data: bytes) -> Iterator[Path]:
 
 
 def _create(path: Path) -> int:
-    """A descriptor of a new file; retries if `delete` removes the empty folder meanwhile."""
+    """Create a file and return its descriptor. Retries if another process deletes the empty folder at that moment."""
     for _ in range(_MAKE_ATTEMPTS):
         _make_folder(path.parent)
         try:
@@ -148,7 +156,7 @@ def _create(path: Path) -> int:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder with its parents, each name durable in its parent."""
+    """Create a folder and its parents, and sync each name to disk in its parent."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)

@@ -1,4 +1,4 @@
-"""Distinguishes a table that its catalog lost from one that was never created."""
+"""Distinguishes a table that its catalog lost from a table that was never created."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frazil.table.storage import open_store
 
 
 def remains_in_place(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
-    """What exists at the location where a declared table would be created; None if nothing does."""
+    """Return what exists at the location where a declared table would be created; None if the location is free."""
     place = place_of_new(
         catalog,
         declared.identifier,
@@ -30,7 +30,7 @@ def remains_in_place(catalog: Catalog, declared: DeclaredTable) -> Remains | Non
 
 
 def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
-    """The error for a table whose files exist but whose catalog does not have it, with what to do now."""
+    """Return the error text for a table whose files exist but which its catalog does not have, with what to do now."""
     uuid = found.newest.uuid if found.newest else None
     if name := other_name(catalog, identifier, location=found.location, uuid=uuid):
         return (
@@ -38,7 +38,7 @@ def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
             f"the table {name}. If it was renamed, rename {name} back to {identifier} or declare `table: {name}`; "
             "otherwise declare another `table.location`"
         )
-    ways = ["Check that FRAZIL_HOME or .pyiceberg.yaml refers to the right catalog"]
+    ways = ["Check that FRAZIL_HOME or .pyiceberg.yaml names the right catalog"]
     if found.newest is not None:
         ways.append(f"register the table again: `{registration(catalog.name, identifier, found.newest.path)}`")
     return (
@@ -49,9 +49,11 @@ def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
 
 
 def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
-    """Another name than `identifier` under which the catalog has a table of this folder or UUID; None if it has none.
+    """Return a name other than `identifier` under which the catalog has the table of this folder or UUID; None without
+    one.
 
-    Searches the namespaces of the name and of the folder. Raises what the catalog raises.
+    Searches the namespace of `identifier` and the namespace that the folder's path suggests. Raises any error of the
+    catalog.
     """
     folder = _plain(location)
     above = folder.split("/")[-2:-1]
@@ -74,9 +76,9 @@ def _plain(location: str) -> str:
 
 
 def gone_table(spec: StreamSpec) -> TableLost | None:
-    """Why a stream's table, which existed a moment ago, is missing from its catalog; None if it exists.
+    """Return why a stream's table, which existed a moment ago, is missing from its catalog; None if it exists.
 
-    Raises as `lost_table` does.
+    Raises the errors of `lost_table`.
     """
     catalog = existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
@@ -86,7 +88,7 @@ def gone_table(spec: StreamSpec) -> TableLost | None:
 
 
 def check_own_folder(catalog: Catalog, table: Table) -> None:
-    """Check that no other table of the catalog has files in the table's folder. Raises TableLost."""
+    """Check that no other table of the catalog has files in the table's folder. Raises TableLost if one has."""
     identifier = ".".join(table.name())
     other = other_table(open_store(table.location(), table.io.properties), table)
     name = other and other_name(catalog, identifier, location=table.location(), uuid=other.uuid)
@@ -99,15 +101,16 @@ def check_own_folder(catalog: Catalog, table: Table) -> None:
 
 
 def registration(catalog: str, identifier: str, metadata: str) -> str:
-    """The command that registers a table's metadata file in a catalog."""
+    """Return the command that registers a table's metadata file in a catalog."""
     of = "" if catalog == catalog_config(None).name else f" --catalog {shlex.quote(catalog)}"
     return f"frazil register {identifier} {shlex.quote(metadata)}{of}"
 
 
 def lost_table(spec: StreamSpec) -> str | None:
-    """Why a stream's missing table is not simply new, as a sentence; None if it may be created.
+    """Return why a stream's missing table must not be created, as a sentence; None if it exists, or may be created.
 
-    Read-only: sends no request to a server that has no such namespace. Raises what catalog and storage raise.
+    The reason is that the catalog lost the table. Changes nothing; if the server has no such namespace, sends no
+    further request. Raises any error of catalog and storage.
     """
     catalog = existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
@@ -118,7 +121,7 @@ def lost_table(spec: StreamSpec) -> str | None:
 
 
 def lost_letters(spec: StreamSpec) -> TableLost:
-    """Why an existing stream has no dead-letter table, and what the writer's next start does about it."""
+    """Return why an existing stream has no dead-letter table, and what the writer's next start does about it."""
     catalog, identifier = existing_catalog(spec.table.catalog), spec.dead_letter_table
     with catalog_errors(catalog.name):
         found = remains_in_place(catalog, declared_dead_letters(spec))
@@ -132,9 +135,10 @@ def lost_letters(spec: StreamSpec) -> TableLost:
 
 
 def stream_catalog(spec: StreamSpec) -> Catalog:
-    """The catalog of a stream's table, for everything except its writer: not created if it does not exist.
+    """Return the catalog of a stream's table, for everyone except the stream's writer: a missing catalog is not
+    created.
 
-    Raises TableLost if the catalog lost the table, and what `lost_table` raises.
+    Raises TableLost if the catalog lost the table, and the errors of `lost_table`.
     """
     if lost := lost_table(spec):
         raise TableLost(f"stream {spec.name!r}: {lost}")
@@ -142,9 +146,10 @@ def stream_catalog(spec: StreamSpec) -> Catalog:
 
 
 def not_there(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
-    """The error for a table that is missing from its catalog: lost with a table of these streams, or not created yet.
+    """Return the error for a table that is missing from its catalog.
 
-    Raises as `lost_table` does.
+    The error is TableLost if the catalog also lost the main table of one of these streams; otherwise the table was not
+    created yet. Raises the errors of `lost_table`.
     """
     for spec in specs:
         if lost := lost_table(spec):
@@ -153,9 +158,9 @@ def not_there(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecE
 
 
 def missing_table(spec: StreamSpec, *, committed: bool) -> str | None:
-    """Why the catalog does not have a stream's table; None before the stream's first start.
+    """Return why the catalog does not have a stream's table; None if the stream has not started yet.
 
-    `committed`: a writer of this host committed to it. Raises as `lost_table` does.
+    `committed` says whether a writer of this host has committed to the table. Raises the errors of `lost_table`.
     """
     if found := lost_table(spec):
         return f"{TableLost.__name__}: {found}"

@@ -1,4 +1,4 @@
-"""Finds the tables that a route's template has created: their properties prove it, their names only suggest it."""
+"""Finds the tables that a route's template has created. A table's properties prove it; its name only suggests it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object
 
 
 def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
-    """A table of a stream's route as it would be created; `value` is the template's value for it."""
+    """Return a table of a stream's route as it would be created; `value` is the value that the template gets for it."""
     declared = declared_table(spec)
     properties = {name: text for name, text in declared.properties.items() if name not in OWN_FOLDERS}
     if value is not None:
@@ -30,7 +30,9 @@ def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) ->
 
 
 def named_like(catalog: Catalog, route: Route) -> list[str]:
-    """Sorted identifiers of tables that are named like the template's tables. Loads none of them."""
+    """Return the sorted identifiers of all tables whose names match the route's template. Loads none of these
+    tables.
+    """
     if route.template is None:
         return []
     found = names_in(catalog, route.template.rpartition(".")[0])
@@ -38,9 +40,10 @@ def named_like(catalog: Catalog, route: Route) -> list[str]:
 
 
 def tables_of(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table]:
-    """The existing tables of a route by identifier: those that it names, and those that its template created.
+    """Return the existing tables of a route by identifier: tables that the route lists, and tables that its template
+    created.
 
-    Raises AccessDenied with the table that the catalog forbids, and what else the catalog raises.
+    Raises AccessDenied with the table's name if the catalog forbids a table, and any other error of the catalog.
     """
     declared = set(route.tables.values())
 
@@ -60,6 +63,6 @@ def tables_of(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table
 
 
 def made_for(properties: Mapping[str, str], identifier: str, route: Route, *, stream: str) -> str | None:
-    """The value that the template created a table for; None if it did not create it."""
+    """Return the value for which the template created a table; None if the template did not create it."""
     value = properties.get(value_property(stream))
     return value if value is not None and route.template and route.made_table(value) == identifier else None

@@ -1,9 +1,9 @@
 """Avoids parsing and copying metadata that this process has already read or written.
 
 PyIceberg parses a table's metadata file at every load and every commit, and ends a commit with a deep copy of all
-snapshots. That is two thirds of a commit's time if a table has hundreds of them. A metadata file never changes, because
-its name has a UUID, and its parsed form is frozen, except for lists and maps. So this keeps the last ones by location;
-a copy has its own lists and maps of the same snapshots.
+snapshots. For a table with hundreds of snapshots, that is two thirds of a commit's time. A metadata file never changes,
+because its name has a UUID. Its parsed form is immutable except for lists and maps. So this module keeps the last
+parsed files by location. A copy gets its own lists and maps, which contain the same snapshots.
 
 The catalog still decides at every load which metadata is current, and decides every commit.
 """
@@ -22,20 +22,22 @@ from pyiceberg.table import StagedTable, Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV1, TableMetadataV2
 from pyiceberg.utils.config import Config
 
-from frazil.table.recent import Recent
-
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+from threading import Lock
+from typing import Generic, TypeVar
 
 MAX_CACHED = 8
-"""Metadata files kept: those of a stream's two tables, those staged for them, and some more."""
+"""Number of parsed metadata files that are kept: those of a stream's two tables, those staged for them, and a few
+more.
+"""
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
-    """Make commits through this catalog copy no snapshots and read no configuration; a SQL catalog parses no file
-    twice.
+    """Speed up commits through this catalog: they copy no snapshots and do not read PyIceberg's configuration.
 
-    Applies to catalogs whose client writes the metadata (SQL, Hive, Glue), not to REST.
+    For a SQL catalog, no metadata file is parsed twice either. Applies to catalogs whose client writes the metadata
+    (SQL, Hive, Glue), not to REST catalogs.
     """
     if isinstance(catalog, MetastoreCatalog):
         _copy_less(catalog)
@@ -53,12 +55,12 @@ def _copy_less(catalog: MetastoreCatalog) -> None:
     def staged(current: Table | None, *change: Any) -> StagedTable:
         if current is None or type(current.metadata) not in (TableMetadataV1, TableMetadataV2):
             return stage(current, *change)
-        shared = _as(_sharing(type(current.metadata)), current.metadata)
+        shared = _with_class(_sharing(type(current.metadata)), current.metadata)
         made = stage(
             Table(current.name(), shared, current.metadata_location, current.io, catalog, current.config), *change
         )
         if type(made.metadata) is type(shared):
-            made.metadata = _as(type(current.metadata), made.metadata)
+            made.metadata = _with_class(type(current.metadata), made.metadata)
         return made
 
     catalog._update_and_stage_table = staged  # type: ignore[method-assign, assignment]
@@ -66,7 +68,7 @@ def _copy_less(catalog: MetastoreCatalog) -> None:
 
 @cache
 def _sharing(kind: type[TableMetadata]) -> type[TableMetadata]:
-    """A subclass whose deep copy has its own lists of the same snapshots, schemas and logs."""
+    """Return a subclass whose deep copy has its own lists, which contain the same snapshots, schemas and logs."""
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
@@ -75,13 +77,13 @@ def _sharing(kind: type[TableMetadata]) -> type[TableMetadata]:
     return type(f"Sharing{kind.__name__}", (kind,), {"__deepcopy__": deepcopy, "__module__": __name__})
 
 
-def _as(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
-    """The same fields in an object of another class."""
+def _with_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
+    """Return an object of another class with the same fields."""
     return kind.model_construct(metadata.model_fields_set, **metadata.__dict__)
 
 
 def _configure_once(catalog: MetastoreCatalog) -> None:
-    """Stop PyIceberg from reading its file and the environment for each metadata file: a tenth of a commit's CPU."""
+    """Stop PyIceberg from reading its configuration for each metadata file, which takes a tenth of a commit's CPU."""
     with_nulls = bool(Config().get_bool("legacy-current-snapshot-id"))
 
     def write(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
@@ -114,3 +116,29 @@ def _parse_once(catalog: SqlCatalog) -> None:
 
     catalog._convert_orm_to_iceberg = converted  # type: ignore[method-assign, assignment]
     catalog._update_and_stage_table = staged  # type: ignore[method-assign, assignment]
+
+
+Value = TypeVar("Value")
+
+
+class Recent(Generic[Value]):
+    """Keeps up to `limit` values by name; a new value replaces the value that was kept longest ago. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: dict[str, Value] = {}
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, name: str) -> Value | None:
+        return self._kept.get(name)
+
+    def keep(self, name: str, value: Value) -> None:
+        """Keep the value as the most recent one."""
+        with self._lock:
+            self._kept.pop(name, None)
+            self._kept[name] = value
+            while len(self._kept) > self._limit:
+                del self._kept[next(iter(self._kept))]

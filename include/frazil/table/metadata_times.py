@@ -1,7 +1,8 @@
-"""Keeps the times in a table's metadata in order, even if the host that changed it last had a fast clock.
+"""Keeps the times in a table's metadata in order, even if the host that changed the table last has a fast clock.
 
-Iceberg's Java library refuses metadata whose snapshot log or metadata log goes back by more than a minute, or whose
-last update precedes them. PyIceberg dates changes by the host's clock.
+Iceberg's Java library refuses metadata in which an entry of the snapshot log or metadata log is over a minute older
+than the entry before it. It also refuses metadata whose last update is older than these entries. PyIceberg dates
+changes by the host's clock, so it can write such metadata.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
 
 AHEAD_MS = 60_000
-"""How far ahead of their clock a table may be before JVM engines refuse to commit to it."""
+"""Milliseconds by which a table's times may be ahead of a JVM engine's clock before the engine refuses to commit."""
 
 
 def next_ms(metadata: TableMetadata, now_ms: int) -> int:
-    """The time for a change of this metadata: now, or just after the latest time in it."""
+    """Return the time for a change of this metadata: now, or just after the latest time in the metadata."""
     return max(now_ms, _newest_ms(metadata) + 1)
 
 
 def in_order(before: TableMetadata, after: TableMetadata) -> TableMetadata:
-    """The metadata after `before`, with times in order; repairs logs that already go back."""
+    """Return the changed metadata `after`, with its times in order; repairs logs that are already out of order."""
     if after == before:
         return after
     return after.model_copy(
@@ -45,9 +46,10 @@ def in_order(before: TableMetadata, after: TableMetadata) -> TableMetadata:
 
 
 def keep_times_in_order(catalog: Catalog) -> Catalog:
-    """Date every change through this catalog, ours or a PyIceberg transaction's, after those before it.
+    """Date every change through this catalog after all earlier changes of the table.
 
-    Applies to catalogs that write the metadata here (SQL, Hive, Glue); a REST catalog's server dates its own changes.
+    Applies to frazil's own commits and to PyIceberg transactions, on catalogs whose client writes the metadata (SQL,
+    Hive, Glue). The server of a REST catalog dates changes itself.
     """
     if isinstance(catalog, MetastoreCatalog):
         stage, said = catalog._update_and_stage_table, set()
@@ -82,7 +84,7 @@ def _newest_ms(metadata: TableMetadata) -> int:
 
 
 def _sorted(log: Sequence[E]) -> list[E]:
-    """The same entries, none dated before its predecessor."""
+    """Return the same log entries, with times raised so that no entry is older than the one before it."""
     times = accumulate((entry.timestamp_ms for entry in log), max)
     return [
         entry if entry.timestamp_ms == at_ms else entry.model_copy(update={"timestamp_ms": at_ms})

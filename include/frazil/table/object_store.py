@@ -1,7 +1,7 @@
 """The storage interface of a table, with the same guarantees on disk and in S3.
 
-Journals and desired state are objects next to the table's data. They rely on `put_if_absent`: of any number of
-processes that put the same path, exactly one succeeds, and no reader ever sees half an object.
+Journals and desired states are stored as objects next to the table's data. They rely on `put_if_absent`: if several
+processes put the same path, exactly one succeeds, and no reader ever sees an incomplete object.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from dataclasses import dataclass
 from frazil.errors import FrazilError
 
 IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""A PyIceberg FileIO's properties, or a function that returns them.
+"""The properties of a PyIceberg FileIO, or a function that returns them.
 
-A catalog that vends credentials renews them with every load of the table, so a long-lived store calls the function each
-time.
+Some catalogs issue new temporary credentials with every load of a table, so a long-lived store calls the function
+again.
 """
 
 _FILE_IO_KEYS = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
 _SIGNER_KEYS = ("uri", "token", "auth.manager", "header.")
-"""Catalog properties that PyIceberg's remote signer needs."""
+"""Prefixes of the catalog properties that PyIceberg's remote signer needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One file. `path` begins like the listed folder; `modified_ms` counts from 1970, UTC."""
+    """One listed file. `path` begins like the listed folder; `modified_ms` is the time in milliseconds since 1970,
+    UTC.
+    """
 
     path: str
     bytes: int
@@ -34,41 +36,42 @@ class FileInfo:
 
 
 class ObjectStore(ABC):
-    """Stores objects by path: complete locations, with or without scheme, returned in the given form.
+    """Stores objects by path. Paths are complete locations, with or without a scheme; results have the same form.
 
-    A folder exists only through its files. Every method raises AccessDenied if the storage refuses access.
+    A folder exists only while it has files. Every method raises AccessDenied if the storage refuses access.
     """
 
     @abstractmethod
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write an object whole and durably; return False, without a change, if the path already has one.
+        """Write a complete, durable object if none exists at the path. Returns False, without a change, if one exists.
 
-        If the client repeats a request whose answer was lost, False may mean that the first try succeeded: a caller
-        that needs to know reads the object and compares.
+        False may also mean that this call wrote the object, if a response was lost and the client repeated the request.
+        A caller that needs to know reads the object and compares.
         """
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Write or replace an object whole and durably: a reader sees either the old or the new."""
+        """Write or replace a complete, durable object: a reader sees either the old object or the new one."""
 
     @abstractmethod
     def get(self, path: str) -> bytes | None:
-        """The object's bytes; None if it does not exist."""
+        """Return the object's bytes; None if the object does not exist."""
 
     @abstractmethod
     def list_files(self, folder: str) -> list[FileInfo]:
-        """All files below a folder, at any depth, sorted by path."""
+        """Return all files below a folder, at any depth, sorted by path."""
 
     @abstractmethod
     def list_folders(self, folder: str) -> list[str]:
-        """The direct subfolders with a file at any depth, sorted, without trailing slash.
+        """Return the direct subfolders that have a file at any depth, sorted, without trailing slash.
 
-        A store with folder markers (SeaweedFS) may include emptied ones.
+        A store that keeps markers for folders (SeaweedFS) may also return empty folders.
         """
 
     @abstractmethod
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, many per request if the storage can; return errors by path for the files that remain.
+        """Delete files, many per request if the storage supports that; return an error for each path that could not be
+        deleted.
 
         A missing file counts as deleted. The errors are of the types that `delete` raises.
         """
@@ -76,7 +79,7 @@ class ObjectStore(ABC):
     def delete(self, paths: Iterable[str]) -> None:
         """Delete as many of these files as possible; a missing file counts as deleted.
 
-        Raises for the rest: AccessDenied, CommitUnavailable if the storage cannot be reached, else OSError.
+        Raises an error if files remain: AccessDenied, CommitUnavailable if the storage cannot be reached, else OSError.
         """
         left = self.delete_each(paths)
         if not left:
@@ -93,10 +96,11 @@ class ObjectStore(ABC):
 
 
 def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """The FileIO properties of a loaded table that are needed to open files.
+    """Return those properties of a loaded table that are needed to open its files.
 
-    From a REST catalog they also include the table's properties with the streams' markers, and the catalog's
-    credentials. A custom FileIO (`py-io-impl`) may read any key, so only the markers are removed for it.
+    A table from a REST catalog also has its table properties, with the markers of its streams, and the catalog's
+    credentials among these properties. A custom FileIO (`py-io-impl`) may read any key, so only the markers are removed
+    for it.
     """
     if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):
         return {key: value for key, value in properties.items() if not key.startswith("frazil.")}

@@ -1,4 +1,4 @@
-"""Runs the same step for several tables in parallel: most of its time is spent waiting for storage and catalog."""
+"""Runs the same step for several tables in parallel; most steps wait for storage and catalog."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MAX_THREADS = 8
 
 
 def in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """Return the results in the order of the items; there must be at least one.
+    """Return the results in the order of the items. There must be at least one item.
 
-    The last item's step runs in the calling thread: the table that decides a commit may need that thread's resources.
-    All steps have ended when it returns or raises an error of one of them.
+    The step of the last item runs in the calling thread, because the table that decides a commit may need that thread's
+    resources. When this function returns or raises a step's error, all steps have ended.
     """
     *others, last = items
     if not others:

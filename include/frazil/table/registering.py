@@ -1,7 +1,7 @@
 """Checks a metadata file before a catalog registers a table from it.
 
-Catalogs do not: a SQL catalog accepts any path, even of a table that cannot be loaded, and no catalog finds later
-files.
+Catalogs do not check this: a SQL catalog accepts any path, even of a table that cannot be loaded, and no catalog looks
+for a newer metadata file.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from frazil.table.storage import open_store
 from frazil.timetext import utc
 
 MAX_ERROR_CHARACTERS = 200
-"""Characters of an error about a file's contents."""
+"""Largest number of characters that a message quotes from an error about a file's contents."""
 
 
 def metadata_at(catalog: Catalog, path: str) -> TableMetadata | None:
-    """Read a metadata file; None if only a REST catalog's server may read it, which then checks it.
+    """Read a metadata file; None if only the server of a REST catalog may read the file, and so checks it.
 
-    Raises SpecError if it does not exist or is not table metadata, and what the storage raises.
+    Raises SpecError if the file does not exist or is not table metadata, and any error of the storage.
     """
     open_store(path, catalog.properties)  # a scheme that no storage serves raises the usual error
     try:
@@ -32,16 +32,16 @@ def metadata_at(catalog: Catalog, path: str) -> TableMetadata | None:
     except FileNotFoundError:
         raise SpecError(f"the file {path} does not exist: nothing was registered") from None
     except (ValidationError, ValueError, TypeError, KeyError, AttributeError, EOFError) as error:
-        raise _no_metadata(path, error) from None
+        raise _not_metadata_error(path, error) from None
     except Exception as error:  # storages raise anything, also where only the server has credentials
         if isinstance(error, OSError) and "is a directory" in str(error).lower():
-            raise _no_metadata(path, error) from None
+            raise _not_metadata_error(path, error) from None
         if isinstance(catalog, MetastoreCatalog):
             raise
         return None
 
 
-def _no_metadata(path: str, error: Exception) -> SpecError:
+def _not_metadata_error(path: str, error: Exception) -> SpecError:
     said = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
     return SpecError(
         f"{path} is not a metadata file of a table ({said}): nothing was registered. Give the newest "
@@ -50,7 +50,7 @@ def _no_metadata(path: str, error: Exception) -> SpecError:
 
 
 def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadata) -> None:
-    """Raise SpecError if the table has a later metadata file: what was committed since would be missing."""
+    """Raise SpecError if the table has a newer metadata file: commits since this file would be missing."""
     store = open_store(metadata.location, catalog.properties)
     newest = newest_of(store, metadata.location, str(metadata.table_uuid))
     if newest is not None and file_name(newest.path) != file_name(path):
@@ -63,9 +63,10 @@ def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadat
 
 
 def check_not_another(catalog: Catalog, table: str, metadata: TableMetadata) -> None:
-    """Raise SpecError if the catalog has the table under another name: each would miss the other's commits.
+    """Raise SpecError if the catalog has the table under another name: commits under one name would be missing under
+    the other.
 
-    Searches the namespaces of `table` and of its folder. Raises what the catalog raises.
+    Searches the namespaces of `table` and of its folder. Raises any error of the catalog.
     """
     name = other_name(catalog, table, location=metadata.location, uuid=str(metadata.table_uuid))
     if name is not None:

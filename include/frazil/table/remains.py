@@ -1,7 +1,7 @@
 """Finds what a table left in its folder: if its catalog does not have the table, the catalog was lost or replaced.
 
-Two tables in one folder would treat each other's files as their own: journals, commit records and staged files are
-found only by their folder.
+A new table must not share such a folder: two tables in one folder would treat each other's files as their own.
+Journals, commit records and staged files are found only by their folder.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 METADATA = ".metadata.json"
 STATE = "_frazil"
-"""The folder in a table's location that holds the state of its streams."""
+"""The folder in a table's location that holds the state of the table's streams."""
 _VERSION = re.compile(r"v?(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """One metadata file; `snapshots` and `uuid` are None if it cannot be read."""
+    """One metadata file; `snapshots` and `uuid` are None if the file cannot be read."""
 
     path: str
     modified_ms: int
@@ -46,7 +46,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What a folder holds of a table."""
+    """What a folder still holds of a table."""
 
     location: str
     newest: Metadata | None
@@ -66,7 +66,7 @@ class Remains:
 
 @dataclass(frozen=True, slots=True)
 class TableFolder:
-    """The folder of a new table."""
+    """The folder in which a new table would be created, and its store."""
 
     location: str
     store: ObjectStore
@@ -75,10 +75,10 @@ class TableFolder:
 def place_of_new(
     catalog: Catalog, identifier: str, schema: Schema, *, location: str | None, properties: dict[str, str]
 ) -> TableFolder | None:
-    """Ask where the catalog would create that table, without creating it.
+    """Return the folder in which the catalog would create the table, without creating it.
 
-    None if a server decides without an answer: the namespace is missing, the table was just created, or the server
-    cannot stage a creation. Raises what the catalog raises.
+    Returns None if this is unknown, because only a server decides: the namespace is missing, the table was just
+    created, or the server cannot stage a creation. Raises any error of the catalog.
     """
     if isinstance(catalog, MetastoreCatalog):
         found = _resolved(catalog, identifier, location)
@@ -110,9 +110,9 @@ def _resolved(catalog: MetastoreCatalog, identifier: str, location: str | None) 
 
 
 def remains_of(place: TableFolder) -> Remains | None:
-    """What remains of a table that had data; None for a free folder, which costs one listing.
+    """Return what remains of a table that had data; None if the folder is free. A free folder costs only one listing.
 
-    Metadata without a snapshot does not count: an interrupted creation leaves such a file.
+    Metadata without a snapshot does not count, because an interrupted creation leaves such a file.
     """
     store, location = place.store, place.location
     folders = {folder.rsplit("/", 1)[-1]: folder for folder in store.list_folders(location)}
@@ -123,7 +123,7 @@ def remains_of(place: TableFolder) -> Remains | None:
 
 
 def other_table(store: ObjectStore, table: Table) -> Metadata | None:
-    """The metadata of another table with data in the same folder, or None."""
+    """Return the metadata of another table with data in the same folder, or None."""
     metadata = table.metadata
     own = {file_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
     files = store.list_files(f"{table.location().rstrip('/')}/metadata")
@@ -132,7 +132,7 @@ def other_table(store: ObjectStore, table: Table) -> Metadata | None:
 
 
 def newest_of(store: ObjectStore, location: str, uuid: str) -> Metadata | None:
-    """The newest metadata file of one table in a folder that others may have used too."""
+    """Return the newest metadata file of one table, in a folder that other tables may have used too."""
     files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
     newest_first = (_read(store, file) for file in sorted(files, key=_age, reverse=True))
     return next((found for found in newest_first if found.uuid == uuid), None)
@@ -144,8 +144,9 @@ def _newest(store: ObjectStore, folder: str) -> Metadata | None:
 
 
 def _age(file: FileInfo) -> tuple[int, int]:
-    """Sort key: the highest version is the newest; among several of one version, left by failed commits, the last
-    written.
+    """Sort key for metadata files: the newest file has the largest key.
+
+    The version decides first. If failed commits left several files of one version, the modification time decides.
     """
     return _version(file.path), file.modified_ms
 

@@ -1,7 +1,7 @@
-"""Handles columns that a user renamed or dropped with `frazil evolve`, while declarations and records have old names.
+"""Handles columns that `frazil evolve` renamed or dropped while declarations and records still use the old names.
 
-A table property holds the old names and changes in one commit with the schema. A running writer continues: an old name
-in the declaration means the renamed column, or nothing if it was dropped.
+A table property holds the old names. It is changed in the same commit as the schema, so a running writer can continue.
+An old name in the declaration means the renamed column; if the column was dropped, the name is ignored.
 """
 
 from __future__ import annotations
@@ -17,36 +17,19 @@ from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG
+from frazil.spec.former_columns import PROPERTY, Former, current_name, former_columns
 from frazil.table.catalogs import catalog_errors
 from frazil.table.column_history import TOP, ColumnHistory
 
-PROPERTY = "frazil.former-columns"
-"""JSON: the field id of the renamed column by its former name; null for a dropped column."""
 ATTEMPTS = 5
-
-Former = Mapping[str, int | None]
-
-
-def former_columns(properties: Mapping[str, str]) -> Former:
-    """Parse the property. Raises SchemaIncompatible if it was edited by hand."""
-    text = properties.get(PROPERTY, "{}")
-    try:
-        found = json.loads(text)
-        if all(field is None or type(field) is int for field in found.values()):
-            return dict(found)
-    except (ValueError, AttributeError):
-        pass
-    raise SchemaIncompatible(
-        f"the table property {PROPERTY} is {text[:200]!r}, which is no JSON mapping of names to field ids: remove it"
-    )
 
 
 def renamed_fields(declared: Schema, existing: Schema, former: Former) -> Schema:
-    """The declared schema with the table's current column names, without dropped columns."""
+    """Return the declared schema with the table's current column names, without dropped columns."""
     names = {field.name for field in declared.fields}
     fields: list[NestedField] = []
     for field in declared.fields:
-        if field.name not in former or _has(existing, field.name):
+        if field.name not in former or _has_column(existing, field.name):
             fields.append(field)
         elif (now := current_name(existing, former[field.name])) is not None and now not in names:
             fields.append(field.model_copy(update={"name": now}))
@@ -54,45 +37,43 @@ def renamed_fields(declared: Schema, existing: Schema, former: Former) -> Schema
 
 
 def aliases(existing: Schema, former: Former) -> dict[str, int]:
-    """Field ids of the columns that record fields with a former name fill."""
+    """Return the former column names that records may still use, each with the field id of the column that gets the
+    value.
+    """
     return {
         name: field_id
         for name, field_id in former.items()
-        if field_id is not None and not _has(existing, name) and current_name(existing, field_id) is not None
+        if field_id is not None and not _has_column(existing, name) and current_name(existing, field_id) is not None
     }
 
 
-def current_name(existing: Schema, field_id: int | None) -> str | None:
-    """The name of a top-level column; None if the table has no column with this id."""
-    return next((field.name for field in existing.fields if field.field_id == field_id), None)
-
-
-def _has(schema: Schema, name: str) -> bool:
+def _has_column(schema: Schema, name: str) -> bool:
     return any(field.name == name for field in schema.fields)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnChanges:
-    """Requested changes: new names by the old ones, and names of columns to drop."""
+    """Requested column changes: `renames` maps old names to new names; `drops` lists the columns to drop."""
 
     renames: Mapping[str, str]
     drops: Sequence[str]
 
 
-def problems(asked: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]) -> list[str]:
-    """Why these columns cannot be renamed or dropped, one sentence each; `fixed` maps columns to why they cannot
-    change.
+def problems(wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]) -> list[str]:
+    """Return why these columns cannot be renamed or dropped, one sentence per problem.
+
+    `fixed` maps the names of columns that must not change to the reason.
     """
     found = []
     history = ColumnHistory.of((*former, table))
     names = {field.name.lower(): field.name for field in table.fields}
     ids = {field.name: field.field_id for field in table.fields}
-    for name in (*asked.renames, *asked.drops):
+    for name in (*wanted.renames, *wanted.drops):
         if name not in ids:
             found.append(f"the table has no column {name}")
         elif why := fixed.get(name):
             found.append(f"the column {name} stays as it is: {why}")
-    for old, new in asked.renames.items():
+    for old, new in wanted.renames.items():
         if new.lower() in names and new.lower() != old.lower():
             found.append(f"the table already has the column {names[new.lower()]}")
         elif not new or "." in new or new != new.strip():
@@ -101,16 +82,16 @@ def problems(asked: ColumnChanges, table: Schema, former: Sequence[Schema], *, f
             found.append(f"{new} {OF_ICEBERG}")
         elif others := [i for i in history.ids.get((TOP, new), ()) if i != ids.get(old)]:
             found.append(f"{new} was the name of another column (field id {others[0]}): choose one that is new")
-    given = [new.lower() for new in asked.renames.values()]
+    given = [new.lower() for new in wanted.renames.values()]
     found += [
-        f"{new} is given to two columns" for n, new in enumerate(asked.renames.values()) if new.lower() in given[:n]
+        f"{new} is given to two columns" for n, new in enumerate(wanted.renames.values()) if new.lower() in given[:n]
     ]
-    both = set(asked.drops) & set(asked.renames)
+    both = set(wanted.drops) & set(wanted.renames)
     found += [f"{name} is to be both renamed and dropped" for name in sorted(both)]
     return found
 
 
-def change_columns(table: Table, asked: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
+def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
     """Rename and drop columns by field id, in one commit with the property. Returns the changed table.
 
     Raises SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.
@@ -118,18 +99,18 @@ def change_columns(table: Table, asked: ColumnChanges, *, fixed: Mapping[str, st
     with catalog_errors(table.catalog.name):
         for _ in range(ATTEMPTS):
             former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
-            if found := problems(asked, table.schema(), former, fixed=fixed):
+            if found := problems(wanted, table.schema(), former, fixed=fixed):
                 raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
             kept = dict(former_columns(table.properties))
-            kept |= {old: table.schema().find_field(old).field_id for old in asked.renames}
-            kept |= dict.fromkeys(asked.drops)
-            kept = {name: field for name, field in kept.items() if name not in asked.renames.values()}
+            kept |= {old: table.schema().find_field(old).field_id for old in wanted.renames}
+            kept |= dict.fromkeys(wanted.drops)
+            kept = {name: field for name, field in kept.items() if name not in wanted.renames.values()}
             try:
                 with table.transaction() as transaction:
                     with transaction.update_schema() as update:
-                        for old, new in asked.renames.items():
+                        for old, new in wanted.renames.items():
                             update.rename_column(old, new)
-                        for name in asked.drops:
+                        for name in wanted.drops:
                             update.delete_column(name)
                     transaction.set_properties({PROPERTY: json.dumps(kept)})
             except CommitFailedException:
@@ -139,7 +120,23 @@ def change_columns(table: Table, asked: ColumnChanges, *, fixed: Mapping[str, st
     raise CommitUnavailable(f"{'.'.join(table.name())} changed at each of {ATTEMPTS} attempts to change its columns")
 
 
+def renamed_like(table: Table, main: Table) -> Table:
+    """Return a routed table with the column changes that `frazil evolve` made to the main table.
+
+    Raises the errors of `change_columns`.
+    """
+    if not (former := former_columns(main.properties)):
+        return table
+    names = {field.name for field in table.schema().fields}
+    now = {old: current_name(main.schema(), field_id) for old, field_id in former.items()}
+    renames = {old: new for old, new in now.items() if new and old in names and new not in names}
+    drops = [old for old, field_id in former.items() if field_id is None and old in names]
+    if not (renames or drops):
+        return table
+    return change_columns(table, ColumnChanges(renames, drops), fixed={})
+
+
 def laid_out_by(table: Table) -> Collection[int]:
-    """The field ids that the table's partition specs and sort orders need."""
+    """Return the field ids that the table's partition specs and sort orders use."""
     specs = {field.source_id for spec in table.metadata.partition_specs for field in spec.fields}
     return specs | {field.source_id for order in table.metadata.sort_orders for field in order.fields}

@@ -1,8 +1,8 @@
-"""PyIceberg's client of REST catalogs, made safe for servers and gateways that are slow, overloaded or not Iceberg.
+"""PyIceberg's client for REST catalogs, with protection against slow or overloaded servers and gateways.
 
-PyIceberg waits forever for an answer, and accepts any answer as Iceberg's. Here each request has a timeout, and a read
-is retried on an overloaded server after the time in its `Retry-After`. A commit is never sent twice from here:
-`frazil.commit.swap` first checks its outcome.
+PyIceberg waits forever for a response, and accepts any response as an Iceberg response. Here each request has a
+timeout. If the server is overloaded, a read is retried after the time in the response's `Retry-After`. A commit is
+never sent twice from here: `frazil.commit.swap` first checks its outcome.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from urllib3.util import Retry
 from frazil.table.catalog_mistakes import NoIcebergAnswer
 
 TIMEOUT_S = (10.0, 60.0)
-"""Timeouts to connect, and between two parts of an answer."""
+"""Timeouts in seconds: to connect, and between two parts of a response."""
 OVERLOADED = (429, 503)
 READ_RETRIES = 3
 MAX_RETRY_AFTER_S = 10
-"""Longest wait between two tries of a read. Commits may wait longer: see `frazil.commit.swap`."""
+"""Longest wait in seconds between two attempts of a read. Commits may wait longer: see `frazil.commit.swap`."""
 NESTED = ("auth", "ssl")
-"""Properties that PyIceberg's client expects as mappings."""
+"""Prefixes of properties that PyIceberg's client expects as nested mappings."""
 
 
 class PatientRestCatalog(RestCatalog):
-    """A REST catalog with timeouts, whose answers are checked."""
+    """A REST catalog with timeouts, which checks that responses are JSON."""
 
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **nested(properties))
@@ -46,7 +46,7 @@ class PatientRestCatalog(RestCatalog):
 
 
 def nested(properties: Mapping[str, str]) -> dict[str, Any]:
-    """The properties with `auth.*` and `ssl.*` as the mappings that PyIceberg expects."""
+    """Return the properties with `auth.*` and `ssl.*` as the nested mappings that PyIceberg expects."""
     found: dict[str, Any] = {}
     for key, value in properties.items():
         *path, last = key.split(".") if key.split(".")[0] in NESTED else [key]
@@ -85,9 +85,10 @@ def _retries() -> Retry:
 
 
 def _checked(response: Response) -> Response:
-    """Raise for a success, or a "not found", whose body is not JSON.
+    """Return the response. Raise if it is a success, a "not found" or a conflict, and its body is not JSON.
 
-    PyIceberg would name a validator and quote the whole page, or take a gateway's page for a missing table.
+    PyIceberg's own error would quote the whole page. It would also take a gateway's "not found" page for a missing
+    table.
     """
     says_something = response.ok or response.status_code in (404, 409)
     if says_something and response.content and not response.content.lstrip().startswith((b"{", b"[")):

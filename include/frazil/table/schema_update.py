@@ -1,4 +1,4 @@
-"""Evolves the schema of an existing table to a declaration, or to the needs of records."""
+"""Evolves the schema of an existing table to a declaration, or to what records need."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
+from frazil.spec.former_columns import former_columns
 from frazil.spec.iceberg import declaration
 from frazil.spec.model import StreamSpec
 from frazil.spec.types import UNREADABLE
@@ -29,7 +30,7 @@ from frazil.table.evolution import (
     relaxed,
 )
 from frazil.table.growth import Growth, growth
-from frazil.table.renamed import former_columns, renamed_fields
+from frazil.table.renamed import renamed_fields
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ EVOLUTION_ATTEMPTS = 5
 
 
 def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
-    """Evolve the table to the declared schema in one update; another process may do the same concurrently.
+    """Evolve the table to the declared schema in one update; another process may do the same at the same time.
 
     Raises SchemaIncompatible, SpecError, CommitUnavailable.
     """
@@ -54,7 +55,9 @@ def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
 
 
 def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
-    """The evolutions to the declared schema. Raises SchemaIncompatible if any is unsafe."""
+    """Return the changes that evolve the table to the declared schema. Raises SchemaIncompatible if any change is
+    unsafe.
+    """
     existing = table.schema()
     wanted = _adoptable(_as_renamed(declared, table), existing)
     found = differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
@@ -64,7 +67,7 @@ def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addit
 
 
 def _former_schemas(table: Table) -> list[Schema]:
-    """Former schemas from oldest to newest, starting at the one that an operator accepted."""
+    """Return the table's schemas from oldest to newest, starting with the schema that an operator accepted, if any."""
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     first = int(accepted) if accepted.isdecimal() else 0
     schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
@@ -72,7 +75,7 @@ def _former_schemas(table: Table) -> list[Schema]:
 
 
 def _as_renamed(declared: DeclaredTable, table: Table) -> DeclaredTable:
-    """The declaration with the column names that users gave by `frazil evolve`."""
+    """Return the declaration with the column names that users chose with `frazil evolve`."""
     if not (former := former_columns(table.properties)):
         return declared
     schema = renamed_fields(declared.schema, table.schema(), former)
@@ -82,7 +85,11 @@ def _as_renamed(declared: DeclaredTable, table: Table) -> DeclaredTable:
 
 
 def _adoptable(declared: DeclaredTable, existing: Schema) -> Schema:
-    """Let frazil's own columns be optional: they always have a value, and tables may have got them later."""
+    """Return the declared schema, with frazil's own columns optional where the table may be without them or has them as
+    optional.
+
+    frazil's own columns always have a value, but an older table may have got them later.
+    """
     there = {field.name: field for field in existing.fields}
 
     def adopted(field: NestedField) -> NestedField:
@@ -98,7 +105,9 @@ def _adoptable(declared: DeclaredTable, existing: Schema) -> Schema:
 
 
 def refuse_unreadable(coming: Schema, table: str) -> None:
-    """Refuse to add a column that would make the whole table unreadable to an engine. Raises SpecError."""
+    """Raise SpecError for a column that an engine could not read; it would make the whole table unreadable to that
+    engine.
+    """
     for field in coming.fields:
         if field.name.lower() in METADATA_COLUMNS:
             raise SpecError(f"schema.{field.name}: cannot be added to the table {table}: {OF_ICEBERG}; rename it")
@@ -108,8 +117,9 @@ def refuse_unreadable(coming: Schema, table: str) -> None:
 
 
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
-    """Top-level columns that a stream fills in addition to declared ones and frazil's own, as in a declaration:
-    `gate: string`.
+    """Return the top-level columns that a stream fills although they are neither declared nor frazil's own.
+
+    Each is written as in a declaration: `gate: string`.
     """
     names = {column.name for column in spec.columns}
     if former_columns(table.properties):  # otherwise no schema is made: an open page does this for hundreds of streams
@@ -117,11 +127,11 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
     return tuple(declaration(field) for field in table.schema().fields if field.name not in names | RESERVED)
 
 
-def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:
-    """Change a stream's table as its records need, in one update. Returns the changes made and the refusals.
+def evolve(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> Growth:
+    """Change a stream's table as its records need, in one update. Returns the changes made and the refused changes.
 
-    Another stream may do the same concurrently: each starts from the other's result. Raises CommitUnavailable,
-    AccessDenied.
+    Another stream may change the table at the same time; each then continues from the other's result. Raises
+    CommitUnavailable, AccessDenied.
     """
     fixed = frozenset({spec.event_time.column, *RESERVED})
     with catalog_errors(table.catalog.name):
@@ -129,7 +139,7 @@ def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:
             found = growth(
                 table.schema(),
                 _former_schemas(table),
-                asked,
+                wanted,
                 max_columns=spec.evolution.max_columns,
                 fixed=fixed,
             )

@@ -1,8 +1,9 @@
-"""Makes PyIceberg write a small S3 object in one request instead of three.
+"""Makes PyIceberg write a small S3 object with one request instead of three.
 
 By default Arrow opens every S3 file as a multipart upload: create, put a part, complete. A commit writes two or three
 small files (manifest, manifest list, metadata), so uploads were two thirds of its requests. With a delayed open, Arrow
-sends a file that fits into one part (5 MiB) as one object when it is closed; larger files remain uploads.
+waits until the file is closed. A file that fits into one part (5 MiB) is then sent as one object; larger files are
+still uploaded in parts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from pyiceberg.catalog import Catalog
 
 
 def write_small_objects_at_once(catalog: Catalog) -> Catalog:
-    """Apply this to the catalog's tables that are in S3 and read by Arrow; leave others unchanged."""
+    """Apply the delayed open to tables in S3 that Arrow reads and writes; leave other tables of the catalog
+    unchanged.
+    """
     load = catalog._load_file_io
 
     def loaded(*arguments: Any, **named: Any) -> Any:

@@ -1,6 +1,6 @@
 """Translates a catalog's PyIceberg properties to those of Iceberg's Spark runtime. Pure.
 
-Most keys are the same (`uri`, `warehouse`, `s3.*`, `rest.*`); all differences are here."""
+Most keys are the same (`uri`, `warehouse`, `s3.*`, `rest.*`); all differences are handled here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 S3_FILE_IO = "org.apache.iceberg.aws.s3.S3FileIO"
 SQLITE_BUSY_MS = 30_000
 ATOMIC = "frazil.atomic"
-"""Our own property of a REST catalog: its server, if that is one of `frazil.table.atomic_catalogs.SERVERS`."""
+"""frazil's own property of a REST catalog: the server's name, if it is in `frazil.table.atomic_catalogs.SERVERS`."""
 
 _RENAMED = {
     "s3.region": "client.region",
@@ -26,7 +26,7 @@ _RENAMED = {
     "client.secret-access-key": "rest.secret-access-key",
     "client.session-token": "rest.session-token",
 }
-"""PyIceberg's key -> Iceberg Java's (AwsClientProperties, AwsProperties)."""
+"""Maps keys of PyIceberg to keys of Iceberg's Java library (AwsClientProperties, AwsProperties)."""
 
 _PYTHON_ONLY = frozenset(
     {
@@ -44,7 +44,7 @@ _PYTHON_ONLY = frozenset(
 
 
 def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """`spark.sql.catalog.<name>` and its subkeys, for a catalog of type sql, rest, glue or hive.
+    """Return `spark.sql.catalog.<name>` and its subkeys, for a catalog of type sql, rest, glue or hive.
 
     Raises SpecError for a catalog that Spark cannot open.
     """
@@ -67,14 +67,14 @@ def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """The sets of jars that Spark needs to open the catalog, as `frazil.spark.jars` names them."""
+    """Return the names of the jar sets that Spark needs to open the catalog, as in `frazil.spark.jars`."""
     on_postgres = inferred_type(properties) == "sql" and properties.get("uri", "").startswith("postgresql")
     on_aws = _uses_s3(properties) or inferred_type(properties) == "glue" or _is_signed(properties)
     return ("spark", *(["postgres"] if on_postgres else []), *(["s3"] if on_aws else []))
 
 
 def inferred_type(properties: Mapping[str, str]) -> str:
-    """The declared type of a catalog, or the type that PyIceberg infers from the URI."""
+    """Return the declared type of a catalog, or else the type that PyIceberg infers from the URI."""
     uri = properties.get("uri", "")
     kinds = {"http": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}
     inferred = next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), uri)
@@ -82,7 +82,7 @@ def inferred_type(properties: Mapping[str, str]) -> str:
 
 
 def _shared(properties: Mapping[str, str]) -> dict[str, str]:
-    """Properties with the same meaning on both sides, under Iceberg Java's names."""
+    """Return the properties that PyIceberg and Iceberg's Java library share, under the Java library's names."""
     translated = {_RENAMED.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
     if virtual := translated.pop("s3.force-virtual-addressing", None):
         translated["s3.path-style-access"] = "false" if virtual.lower() == "true" else "true"
@@ -93,7 +93,9 @@ def _shared(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jdbc(name: str, uri: str) -> dict[str, str]:
-    """Convert SQLAlchemy's URL to JDBC's. `V1` is the schema with views, which PyIceberg creates."""
+    """Convert SQLAlchemy's database URL to a JDBC URL. `V1` is the database schema with views, which PyIceberg
+    creates.
+    """
     url = make_url(uri)
     common = {"type": "jdbc", "jdbc.schema-version": "V1"}
     if url.get_backend_name() == "sqlite":
@@ -111,7 +113,7 @@ def _jdbc(name: str, uri: str) -> dict[str, str]:
 
 
 def _is_signed(properties: Mapping[str, str]) -> bool:
-    """Whether the AWS SDK signs the requests to a REST catalog."""
+    """Return whether the AWS SDK signs the requests to a REST catalog."""
     return properties.get("rest.sigv4-enabled", "").lower() == "true"
 
 

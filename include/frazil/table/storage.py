@@ -1,31 +1,283 @@
-"""Opens the store for a location."""
+"""Opens the object store for a location."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from frazil.errors import SpecError
+from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
+from pyiceberg.io.fsspec import FsspecFileIO
+
+from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, SpecError
 from frazil.spec.addresses import OBJECT_STORES
+from frazil.table.expired import has_expired
 from frazil.table.local_storage import LocalStore
-from frazil.table.object_store import IoProperties, ObjectStore
+from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_io_properties
+from frazil.table.storage_mistakes import client_failure
 
 
 def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None) -> ObjectStore:
-    """The store of a location, by its URI scheme; `io_properties` are a PyIceberg FileIO's (`s3.endpoint`, …).
+    """Return the store for a location, chosen by the location's URI scheme.
 
-    `renew` is called when their credentials have expired; the failed operation is then retried once.
-
-    Raises SpecError for a scheme that no store serves.
+    `io_properties` are those of a PyIceberg FileIO (`s3.endpoint`, …). `renew` is called when the credentials in them
+    have expired; the failed operation is then retried once. Raises SpecError for a scheme that no store serves.
     """
     scheme = urlsplit(location).scheme
     if scheme in {"", "file"}:
         return LocalStore()
     if scheme in OBJECT_STORES:
-        from frazil.table.object_storage import FsspecStore  # noqa: PLC0415 - loads botocore and fsspec
-
         return FsspecStore(location, io_properties, renew=renew)
     raise SpecError(
         f"{location}: no storage for the scheme {scheme!r}; a table's location is a folder, file://, "
         f"or one of {', '.join(sorted(OBJECT_STORES))}"
     )
+
+
+R = TypeVar("R")
+
+_ABSENT_NO_LONGER = frozenset({"PreconditionFailed", "412"})
+_CONFLICT = "ConditionalRequestConflict"
+"""S3's response to a conditional put that met a concurrent put: the outcome is undecided, so the put is retried."""
+
+_ABSENT = frozenset({"NoSuchKey", "404"})
+_NO_BATCHES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
+"""Error codes of S3-compatible stores that cannot delete several objects in one request, or require another
+checksum.
+"""
+KEYS_AT_ONCE = 1_000
+"""Largest number of keys in one request to S3."""
+
+_PUT_ATTEMPTS = 5
+TRIES = 2
+"""Number of attempts by s3fs. Each makes up to five attempts of its client; five times five took a minute against a
+store that answered "slow down".
+"""
+MAX_OPEN = 4
+"""Number of opened FileIO objects to keep, one per set of properties: Spark executors open a store for each write."""
+
+
+class FsspecStore(ObjectStore):
+    """Object store in S3, GCS or ADLS.
+
+    Relies on the service to write an object completely or not at all, and to keep each object that it has acknowledged.
+    """
+
+    def __init__(
+        self, location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None
+    ) -> None:
+        parts = urlsplit(location)
+        self._scheme, self._host = parts.scheme, parts.hostname
+        self._ask: Callable[[], Mapping[str, str]] = io_properties if callable(io_properties) else lambda: io_properties
+        self._renew = renew
+        self._opened: tuple[frozenset[tuple[str, str]], FsspecFileIO] | None = None
+        self._batches = True
+        """True until the store refuses to delete several objects in one request."""
+
+    @property
+    def _files(self) -> Any:
+        """Return this thread's file system; fsspec's clients must not be shared between threads."""
+        opened = self._opened
+        # If they can be renewed, valid credentials are kept: a client costs half a second of a core.
+        if opened is None or (self._renew is None and opened[0] != self._newest()):
+            self._opened = opened = (newest := self._newest(), _file_io(newest))
+        files = opened[1].get_fs(self._scheme, self._host)
+        # fsspec would keep it forever: 12 MiB for each load that vends new credentials.
+        type(files)._cache.pop(files._fs_token, None)
+        if hasattr(files, "retries"):
+            files.retries = TRIES
+        return files
+
+    def _newest(self) -> frozenset[tuple[str, str]]:
+        return frozenset(file_io_properties(self._ask()).items())
+
+    def _do(self, path: str, act: Callable[[Any], R]) -> R:
+        """Call `act` with the file system. If the credentials have expired or are refused, try once more with newer
+        ones.
+        """
+        try:
+            with _failures(path):
+                return act(self._files)
+        except (AccessDenied, CommitUnavailable) as error:
+            expired = has_expired(error)
+            outdated = self._opened is not None and self._opened[0] != self._newest()
+            if self._renew is None or not (expired or (outdated and isinstance(error, AccessDenied))):
+                raise
+            if expired:
+                self._renew()
+        self._opened = None
+        with _failures(path):
+            return act(self._files)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        return self._do(path, lambda files: _put_if_absent(files, path, data))
+
+    def put(self, path: str, data: bytes) -> None:
+        self._do(path, lambda files: files.pipe_file(path, data))
+
+    def get(self, path: str) -> bytes | None:
+        def read(files: Any) -> bytes | None:
+            try:
+                data: bytes = files.cat_file(path)
+            except FileNotFoundError:
+                return None
+            return data
+
+        return self._do(path, read)
+
+    def list_files(self, folder: str) -> list[FileInfo]:
+        def find(files: Any) -> dict[str, dict[str, Any]]:
+            files.invalidate_cache()
+            try:
+                found: dict[str, dict[str, Any]] = files.find(folder, detail=True)
+            except FileNotFoundError:
+                return {}
+            return found
+
+        found = self._do(folder, find)
+        files = self._files
+        root = files._strip_protocol(folder).rstrip("/")
+        return sorted(
+            (
+                FileInfo(f"{folder.rstrip('/')}{name[len(root) :]}", int(info["size"]), _modified_ms(info))
+                for name, info in found.items()
+                if info["type"] == "file"  # some stores keep a marker for a folder
+            ),
+            key=lambda info: info.path,
+        )
+
+    def list_folders(self, folder: str) -> list[str]:
+        def ls(files: Any) -> list[dict[str, Any]]:
+            files.invalidate_cache()
+            try:
+                entries: list[dict[str, Any]] = files.ls(folder, detail=True)
+            except FileNotFoundError:
+                return []
+            return entries
+
+        entries = self._do(folder, ls)
+        names = (entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory")
+        return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
+
+    def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
+        """Delete up to 1,000 keys per request in S3.
+
+        Other stores get one request per key, and so does an S3-compatible store that refuses such a request.
+        """
+        left: dict[str, OSError | FrazilError] = {}
+        waiting = iter(dict.fromkeys(paths))
+        while batch := list(itertools.islice(waiting, KEYS_AT_ONCE)):
+            try:
+                left |= self._do(batch[0], lambda _, batch=batch: self._delete_batch(batch))  # type: ignore[misc]
+            except (OSError, FrazilError) as error:  # the cause is not a single key, so the rest would fail too
+                return left | dict.fromkeys([*batch, *waiting], error)
+        return left
+
+    def _delete_batch(self, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
+        files, many = self._files, len(paths) > 1
+        if many and self._batches and hasattr(files, "call_s3"):
+            try:
+                with _failures(paths[0]):
+                    return _delete_objects(files, paths)
+            except OSError as error:
+                if _error_code(error) not in _NO_BATCHES:
+                    raise
+                self._batches = False
+        left: dict[str, OSError | FrazilError] = {}
+        for path in paths:
+            try:
+                with _failures(path):
+                    files.rm_file(path)
+            except FileNotFoundError:
+                continue
+            except (OSError, AccessDenied) as error:
+                left[path] = error
+            except CommitUnavailable as error:
+                if has_expired(error) or not isinstance(error.__cause__, OSError):
+                    raise  # it concerns all keys
+                left[path] = error.__cause__
+        return left
+
+    def sync_files(self, paths: Iterable[str]) -> None:
+        """Do nothing: a closed file is already durable."""
+
+
+def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
+    for attempt in range(_PUT_ATTEMPTS):
+        try:
+            files.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            code = _error_code(error)
+            if code in _ABSENT_NO_LONGER:
+                return False
+            if code != _CONFLICT or attempt == _PUT_ATTEMPTS - 1:
+                raise
+        else:
+            return True
+    raise AssertionError("the loop always returns or raises")
+
+
+def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
+    """Delete the objects with one request per bucket. s3fs's own bulk deletion would drop S3's errors for single
+    keys.
+    """
+    keys = {tuple(files.split_path(path)[:2]): path for path in paths}
+    left: dict[str, OSError | FrazilError] = {}
+    for bucket in dict.fromkeys(bucket for bucket, _ in keys):
+        objects = [{"Key": key} for of, key in keys if of == bucket]
+        answer = files.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+        for found in answer.get("Errors", ()):
+            path, code = keys[bucket, found["Key"]], found.get("Code")
+            if code in _ABSENT:
+                continue
+            said = f"{path}: {code}: {found.get('Message')}"
+            denied = code == "AccessDenied"
+            left[path] = (
+                AccessDenied(f"{said}; give these credentials the right to delete objects") if denied else OSError(said)
+            )
+    return left
+
+
+@lru_cache(maxsize=MAX_OPEN)
+def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
+    return FsspecFileIO(dict(properties))
+
+
+def _error_code(error: OSError) -> str | None:
+    """Return S3's error code.
+
+    s3fs recognises a failed precondition only by AWS's text, which SeaweedFS does not send.
+    """
+    cause = error.__cause__
+    if not isinstance(cause, ClientError):
+        return None
+    code: str | None = cause.response.get("Error", {}).get("Code")
+    return code
+
+
+def _modified_ms(info: Mapping[str, Any]) -> int:
+    """Return the modification time; each fsspec file system stores it under its own key."""
+    for key in ("LastModified", "mtime", "last_modified", "updated"):
+        modified = info.get(key)
+        if isinstance(modified, str):
+            modified = datetime.fromisoformat(modified)
+        if isinstance(modified, datetime):
+            return round(modified.timestamp() * 1_000)
+    raise KeyError(f"no modification time in {sorted(info)}")
+
+
+@contextmanager
+def _failures(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, BotoCoreError) as error:
+        meant = client_failure(path, error)
+        if meant is None:
+            raise
+        raise meant from error

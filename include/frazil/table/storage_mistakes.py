@@ -1,7 +1,7 @@
-"""Translates errors of an object store into one sentence, whichever client raised them.
+"""Translates errors of an object store into one sentence each, whichever client raised them.
 
-Arrow, which reads and writes data files, has only text; fsspec, which has all other objects, keeps S3's answer. Neither
-an outage nor expired credentials end a stream for good.
+Arrow reads and writes data files; its errors have only text. All other objects go through fsspec, whose errors keep
+S3's response. Outages and expired credentials become errors after which a stream is restarted.
 """
 
 from __future__ import annotations
@@ -15,30 +15,37 @@ from frazil.spec.addresses import OBJECT_STORES, names_store
 from frazil.table.expired import has_expired
 
 MAX_ERROR_CHARACTERS = 600
-"""Characters of an error in a message. Arrow puts a long key first, and the last event last."""
+"""Largest number of characters that a message quotes from an error. Arrow's text begins with a long key and ends with
+the last event.
+"""
 _DENIED = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 _OVERLOADED = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
 _LOCAL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of the host's own disk."""
+"""Error numbers of the host's own disk."""
 _OUTAGES = frozenset({429, 500, 502, 503, 504})
 
 
 def client_failure(path: str, error: Exception) -> FrazilError | None:
-    """Translate an error of fsspec's client; None if it is about the object."""
+    """Translate an error of fsspec's client.
+
+    Returns None if the error concerns only the one object, such as a missing object.
+    """
     if meant := _of_credentials(path, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.ConnectionError | boto.HTTPClientError):
-        return CommitUnavailable(f"{path}: the object store cannot be reached: {_said(error)}")
-    return CommitUnavailable(f"{path}: the object store fails: {_said(error)}") if _is_outage(error) else None
+        return CommitUnavailable(f"{path}: the object store cannot be reached: {_error_text(error)}")
+    return CommitUnavailable(f"{path}: the object store fails: {_error_text(error)}") if _is_outage(error) else None
 
 
 def staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """Translate an error of Arrow or fsspec for a task that stages to this folder; None for a local disk's error."""
+    """Translate an error that Arrow or fsspec raised while a task staged files to this folder; None for a local disk's
+    error.
+    """
     if urlsplit(folder).scheme not in OBJECT_STORES or error.errno in _LOCAL:
         return None
     # Whatever the cause, it is not a record, and a retry may succeed.
-    outage = CommitUnavailable(f"{folder}: the object store fails: {_said(error)}")
+    outage = CommitUnavailable(f"{folder}: the object store fails: {_error_text(error)}")
     return _of_credentials(folder, error) or outage
 
 
@@ -47,17 +54,17 @@ def _of_credentials(path: str, error: Exception) -> FrazilError | None:
     if boto is not None and isinstance(error, boto.NoCredentialsError):
         # A silent metadata service of the host looks the same.
         return CommitUnavailable(
-            f"{path}: no credentials for the object store were found: {_said(error)}. Configure some, unless a host's "
-            "or a role's are only missing for a moment"
+            f"{path}: no credentials for the object store were found: {_error_text(error)}. Configure some, unless "
+            "a host's or a role's are only missing for a moment"
         )
     if has_expired(error):
         return CommitUnavailable(
-            f"{path}: the credentials of the object store have expired: {_said(error)}. The catalog issues new "
+            f"{path}: the credentials of the object store have expired: {_error_text(error)}. The catalog issues new "
             "ones with the table's next load"
         )
     half = boto is not None and isinstance(error, boto.PartialCredentialsError)
     if half or isinstance(error, PermissionError) or (names_store(error) and any(s in str(error) for s in _DENIED)):
-        return AccessDenied(f"{path}: the object store refuses our credentials: {_said(error)}")
+        return AccessDenied(f"{path}: the object store refuses our credentials: {_error_text(error)}")
     return None
 
 
@@ -69,5 +76,5 @@ def _is_outage(error: Exception) -> bool:
     return code in _OVERLOADED or answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in _OUTAGES
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]

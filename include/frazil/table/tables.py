@@ -1,4 +1,4 @@
-"""Creates a stream's tables if missing, checks existing ones, and locates their files."""
+"""Creates missing tables of a stream, checks existing tables, and returns where their files are."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from sqlalchemy.exc import IntegrityError
 
 from frazil.errors import SchemaIncompatible, TableLost
 from frazil.spec.addresses import FOLDERS, path_problem
+from frazil.spec.former_columns import former_columns
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import catalog_errors, existing_catalog
 from frazil.table.declared import FORMAT_VERSION, DeclaredTable, declared_dead_letters, declared_table, name_of
 from frazil.table.lost import lost_sentence, remains_in_place
 from frazil.table.remains import STATE
-from frazil.table.renamed import former_columns
 from frazil.table.schema_update import evolutions, evolve_to, refuse_unreadable
 
 logger = logging.getLogger(__name__)
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
-    """Return the stream's table: create it if missing, evolve it if that is safe, refuse it otherwise.
+    """Return the stream's table: create it if it is missing, or evolve it if that is safe.
 
-    A table with another partitioning or sort order than declared stays as it is, with a warning. Raises SpecError if an
-    engine could not read a new column, TableLost if a new table would share another's folder, SchemaIncompatible,
-    AccessDenied, CommitUnavailable.
+    If the table has another partitioning or sort order than declared, it stays as it is, with a warning. Raises
+    SpecError if an engine could not read a new column, TableLost if a new table would share another table's folder,
+    SchemaIncompatible, AccessDenied, CommitUnavailable.
     """
     declared = declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
@@ -40,14 +40,14 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
 
 
 def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
-    """Return the stream's dead-letter table; create it if missing. Raises as `ensure_table` does."""
+    """Return the stream's dead-letter table; create it if it is missing. Raises the errors of `ensure_table`."""
     return ensure_declared(catalog, declared_dead_letters(spec), spec.name)
 
 
 def check_fits(table: Table, spec: StreamSpec) -> None:
-    """Check that the stream's table does not contradict the declaration; it may miss what the next start adds.
+    """Check that the stream's table does not contradict the declaration.
 
-    Raises SchemaIncompatible.
+    Columns may be missing if the writer's next start can add them. Raises SchemaIncompatible.
     """
     evolutions(table, declared_table(spec), spec.name)
 
@@ -68,7 +68,7 @@ def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
 
 
 def _check_key(main: Table, spec: StreamSpec) -> None:
-    """Check that an upserted table's identifier fields are the declared key, under their current names."""
+    """Check that the identifier fields of an upsert table are the declared key, under the current column names."""
     schema, former = main.schema(), former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}
     if spec.mode == "upsert" and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
@@ -80,12 +80,12 @@ def _check_key(main: Table, spec: StreamSpec) -> None:
 
 
 def data_location(table: Table) -> str:
-    """The folder of data files: `write.data.path`, or `<location>/data`; without trailing slash."""
+    """Return the folder of data files, without trailing slash: `write.data.path`, or `<location>/data`."""
     return (table.properties.get("write.data.path") or f"{table.location().rstrip('/')}/data").rstrip("/")
 
 
 def state_location(table: Table, stream: str) -> str:
-    """The folder of a stream's journals and desired state: `<location>/_frazil/<stream>`.
+    """Return the folder of a stream's journals and desired state: `<location>/_frazil/<stream>`.
 
     Spark's remove_orphan_files skips names that begin with an underscore.
     """
@@ -93,15 +93,18 @@ def state_location(table: Table, stream: str) -> str:
 
 
 def may_delete_files(properties: Mapping[str, str]) -> bool:
-    """Whether a table's files belong to it alone: `gc.enabled` is false if another table may share them.
+    """Return whether a table's files belong to it alone. The property `gc.enabled` is false if another table may share
+    them.
 
-    Like Iceberg, treats everything except "true" as false.
+    Like Iceberg, this treats every value except "true" as false.
     """
     return properties.get("gc.enabled", "true").lower() == "true"
 
 
 def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> Table:
-    """Return a declared table, on behalf of a stream. Raises as `ensure_table` does."""
+    """Return a declared table on behalf of a stream; create it if it is missing. Raises the errors of
+    `ensure_table`.
+    """
     with catalog_errors(catalog.name):
         try:
             table = catalog.load_table(declared.identifier)
@@ -111,14 +114,14 @@ def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> T
 
 
 def as_declared(table: Table, declared: DeclaredTable, stream: str) -> Table:
-    """Return a loaded table, evolved if that is safe. Raises SchemaIncompatible."""
+    """Return a loaded table, evolved to its declaration if that is safe. Raises SchemaIncompatible."""
     _check_format_version(table)
     _check_folders(table)
     return evolve_to(table, declared, stream)
 
 
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
-    """Create the namespace and the table. Another process may do the same concurrently; either may win."""
+    """Create the namespace and the table. If another process does the same at that moment, either may win."""
     refuse_unreadable(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
@@ -175,7 +178,10 @@ def _check_folders(table: Table) -> None:
 
 
 def _warn_of_another_layout(table: Table, declared: DeclaredTable, stream: str) -> None:
-    """Warn only: the declared layout is for a new table, and changing an existing one is the operator's decision."""
+    """Warn if the table's layout is not the declared one.
+
+    The declared layout is for a new table. Changing the layout of an existing table is the operator's decision.
+    """
     for word, wanted, found in (
         (
             "partitioning",
@@ -203,7 +209,7 @@ def _sort_terms(order: SortOrder, schema: Schema) -> list[str]:
 
 
 def load_stream_table(spec: StreamSpec) -> Table | None:
-    """The stream's current table, or None. Creates nothing, not even a catalog."""
+    """Return the stream's current table, or None if it does not exist. Creates nothing, not even a catalog."""
     catalog = existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
         try:

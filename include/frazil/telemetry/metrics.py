@@ -33,14 +33,14 @@ class Metric:
     unit: str
     """Unit in UCUM, as OpenTelemetry requires: `s`, `By`, or the counted thing in braces."""
     means: str
-    """Its meaning, as a sentence."""
+    """The meaning of the metric, as a sentence."""
     labels: tuple[str, ...] = STREAM
     by_partition: bool = False
-    """Published only on request: it has one series per topic-partition."""
+    """Whether the metric has one series per topic-partition; it is published only on request."""
 
     @property
     def prometheus(self) -> str:
-        """The Prometheus name, with the unit, and `_total` for a counter."""
+        """The Prometheus name, with the unit, and with `_total` for a counter."""
         parts = [self.name.replace(".", "_")]
         if (unit := _UNITS.get(self.unit)) and not parts[0].endswith(unit):
             parts.append(unit)
@@ -135,7 +135,7 @@ METRICS: tuple[Metric, ...] = (
 )
 
 Labels = tuple[str, ...]
-"""Values in the order of `Metric.labels`."""
+"""Label values in the order of `Metric.labels`."""
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class Times:
     """A histogram of seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
-    """Counts by bucket; the last one has no bound."""
+    """Counts by bucket; the last bucket has no upper bound."""
     total_s: float = 0.0
 
 
@@ -154,7 +154,7 @@ class Meters:
     values: dict[Metric, dict[Labels, float]] = field(default_factory=lambda: {m: {} for m in METRICS})
     times: dict[Metric, dict[Labels, Times]] = field(default_factory=lambda: {m: {} for m in METRICS})
     observers: list[Callable[[Metric, Labels, float], None]] = field(default_factory=list)
-    """Called with each observed time; they must return quickly and not raise."""
+    """Functions that are called with each observed time. They must return quickly and not raise."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, metric: Metric, labels: Labels, more: float = 1) -> None:
@@ -175,7 +175,7 @@ class Meters:
             observer(metric, labels, seconds)
 
     def forget(self, metric: Metric, labels: Labels) -> None:
-        """Remove the series whose labels begin with these."""
+        """Remove all series whose label values begin with these."""
         with self._lock:
             for known in [known for known in self.values[metric] if known[: len(labels)] == labels]:
                 del self.values[metric][known]

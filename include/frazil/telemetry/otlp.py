@@ -1,7 +1,7 @@
 """Sends the metrics to an OpenTelemetry collector by OTLP over HTTP. Needs the extra `telemetry`.
 
-Where it goes, how often, and with which headers, certificates and resource attributes is declared by OpenTelemetry's
-own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_METRIC_EXPORT_INTERVAL`, `OTEL_RESOURCE_ATTRIBUTES`, ...).
+OpenTelemetry's own variables declare the address, the interval, headers, certificates and resource attributes
+(`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_METRIC_EXPORT_INTERVAL`, `OTEL_RESOURCE_ATTRIBUTES`, ...).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from frazil import __version__
 from frazil.telemetry.metrics import BOUNDS_S, METRICS, Labels, Meters, Metric, Sort
 
 END_S = 5.0
-"""The time that the end of a process waits for the last values to be sent."""
+"""Maximum of seconds that the end of a process waits until the last values are sent."""
 
 
 class Otlp:
     """Exports the values until it is closed."""
 
     def __init__(self, meters: Meters, *, instance: str, reader: MetricReader | None = None) -> None:
-        """`instance` tells processes apart: `service.instance.id`."""
+        """Start the export. `instance` becomes `service.instance.id`, which distinguishes processes."""
         resource = Resource.create({"service.instance.id": instance, "service.version": __version__})
         if str(resource.attributes["service.name"]).startswith("unknown_service"):  # none is declared
             resource = resource.merge(Resource({"service.name": "frazil"}))
@@ -51,7 +51,7 @@ class Otlp:
         meters.observers.append(observe)
 
     def close(self) -> None:
-        """Send the last values within the timeout, so that a collector that hangs does not delay the end."""
+        """Send the last values, but wait at most END_S seconds, because the collector may hang."""
         ending = threading.Thread(target=partial(self._provider.shutdown, END_S * 1000), daemon=True)
         ending.start()
         ending.join(END_S)

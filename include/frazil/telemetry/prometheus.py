@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATH = "/metrics"
 ANSWER_S = 10.0
-"""The timeout for a client's request."""
+"""Timeout in seconds for a client's request."""
 
 
 def exposition(meters: Meters) -> str:
@@ -61,7 +61,7 @@ def _number(value: float) -> str:
 
 
 class Endpoint:
-    """Serves the values until it is closed, at the first free port of a range."""
+    """Serves the values until it is closed, on the first free port of a range."""
 
     def __init__(self, meters: Meters, *, host: str, ports: range) -> None:
         """Bind the first free port. Raises OSError if none is free."""
@@ -83,7 +83,7 @@ class Endpoint:
 class _Server(ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
-    """Allows a port that an ended writer has just released."""
+    """Permits a port that an ended writer has just released."""
     block_on_close = False
     meters: Meters
 
@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: a scrape every 15 seconds is not news."""
+        """Log nothing: a scrape every 15 seconds is not worth a log line."""
 
 
 def _bound(meters: Meters, host: str, ports: range) -> _Server:

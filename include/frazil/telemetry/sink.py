@@ -23,13 +23,13 @@ from frazil.host.heartbeat import StallKind
 from frazil.telemetry import metrics as m
 
 GAUGES = (m.LAG, m.FRESHNESS, m.BACKPRESSURE, m.STALLED, m.OUTAGE, m.THROTTLED, m.NOTICES, m.PARTITION_LAG)
-"""Metrics that are no longer measured once the writer has ended."""
+"""Metrics whose series are removed once the writer has ended."""
 
 
 class StreamMetrics:
     """A sink of events. `partitions` switches on the metrics by topic-partition."""
 
-    def __init__(  # noqa: PLR0913 - what is known of a stream before its first event
+    def __init__(  # noqa: PLR0913 - the facts about a stream before its first event
         self, meters: m.Meters, *, stream: str, table: str, interval_s: float, partitions: bool, now_s: float
     ) -> None:
         self._meters, self._labels = meters, (stream, table)

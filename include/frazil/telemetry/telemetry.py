@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 from frazil import clock
@@ -14,17 +16,19 @@ from frazil.events import Sink
 from frazil.spec.model import StreamSpec
 from frazil.telemetry.metrics import Meters
 from frazil.telemetry.prometheus import Endpoint
-from frazil.telemetry.settings import LISTEN, Settings
 from frazil.telemetry.sink import StreamMetrics
 
 log = logging.getLogger(__name__)
 
 
 class Telemetry:
-    """The metrics of one process; a context manager that publishes them. By default it does nothing."""
+    """The metrics of one process. As a context manager, it publishes them; without settings it does nothing."""
 
     def __init__(self, settings: Settings | None = None, *, application: str = "") -> None:
-        """`application` names the process, with its host and pid, to an OpenTelemetry collector."""
+        """Prepare publishing.
+
+        `application` is part of the process's name in an OpenTelemetry collector, with host and pid.
+        """
         self.settings = settings or Settings()
         self.meters = Meters()
         self.endpoint: Endpoint | None = None
@@ -33,7 +37,7 @@ class Telemetry:
 
     @classmethod
     def declared(cls, application: str, environment: Mapping[str, str] = os.environ) -> Telemetry:
-        """Settings that the environment declares."""
+        """Return the telemetry that the environment declares."""
         return cls(Settings.of(environment), application=application)
 
     def __enter__(self) -> Telemetry:
@@ -50,7 +54,7 @@ class Telemetry:
 
     @contextmanager
     def of(self, spec: StreamSpec) -> Iterator[tuple[Sink, ...]]:
-        """Yield the sink of one stream's events while it is written; none if nothing is published."""
+        """Yield a sink for one stream's events, and end its metrics afterwards; no sink if nothing is published."""
         if not (self.settings.prometheus or self.settings.otlp):
             yield ()
             return
@@ -92,3 +96,58 @@ class Telemetry:
         instance = "/".join(filter(None, (self._application, socket.gethostname(), str(os.getpid()))))
         self._closing.callback(Otlp(self.meters, instance=instance).close)
         log.info("metrics are sent by OTLP, as OpenTelemetry's own variables say")
+
+
+EXPORTS = "FRAZIL_METRICS"
+LISTEN = "FRAZIL_METRICS_LISTEN"
+PARTITIONS = "FRAZIL_METRICS_PARTITIONS"
+
+LISTEN_DEFAULT = "127.0.0.1:9464-9563"
+"""OpenTelemetry's port for Prometheus, and the next 99 ports. Each writer application on a host takes the next free
+port.
+"""
+_LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:]+):(?P<first>\d{1,5})(-(?P<last>\d{1,5}))?")
+_KNOWN = ("prometheus", "otlp")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    prometheus: bool = False
+    otlp: bool = False
+    host: str = "127.0.0.1"
+    ports: range = range(0)
+    partitions: bool = False
+    problems: tuple[str, ...] = ()
+    """Errors in the settings. They never end a writer."""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Settings:
+        """Read the settings from an environment; by default nothing is published."""
+        names = [name.strip().lower() for name in environment.get(EXPORTS, "").split(",") if name.strip()]
+        problems = [
+            f"{EXPORTS} names {name!r}: it is a list of {' and '.join(_KNOWN)}, with commas"
+            for name in names
+            if name not in _KNOWN
+        ]
+        host, ports = _where(environment.get(LISTEN) or LISTEN_DEFAULT)
+        if "prometheus" in names and not ports:
+            problems.append(f"{LISTEN} is {environment[LISTEN]!r}: it is an address such as {LISTEN_DEFAULT}")
+        return cls(
+            prometheus="prometheus" in names and bool(ports),
+            otlp="otlp" in names,
+            host=host,
+            ports=ports,
+            partitions=environment.get(PARTITIONS, "").lower() in {"1", "true", "yes", "on"},
+            problems=tuple(problems),
+        )
+
+
+def _where(text: str) -> tuple[str, range]:
+    """Return the host and the ports; an empty host and no ports if the text is not an address."""
+    found = _LISTEN.fullmatch(text.strip())
+    if found is None:
+        return "", range(0)
+    first = int(found["first"])
+    last = int(found["last"] or first)
+    ports = range(first, last + 1) if last <= 65_535 else range(0)
+    return found["host"].strip("[]"), ports

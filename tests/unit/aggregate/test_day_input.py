@@ -1,4 +1,4 @@
-"""Which snapshot a day is aggregated from, by the signals of a real table."""
+"""The snapshot that a day is aggregated from, by the signals of a real table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOURS = [f"2013-12-30T{hour:02}" for hour in range(24)]
 def signal(
     key: str, *, at: Table | None = None, revision: int = 1, state: SignalState = SignalState.COMPLETE
 ) -> Signal:
-    """Of the window with that key, counted in the table's current snapshot."""
+    """A signal of the window with that key, counted in the table's current snapshot."""
     window, snapshot = Window.parse(key), at.current_snapshot() if at else None
     return Signal(
         table=SPEC.source,
@@ -62,7 +62,7 @@ def catalog(frazil_home: Path) -> Catalog:  # noqa: ARG001
 
 @pytest.fixture
 def table(catalog: Catalog) -> Table:
-    """With one snapshot."""
+    """A table with one snapshot."""
     table = catalog.create_table(SPEC.source, pa.schema([pa.field("amount", pa.int64())]))
     append(table)
     return table

@@ -1,4 +1,4 @@
-"""What a lineage backend is told of a day's run: the snapshot that was read, and what was written of the day."""
+"""What a lineage backend receives of a day's run: the snapshot that was read, and what was written of the day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which days wait: complete by the newest signals, and not in the target at these."""
+"""The days that wait: complete by the newest signals, and not in the target at these."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Audited:
         self.table = MadeTable(folder, schema, MergeRules(self.key, how="merge-on-read"))
 
     def keys(self, changes: Sequence[Row]) -> ChangedKeys:
-        """Of a merge that is not committed, as the audit's."""
+        """Keys of a merge that is not committed, as the audit's."""
         table = self.table
         task = MergeTask(0, tuple(f.path for f in table.stage(changes)), tuple(table.files), inserts=True)
         result = merge(MergeContext("s", table.rules, table.changes, table.target), task)

@@ -10,16 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from frazil.audit.compare import (
-    Evidence,
-    Finding,
-    FindingKind,
-    InKafka,
-    compare,
-    compare_counts,
-    compare_repeats,
-    missing,
-)
+from frazil.audit.compare import compare, compare_counts, compare_repeats, missing
+from frazil.audit.evidence import Evidence, InKafka
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.offsets.spans import between
 from frazil.offsets.tally import OffsetTally, spans
@@ -190,6 +183,23 @@ def test_overlapping_ranges_of_sparse_offsets_are_not_compared_unless_kafka_has_
     assert compare(replace(evidence, kafka=InKafka(0, even))) == ()
 
 
+def test_overlapping_ranges_without_holes_are_compared_row_for_row():
+    ranges = (CommittedRange(0, 100, 98, 2, TOPIC_ID), CommittedRange(50, 150, 100, 0, TOPIC_ID))
+    letters = OffsetTally([10, 20])
+    evidence = Evidence("t", 0, 150, TOPIC_ID, ranges, OffsetTally(sorted(set(range(150)) - {10, 20})), letters)
+    assert compare(evidence) == ()
+    lacking = replace(evidence, rows=OffsetTally(sorted(set(range(150)) - {5, 10, 20, 140})))
+    assert [(f.kind, f.count) for f in compare(lacking)] == [(FindingKind.MISCOUNTED, 2)]
+
+
+def test_ranges_of_which_some_cover_the_others_without_holes_are_compared():
+    sparse = CommittedRange(10, 90, 20, 0, TOPIC_ID)
+    ranges = (CommittedRange(0, 50, 50, 0, TOPIC_ID), sparse, CommittedRange(50, 100, 50, 0, TOPIC_ID))
+    evidence = Evidence("t", 0, 100, TOPIC_ID, ranges, OffsetTally(range(100)), OffsetTally())
+    assert compare(evidence) == ()
+    assert wrong(compare(replace(evidence, rows=OffsetTally(range(97))))) == [(FindingKind.MISCOUNTED, 3)]
+
+
 @given(worlds(), st.data())
 def test_missing_rows_are_never_clean_however_ranges_overlap(world: World, data: st.DataObject):
     end = world.bounds[-1]
@@ -286,7 +296,9 @@ def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: Wor
     assert wrong(compare(harmed)) == [(FindingKind.LOG_CUT, max(others, 1))]
 
 
-@pytest.mark.parametrize(("declared", "said"), [(False, "coordinates: false"), (True, "its table lacks the columns")])
+@pytest.mark.parametrize(
+    ("declared", "said"), [(False, "coordinates: false"), (True, "its table does not have the columns")]
+)
 def test_why_a_stream_cannot_be_audited_by_offset_is_what_is_so(declared: bool, said: str):
     (found,) = compare_counts(rows=1, claimed=1, other_streams=0, stream="s", declared=declared)
     assert f"keeps no Kafka coordinates ({said})" in found.sentence

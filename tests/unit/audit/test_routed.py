@@ -10,8 +10,9 @@ import pytest
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import Evidence, FindingKind
 from frazil.audit.declared import audit
+from frazil.audit.evidence import Evidence
+from frazil.audit.findings import FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.audit.routed import Replays, RoutedRows, compare_tables
 from frazil.audit.run import Audit, audit_stream
@@ -200,7 +201,7 @@ SHOP = ("shop", 0)
 
 
 def counted(claimed: Claims, routed: list[RoutedRows], replays: Replays, home_rows: int) -> list[tuple[Any, ...]]:
-    """What is found of a home with so many rows, from offset 0 on, and of tables of a route."""
+    """What is found of a home with that many rows, from offset 0 on, and of tables of a route."""
     home = {SHOP: OffsetTally(range(home_rows))}
     evidence = Evidence(
         "shop", 0, 100, "id-1", claimed.ranges[SHOP], rows=home[SHOP], dead_letters=OffsetTally(), kafka=None

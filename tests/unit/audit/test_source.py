@@ -34,8 +34,8 @@ class StandInKafka:
     def log_ends(self, partitions: Any) -> dict[TopicPartition, LogEnd]:
         return dict.fromkeys(partitions, LogEnd(100, 100, 2))
 
-    def cut(self, asked: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
-        return {tp: 40 for tp, (end, epoch) in asked.items() if tp == T0 and epoch == 1 and end > 40}
+    def cut(self, requested: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+        return {tp: 40 for tp, (end, epoch) in requested.items() if tp == T0 and epoch == 1 and end > 40}
 
 
 @pytest.mark.parametrize(

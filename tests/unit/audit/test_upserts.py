@@ -1,4 +1,4 @@
-"""What the audit of an upsert says of keys that a merge of all records would change."""
+"""What the audit of an upsert says about keys that a merge of all records would change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from frazil.audit import upserts
 from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
-from frazil.audit.compare import Finding, FindingKind
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.audit.upserts import _differences, _of_keys, _read_again
 from frazil.merge.contract import Counts
@@ -67,7 +67,8 @@ def compared(monkeypatch: pytest.MonkeyPatch, *ranges: CommittedRange) -> list[F
     monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
     monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
     epoch = ranges[-1].leader_epoch
-    marker: Any = SimpleNamespace(source=IDENTITY, offsets={T0: 60}, leader_epochs={T0: epoch}, rewritten={})
+    at = {"offsets": {T0: 60}, "leader_epochs": {T0: epoch}, "rewritten": {}, "routed": None}
+    marker: Any = SimpleNamespace(source=IDENTITY, **at)
     spec: Any = SimpleNamespace(name="orders", route=None)
     tables: Any = None
     return [*upserts._compared(spec, tables, tables, marker, Claims({T0: ranges}))]

@@ -1,4 +1,4 @@
-"""A run without a name, such as a command, ends where a person abandons its backfill: it never begins it anew."""
+"""A run without a name, such as a command, ends where a person abandons its backfill: it never begins it again."""
 
 from __future__ import annotations
 

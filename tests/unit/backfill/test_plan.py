@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from frazil.backfill.estimate import Estimate, sentences
-from frazil.backfill.plan import asked, chunks, chunks_of_records, first_records, missing
+from frazil.backfill.plan import chunks, chunks_of_records, first_records, missing, requested
 from frazil.backfill.request import check_not_ahead, parse_request
 from frazil.errors import SpecError
 from frazil.offsets.spans import holding, merged, offsets, overlap, within
@@ -29,7 +29,7 @@ def each(spans: Any) -> set[tuple[Any, int]]:
 
 @given(positions, positions, positions, positions)
 def test_what_is_requested_lies_in_kafka_and_below_the_live_marker(start, end, first, live):
-    found = each(asked(start, end, first=first, live=live))
+    found = each(requested(start, end, first=first, live=live))
     assert found == {
         (tp, o)
         for tp in first.keys() & live.keys()
@@ -47,29 +47,29 @@ def test_what_is_missing_and_what_is_held_make_the_whole_and_share_nothing(wante
 
 
 @given(pieces, st.integers(1, 20))
-def test_chunks_are_bounded_and_make_the_whole(wanted, most):
+def test_chunks_are_bounded_and_make_the_whole(wanted, limit):
     spans = merged(wanted)
-    cut = chunks(spans, most=most)
+    cut = chunks(spans, limit=limit)
     assert sum(map(offsets, cut)) == offsets(spans)
     assert set().union(*map(each, cut)) == each(spans)
-    assert all(0 < offsets(chunk) <= most + len(PARTITIONS) for chunk in cut)
+    assert all(0 < offsets(chunk) <= limit + len(PARTITIONS) for chunk in cut)
 
 
 @given(pieces, held_sets, st.integers(1, 20))
-def test_chunks_of_records_hold_each_known_record_once_and_nothing_outside_of_the_spans(wanted, known, most):
+def test_chunks_of_records_hold_each_known_record_once_and_nothing_outside_of_the_spans(wanted, known, limit):
     spans = merged(wanted)
     records = {tp: BitMap64(known.get(tp, ())) for tp in spans}
     there = {(tp, o) for tp, found in within(spans, records).items() for o in found}
     assert there == each(spans) & {(tp, o) for tp, of in known.items() for o in of}
-    held_in = [each(chunk) for chunk in chunks_of_records(spans, records, most=most)]
+    held_in = [each(chunk) for chunk in chunks_of_records(spans, records, limit=limit)]
     assert sum(len(part & there) for part in held_in) == len(set().union(*held_in) & there) == len(there)
     assert set().union(*held_in) <= each(spans)
-    assert all(0 < len(part & there) <= most + len(PARTITIONS) for part in held_in)
+    assert all(0 < len(part & there) <= limit + len(PARTITIONS) for part in held_in)
     kept = holding(spans, records)
     assert each(kept) >= there
     assert all(records[tp].range_cardinality(*span) for tp, of in kept.items() for span in of)
-    first = each(first_records(spans, records, most=most)) & there
-    assert first == {(tp, o) for tp, found in within(spans, records).items() for o in found[:most]}
+    first = each(first_records(spans, records, limit=limit)) & there
+    assert first == {(tp, o) for tp, found in within(spans, records).items() for o in found[:limit]}
 
 
 @given(pieces, pieces)
@@ -135,5 +135,5 @@ def test_a_range_without_records_is_distinguished_from_one_that_the_table_has():
     assert said == "Stream ticks: nothing is missing, for Kafka has no records in that range before its position (yet)."
     (said,) = sentences(replace(nothing, source_files=2), stream="ticks")
     assert "the files hold no records in that range" in said
-    (said,) = sentences(replace(nothing, asked=5, held=5), stream="ticks")
+    (said,) = sentences(replace(nothing, requested=5, held=5), stream="ticks")
     assert said == "Stream ticks: none of the 5 requested offsets is missing."

@@ -14,9 +14,12 @@ from frazil.commit.marker import BatchKey
 from frazil.errors import SpecError
 from frazil.ingest import opened as opening
 from frazil.ingest.contract import OffsetRange, StageResult, StageTask
+from frazil.spec.upsert import Delete
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.unit.stream_with_secret import SPEC
+
+NOW = "2024-01-01T00:00:00Z"
 
 
 def test_the_closure_of_a_chunk_holds_references_that_tasks_resolve(
@@ -35,11 +38,11 @@ def test_the_closure_of_a_chunk_holds_references_that_tasks_resolve(
     assert opened == [{"bootstrap.servers": "127.0.0.1:1", "sasl.password": "hunter2"}]
 
 
-@pytest.mark.parametrize("files", [None, "/nowhere"])
-def test_a_stream_with_upserts_is_not_backfilled(files: str | None) -> None:
-    upserts = SPEC.model_copy(update={"mode": "upsert"})
-    request = parse_request({"stream": "flights", "files": files})
-    with pytest.raises(SpecError, match="mode: upsert: a backfill looks for"), open_backfill(upserts, request):
+@pytest.mark.parametrize("bound", [{"files": "/nowhere"}, {"to-time": NOW}, {"to-event-time": NOW}])
+def test_a_stream_that_deletes_rows_is_backfilled_up_to_its_position_alone(bound: dict[str, str]) -> None:
+    deletes = SPEC.model_copy(update={"mode": "upsert", "delete": Delete(tombstones=True)})
+    request = parse_request({"stream": "flights", **bound})
+    with pytest.raises(SpecError, match=f"with {next(iter(bound))}, a backfill could"), open_backfill(deletes, request):
         pass
 
 

@@ -156,7 +156,7 @@ def test_a_replay_that_was_interrupted_is_reported_where_letters_are_listed(stre
 
 
 def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_again(streams: Path) -> None:
-    """As after `sensitive` was declared: two letters keep their value from before, and one has none."""
+    """The state after `sensitive` was declared: two letters keep their value from before, and one has none."""
     sensitive = "sensitive: {fields: {note: mask}, dead-letters: omit}\n"
     declared = STREAM.replace("{at: timestamptz}", "{at: timestamptz, note: string}") + sensitive
     (streams / "made.yaml").write_text(declared)
@@ -180,7 +180,7 @@ def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_ag
 
 
 def test_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(streams: Path) -> None:
-    """As after a reset: the stream stands at offset 1, and letters are at 0, 1 and 2."""
+    """The state after a reset: the stream stands at offset 1, and letters are at 0, 1 and 2."""
     opened = open_stream(load_stream(streams / "made.yaml"))
     Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 1})
     said = call(streams, "replay", "made", "--dry-run")

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,8 @@ def test_what_the_writer_waits_for_is_said_each_half_minute_from_when_it_has_las
     now_s = 0.0
     waits, said = Waits(clock=lambda: now_s), list[float]()
     for now_s in (0.0, 10.0, 29.9, 30.0, 45.0, 60.0):
-        if line := waits.met("city.a lacks 3 rows"):
-            assert line == "waiting: city.a lacks 3 rows"
+        if line := waits.met("city.a is missing 3 rows"):
+            assert line == "waiting: city.a is missing 3 rows"
             said.append(now_s)
     assert said == [30.0, 60.0]
 
@@ -99,19 +100,19 @@ def test_a_wait_after_a_batch_without_one_is_another_and_one_that_batches_do_not
         waits.committed()
 
     batch()
-    assert waits.met("city.a lacks 3 rows") is None
+    assert waits.met("city.a is missing 3 rows") is None
     now_s = 20.0
     batch()
-    assert waits.met("city.a lacks 3 rows") is None
+    assert waits.met("city.a is missing 3 rows") is None
     now_s = 30.0
     batch()
-    assert waits.met("city.a lacks 3 rows"), "as is said after each batch"
+    assert waits.met("city.a is missing 3 rows"), "as is said after each batch"
     batch()
     now_s = 7200.0
     waits.staging()
     assert waits.met("Kafka is away") is None, "another wait"
     now_s = 7230.0
-    waits.staging()  # each try begins the batch anew
+    waits.staging()  # each try begins the batch again
     assert waits.met("Kafka is away") == "waiting: Kafka is away"
 
 
@@ -120,6 +121,18 @@ def test_of_merged_batches_the_lines_count_changes():
     totals = Totals(spec)
     assert totals.add(landed(2, 1, files=2)) == "batch 3-7: 2 changes merged, 1 dead letter, 1.2 s"
     assert totals.end(stopped=False) == f"caught up: 2 changes merged into city.rides, 1 dead letter ({SEE})"
+
+
+def test_of_a_stream_that_drops_repeats_the_records_and_the_rows_are_reported():
+    dedupe = {"key": ["n"], "within": "1h"}
+    declared = {**SPEC.model_dump(by_alias=True, exclude_unset=True), "dedupe": dedupe}
+    declared |= {"schema": {"n": "timestamptz not null"}}
+    totals = Totals(StreamSpec.model_validate(declared))
+    said = totals.add(replace(landed(40), changes={"repeated": 30}))
+    assert said == "batch 3-7: 40 records, 30 repeats dropped in 1 file, 1.2 s"
+    totals.add(landed(2))
+    assert totals.end(stopped=False) == "caught up: 42 records read, 12 rows in city.rides without repeats"
+    assert totals.document(stopped=False) == {"ended": "caught-up", "records": 42, "rejected": 0, "repeated": 30}
 
 
 def heartbeat(phase: Phase, **changes: Any) -> Heartbeat:

@@ -1,4 +1,4 @@
-"""What every command says of a stream whose table the catalog has lost, and that it is well once that is back."""
+"""What every command says about a stream whose table the catalog has lost, and that it is well once that is back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def beyond(folder: Path) -> list[str]:
 
 
 def put_aside(home: Path, *, back: bool = False) -> None:
-    """As if FRAZIL_HOME named another folder for a while: the tables are there, and the catalog is not."""
+    """FRAZIL_HOME named another folder for a while: the tables exist, and the catalog does not."""
     for name in ("catalog.db", "catalog.db-wal", "catalog.db-shm"):
         here, there = home / name, home / f"aside-{name}"
         if back:

@@ -1,4 +1,4 @@
-"""How sentences are told."""
+"""How sentences are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frazil.cli.output import folded, lines_of, said_of
     [
         ("All is well.", ["All is well."]),
         ("`frazil resume shop` starts it", ["`frazil resume shop` starts it"]),
-        ("by this name, see: `frazil route shop` says what mends that", None),
+        ("by this name, see: `frazil route shop` shows the remedy", None),
         (
             "it is gone; if it was dropped: `frazil register a 'b c'`; or let it go: `frazil route shop --give-up a`",
             [

@@ -42,7 +42,7 @@ def said(to: str, seen: BeforeReset = SEEN) -> str:
 
 def test_to_marker_goes_on_at_the_marker_or_the_first_offset_that_is_left():
     assert target("marker") == {("t", 0): 10, ("t", 1): 40}
-    assert "skips 5 offsets, 5 of which Kafka has deleted already" in said("marker")
+    assert "skips 5 offsets; Kafka has already deleted 5 of them" in said("marker")
 
 
 def test_to_earliest_says_what_will_be_there_twice_and_to_latest_what_will_never_be():

@@ -1,4 +1,4 @@
-"""Whoever looks at a stream writes nothing, also where its dead-letter table was dropped."""
+"""A command that only reads a stream writes nothing, also where its dead-letter table was dropped."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from frazil.cli.main import frazil
 from frazil.commit.opened import open_stream, read_stream
 from frazil.commit.sweep import bare_path
 from frazil.errors import TableLost
-from frazil.operations.abandoning import plan_abandon
 from frazil.operations.fetch import fetch_history, fetch_standing
+from frazil.operations.resetting import plan_abandon
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.status.missing import missing_tables
@@ -26,7 +26,7 @@ from tests.made_routes import MadeRoute, shop
 
 @pytest.fixture
 def spec(tmp_path: Path, frazil_home: Path) -> StreamSpec:  # noqa: ARG001
-    """Of a stream whose dead-letter table was dropped with its files."""
+    """A stream whose dead-letter table was dropped with its files."""
     text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
     made = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)

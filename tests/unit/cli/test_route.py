@@ -23,7 +23,7 @@ from pyiceberg.table.update import SetSnapshotRefUpdate
 from pyiceberg.types import NestedField, StringType
 
 from frazil.audit.run import audit_stream
-from frazil.cli import asking
+from frazil.cli import options as asking
 from frazil.cli.main import frazil
 from frazil.cli.output import lines_of
 from frazil.commit import marker_change
@@ -60,7 +60,7 @@ def reported(folder: Path, *words: str) -> Any:
 
 
 def given_up_again(folder: Path, table: str) -> str:
-    """What the command says that was given before, and asks nobody."""
+    """What the command says that was given before, and asks no one."""
     assert reported(folder, "route", "shop", "--give-up", table)["given-up"] == []
     return call(folder, "route", "shop", "--give-up", table).stdout
 
@@ -80,7 +80,7 @@ def test_a_dropped_table_is_named_everywhere_and_goes_on_beside_what_is_left_of_
     (behind,) = reported(tmp_path, "route", "shop")["behind"]
     assert (behind["target"], behind["rows"]) == ("shop.orders", 4)
     (status,) = reported(tmp_path, "status", "shop")["streams"]
-    assert any(said.startswith("shop.orders lacks 4 rows of 1 batch: ") for said in status["problems"])
+    assert any(said.startswith("shop.orders is missing 4 rows of 1 batch: ") for said in status["problems"])
     assert status["amiss"] == {"shop.orders": "missing"}
     done = call(tmp_path, "cut", "shop")
     assert isinstance(done.exception, TableLost)
@@ -122,7 +122,9 @@ def test_rows_that_a_writer_is_about_to_bring_do_not_count(
     monkeypatch.setattr("frazil.clock.now_ms", lambda: last.created_at_ms + COMING_MS - 1)
     found = reported(tmp_path, "route", "shop")
     assert ([coming["rows"] for coming in found["coming"]], found["behind"]) == ([4], [])
-    assert call(tmp_path, "route", "shop").stdout.startswith("shop.orders lacks 4 rows of home's last batch, of ")
+    assert call(tmp_path, "route", "shop").stdout.startswith(
+        "shop.orders is missing 4 rows of the default table's last batch, of "
+    )
     assert not [said for said in reported(tmp_path, "status", "shop")["streams"][0]["problems"] if "lacks" in said]
     monkeypatch.setattr("frazil.clock.now_ms", lambda: last.created_at_ms + COMING_MS)
     assert [behind["rows"] for behind in reported(tmp_path, "route", "shop")["behind"]] == [4], "nobody brings them"
@@ -146,7 +148,7 @@ def test_a_table_that_lacks_more_than_the_default_tables_last_batch_is_behind_at
         made.batch({"shop.orders": 4})
     assert [behind["batches"] for behind in reported(tmp_path, "route", "shop")["behind"]] == [2]
     (status,) = reported(tmp_path, "status", "shop")["streams"]
-    assert status["amiss"] == {"shop.orders": "lacks 8 rows"}
+    assert status["amiss"] == {"shop.orders": "8 rows behind"}
     made.follow()
     assert reported(tmp_path, "route", "shop")["behind"] == []
 
@@ -235,7 +237,7 @@ def test_rows_that_a_dropped_table_had_do_not_wait_for_it(made: MadeRoute, tmp_p
     found = reported(tmp_path, "route", "shop")
     assert (found["behind"], [table["target"] for table in found["dropped"]]) == ([], ["shop.orders"])
     audited = audit_stream(made.tables, window=None).findings
-    assert any("by this name, `frazil route shop` says what mends that" in said.sentence for said in audited)
+    assert any("by this name, `frazil route shop` shows the remedy" in said.sentence for said in audited)
     assert not any("to be committed to it" in said.sentence for said in audited)
 
 
@@ -302,7 +304,7 @@ def test_a_table_that_was_renamed_and_whose_name_another_one_took_is_renamed_bac
     catalog.create_table(table, catalog.load_table("shop.moved").schema())
     (behind,) = reported(tmp_path, "route", "shop")["behind"]
     assert (behind["target"], behind["rows"]) == (table, 2)
-    assert "if the first one was renamed, rename it back" in behind["reason"]
+    assert "was renamed, rename it back" in behind["reason"]
     catalog.drop_table(table)
     catalog.rename_table("shop.moved", table)
     made.__dict__.pop("tables", None)
@@ -458,10 +460,10 @@ def test_after_the_stream_was_forgotten_all_tables_are_named_and_one_command_let
 def test_what_is_no_table_of_the_route_is_not_given_up(tmp_path: Path, table: str) -> None:
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
     assert isinstance(done.exception, SpecError)
-    assert str(done.exception) == f"table {table} is none of the route of 'shop'; none of its tables lacks rows"
+    assert str(done.exception) == f"table {table} is not in the route of 'shop'; none of its tables is missing rows"
     load_catalog(None).drop_table("shop.orders")
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
-    assert str(done.exception).endswith("; those that lack rows, or were dropped: shop.orders")
+    assert str(done.exception).endswith("; those that are missing rows, or were dropped: shop.orders")
 
 
 def test_a_stream_without_a_route_is_reported_that_alone(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
@@ -517,10 +519,10 @@ def test_health_loads_no_table_that_is_there_a_second_time_and_says_of_which_it_
 
 
 def test_a_silent_catalog_costs_health_its_timeout_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Counter[str | None]()
+    requested = Counter[str | None]()
 
     def silent(name: str | None) -> Any:
-        asked[name] += 1
+        requested[name] += 1
         raise CommitUnavailable("no answer in time")
 
     monkeypatch.setattr(asking, "SILENT_S", 0.0)
@@ -538,4 +540,4 @@ def test_a_silent_catalog_costs_health_its_timeout_once(tmp_path: Path, monkeypa
         (tmp_path / f"shop{number}.yaml").write_text(yaml.safe_dump(spec))
     found = json.loads(call(tmp_path, "health", "--json").stdout)
     assert all("no answer in time" in each["problem"] for each in found["tables"])
-    assert (len(found["tables"]), asked) == (36, {None: 1})
+    assert (len(found["tables"]), requested) == (36, {None: 1})

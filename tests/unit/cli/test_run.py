@@ -44,7 +44,7 @@ def write(voice):
 {body}
 sys.exit(in_foreground("ticks", write))
 """
-UNTIL_ASKED = """
+UNTIL_REQUESTED = """
     asked.wait()
     (folder / "ended in order").touch()
 """
@@ -92,7 +92,7 @@ def began(tmp_path: Path) -> int:
 
 
 def test_a_run_that_was_asked_to_end_leaves_its_exit(start: Start, tmp_path: Path):
-    process = start(UNTIL_ASKED)
+    process = start(UNTIL_REQUESTED)
     began(tmp_path)
     seen = observed()
     assert seen.process is ProcessState.FOREGROUND
@@ -177,7 +177,7 @@ def test_a_second_ctrl_c_ends_an_agent_and_not_its_driver(start: Start, tmp_path
 
 
 def test_a_writer_whose_run_was_killed_ends_in_order_and_is_known_to_have_ended(start: Start, tmp_path: Path):
-    process = start(UNTIL_ASKED)
+    process = start(UNTIL_REQUESTED)
     began(tmp_path)
     process.kill()
     status = ended()

@@ -136,7 +136,7 @@ def test_a_file_that_broke_shows_its_writer_as_it_runs_and_what_is_wrong(streams
 def test_a_user_without_a_name_can_pause_a_stream_and_is_reported_by_number(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """As in a container that runs as a number that its /etc/passwd does not have."""
+    """The user of a container that runs as a number that its /etc/passwd does not have."""
 
     def nobody(uid: int) -> Any:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
@@ -173,6 +173,16 @@ def test_a_column_that_others_renamed_is_a_problem_before_any_writer_meets_it(st
     assert "column ts was renamed to at in the table" in problem
 
 
+def test_a_slow_batch_that_is_being_read_says_how_far_it_is(streams: Path):
+    with WriterLock(run_folder("ticks")):
+        now_ms = status(streams)["at-ms"]
+        slow = heartbeat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, backpressure_ms=12_400)
+        dataclasses.replace(slow, batch_records=773).write(ticks())
+        (found,) = status(streams)["streams"]
+    assert found["state"] == "slow"
+    assert found["sentence"].endswith("longer than its interval, and has read 773 records so far")
+
+
 def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path):
     done = CliRunner().invoke(frazil, ["status", "tick", "--streams", str(streams)])
     assert "did you mean ticks" in str(done.exception)
@@ -181,10 +191,12 @@ def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path):
 def test_a_running_writer_is_said_with_pid_phase_and_lag(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        heartbeat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, lag=12).write(
+        heartbeat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, lag=12, batch_records=1_234).write(
             open_exchange(run_folder("ticks"))
         )
         (found,) = status(streams)["streams"]
+        people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
+    assert "staging, 1,234 records read" in people
     assert found["writer"]["state"] == "running in the foreground"
     assert (found["writer"]["pid"], found["writer"]["phase"]) == (os.getpid(), "staging")
     assert (found["lag"], found["problems"]) == (12, [])
@@ -450,7 +462,7 @@ def test_a_writer_that_was_killed_is_said_with_its_signal_and_the_end_of_its_log
 
 @pytest.mark.processes
 def test_watching_shows_the_streams_until_ctrl_c(streams: Path) -> None:
-    """On a terminal of its own: a change is seen at the next look, and Ctrl-C is no error."""
+    """The command has its own terminal: a change is seen at the next poll, and Ctrl-C is no error."""
     ours, theirs = pty.openpty()
     begin = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background ignores it
     program = f"import signal; {begin}; from frazil.cli.main import main; main()"

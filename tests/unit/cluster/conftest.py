@@ -29,7 +29,7 @@ class Api:
 
     address: str
     answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
-    asked: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
+    requested: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
     """Method, path with query, headers, body."""
 
 
@@ -39,7 +39,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else None
-        self.api.asked.append((self.command, self.path, dict(self.headers), body))
+        self.api.requested.append((self.command, self.path, dict(self.headers), body))
         found = self.api.answers.get((self.command, self.path.partition("?")[0]), Answer(404, {"message": "not found"}))
         kind = "text/html" if isinstance(found.body, str) else "application/json"
         time.sleep(found.delay_s)

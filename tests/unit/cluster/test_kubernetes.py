@@ -130,7 +130,7 @@ def test_no_answer_of_the_api_is_unknown_and_never_an_end(api: Api, answer: Answ
 def test_kill_deletes_the_pod_at_once_and_says_which_right_it_lacks(api: Api) -> None:
     api.answers["DELETE", PATH] = Answer(200, pod("Running"))
     driver(api, token="t").kill()
-    method, path, headers, body = api.asked[0]
+    method, path, headers, body = api.requested[0]
     assert (method, path, headers["Authorization"]) == ("DELETE", PATH, "Bearer t")
     assert body["gracePeriodSeconds"] == 0
     api.answers["DELETE", PATH] = failure(403, "Forbidden")
@@ -145,7 +145,7 @@ def test_the_log_is_the_end_of_the_drivers_container(api: Api) -> None:
     assert driver(api).log(limit_bytes=100) is None
     api.answers["GET", f"{PATH}/log"] = Answer(body="one\ntwo\nthree\n")
     assert driver(api).log(limit_bytes=6) == "three\n"
-    assert api.asked[-1][1] == f"{PATH}/log?container={CONTAINER}&tailLines=1"
+    assert api.requested[-1][1] == f"{PATH}/log?container={CONTAINER}&tailLines=1"
     api.answers["GET", f"{PATH}/log"] = failure(400, "container is waiting to start")
     assert driver(api).log(limit_bytes=100) is None
 
@@ -162,7 +162,7 @@ def test_a_pod_asks_with_its_own_service_account_whose_token_is_read_each_time(a
     for token in ("one", "two"):
         (tmp_path / "token").write_text(token)
         asking.status()
-        assert api.asked[-1][2]["Authorization"] == f"Bearer {token}"
+        assert api.requested[-1][2]["Authorization"] == f"Bearer {token}"
     (tmp_path / "token").unlink()
     assert "the token of Kubernetes cannot be read" in asking.status().reason
 

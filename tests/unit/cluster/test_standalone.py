@@ -65,11 +65,11 @@ def test_a_python_driver_is_submitted_as_spark_submit_and_never_supervised_by_th
         body={"action": "CreateSubmissionResponse", "success": True, "submissionId": DRIVER}
     )
     assert standalone.submit([api.address], REQUEST) == DRIVER
-    ((_, _, _, asked),) = api.asked
-    assert asked["mainClass"] == "org.apache.spark.deploy.SparkSubmit"
-    assert asked["appArgs"] == ["--name", "frazil ticks", "/opt/frazil/drive_stream.py", "ticks", "--driver", "a"]
-    assert asked["sparkProperties"]["spark.driver.supervise"] == "false"
-    assert asked["environmentVariables"] == {"KAFKA_PASSWORD": "hush"}
+    ((_, _, _, requested),) = api.requested
+    assert requested["mainClass"] == "org.apache.spark.deploy.SparkSubmit"
+    assert requested["appArgs"] == ["--name", "frazil ticks", "/opt/frazil/drive_stream.py", "ticks", "--driver", "a"]
+    assert requested["sparkProperties"]["spark.driver.supervise"] == "false"
+    assert requested["environmentVariables"] == {"KAFKA_PASSWORD": "hush"}
 
 
 def test_the_master_that_leads_takes_the_driver(apis: Any) -> None:
@@ -97,7 +97,7 @@ def test_no_other_master_is_asked_after_one_that_may_have_taken_the_driver(
     with pytest.raises(Silent, match="did not answer in time" if delay_s else "answered 503") as caught:
         standalone.submit([hangs.address, other.address], REQUEST)
     assert not isinstance(caught.value, Unreached)
-    assert not other.asked
+    assert not other.requested
 
 
 def test_status_and_kill_ask_each_master_until_one_knows(apis: Any) -> None:

@@ -1,4 +1,4 @@
-"""What spark-submit is told. Spark on a YARN of Hadoop 3.4.2 took it; for Kubernetes, see `test_kubernetes_pods`."""
+"""What spark-submit gets. Spark on a YARN of Hadoop 3.4.2 took it; for Kubernetes, see `test_kubernetes_pods`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def driver(environment: dict[str, str] | None = None, *, name: str = "ticks", **
 
 
 def test_the_command_line_holds_no_property_and_so_no_secret(tmp_path: Path) -> None:
-    asked = driver({"KAFKA_PASSWORD": "hush"}, master="yarn")
-    command = submit_command(Path("/spark"), tmp_path / "p", asked)
+    requested = driver({"KAFKA_PASSWORD": "hush"}, master="yarn")
+    command = submit_command(Path("/spark"), tmp_path / "p", requested)
     assert command == ("/spark/bin/spark-submit", "--properties-file", f"{tmp_path}/p", "/opt/write_stream.py", "ticks")
     assert submit_environment(Path("/spark"), {"PATH": "/bin"}) == {"PATH": "/bin", "SPARK_HOME": "/spark"}
 

@@ -38,7 +38,7 @@ def test_an_application_is_found_by_its_tag(api: Api) -> None:
     apps = [{"id": "application_1_0007"}, {"id": ID}]
     api.answers["GET", "/ws/v1/cluster/apps"] = Answer(body={"apps": {"app": apps}})
     assert application_of_tag("frazil-a", addresses=["http://127.0.0.1:1", api.address], user="alice") == ID
-    assert "applicationTags=frazil-a&user.name=alice" in api.asked[0][1]
+    assert "applicationTags=frazil-a&user.name=alice" in api.requested[0][1]
     api.answers["GET", "/ws/v1/cluster/apps"] = Answer(body={"apps": None})
     assert application_of_tag("frazil-b", addresses=[api.address]) is None
     api.answers["GET", "/ws/v1/cluster/apps"] = Answer(403, {"RemoteException": {}})
@@ -145,7 +145,7 @@ def test_a_standby_redirects_and_one_that_is_down_is_passed_over(apis: Any) -> N
         standby.answers[method, path] = Answer(307, "redirecting", {"Location": f"{active.address}{path}"})
     assert driver(standby).status().state is DriverState.RUNNING
     driver(standby).kill()
-    method, _, _, body = active.asked[-1]
+    method, _, _, body = active.requested[-1]
     assert (method, body) == ("PUT", {"state": "KILLED"})
     assert driver("http://127.0.0.1:1", active).status().state is DriverState.RUNNING
     standby.answers["GET", PATH] = Answer(200, "<html>This is standby RM. There is no active one</html>")
@@ -156,7 +156,7 @@ def test_kill_is_safe_to_repeat_and_says_what_forbids_it(api: Api) -> None:
     for answer in (Answer(202, {"state": "RUNNING"}), Answer(200, {"state": "KILLED"}), Answer(404, {})):
         api.answers["PUT", f"{PATH}/state"] = answer
         driver(api, user="alice").kill()
-    method, path, _, body = api.asked[0]
+    method, path, _, body = api.requested[0]
     assert (method, path, body) == ("PUT", f"{PATH}/state?user.name=alice", {"state": "KILLED"})
     api.answers["PUT", f"{PATH}/state"] = Answer(403, {"RemoteException": {"exception": "ForbiddenException"}})
     with pytest.raises(AccessDenied, match="was not killed: YARN's ResourceManager refuses it to this user"):
@@ -174,7 +174,7 @@ def test_the_log_is_the_ends_of_what_the_container_wrote(api: Api) -> None:
     )
     api.answers["GET", f"/ws/v1/node/containerlogs/{container}/stdout"] = Answer(body=framed)
     assert driver(api).log(limit_bytes=200) == "master yarn cluster\n"
-    assert api.asked[-1][1].endswith("stdout?size=-100")
+    assert api.requested[-1][1].endswith("stdout?size=-100")
     assert contents("no frame") == "no frame"
     api.answers["GET", PATH] = Answer(body={"app": RECORDED["accepted"]})
     assert driver(api).log(limit_bytes=200) is None

@@ -22,8 +22,7 @@ from frazil.commit.marker import BatchKey, Marker, open_branch
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import before_reset
 from frazil.commit.sweep import bare_path, referenced
-from frazil.partitions.open_windows import Alignment
-from frazil.partitions.windows import Grain
+from frazil.partitions.windows import Alignment, Grain
 from frazil.spec.iceberg import DEAD_LETTER_SCHEMA
 from tests.unit.commit.conftest import FaultyCatalog, World
 
@@ -41,7 +40,7 @@ BRANCH = open_branch("events")
 LATENESS = 30
 ALIGN = Alignment("ts", Grain.HOUR, lateness_us=LATENESS * 60_000_000)
 FAR = 3 * 24 * 60
-"""Minutes ahead of all clocks: rows of a clock that nobody believes."""
+"""Minutes ahead of all clocks: rows of a clock that no one believes."""
 
 Row = tuple[int, int]
 

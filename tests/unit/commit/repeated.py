@@ -99,10 +99,10 @@ class RepeatedWorld(World):
         return tuple(dataclasses.replace(file, content="candidates") for file in found)
 
     def offsets(self) -> list[int]:
-        """Of the table's rows."""
+        """Offsets of the table's rows."""
         return sorted(self.load().scan().to_arrow()["kafka_offset"].to_pylist())
 
-    def reported(self) -> dict[str, str]:
+    def summary(self) -> dict[str, str]:
         head = self.load().current_snapshot()
         assert head is not None
         assert head.summary is not None
@@ -130,7 +130,7 @@ class RepeatedWorld(World):
 
 
 def kept_of(rows: Sequence[tuple[int, int, int]], there: Sequence[tuple[int, int]] = ()) -> list[int]:
-    """The rule as a loop: the offsets of rows (offset, key, minute) that are kept beside those that are there."""
+    """The rule as a loop: the offsets of rows (offset, key, minute) that are kept next to those that are present."""
     kept, offsets = list(there), []
     for offset, number, minute in rows:
         if not any(k == number and abs(m - minute) * MINUTE_US <= WITHIN_US for k, m in kept):

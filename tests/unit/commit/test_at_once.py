@@ -230,7 +230,7 @@ def test_a_writer_killed_before_its_commit_leaves_neither_and_the_next_one_commi
 
 
 def test_dead_letters_that_a_writer_committed_before_it_died_are_not_committed_again(world, tables, committer, at_once):
-    """As by a writer that committed table after table, before `commit.atomic` was declared."""
+    """A writer committed table after table, before `commit.atomic` was declared."""
     journal = staged(world, committer)
     world.commit_dead_letters(committer, journal)
     assert world.settle(world.take_over(tables), tables).committed == (journal,)

@@ -28,7 +28,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from frazil.commit import manifest_writing
 from frazil.commit.manifest_lists import ListWriter
 from frazil.commit.manifest_writing import MAX_CACHED_FORMS, Layout, write_added
-from frazil.table.recent import Recent
+from frazil.table.metadata_reuse import Recent
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "day", StringType()), schema_id=3)
 BY_DAY = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "day"), spec_id=1)
@@ -125,7 +125,7 @@ def test_a_form_is_resolved_once_for_each_content(table: Table, forms: Recent[An
 
 
 def test_another_schema_of_the_same_number_is_not_taken_for_the_one_that_is_known(table: Table):
-    """As one that never landed, because another writer's change of the schema came first."""
+    """One schema never landed, because another writer's change of the schema came first."""
     ours = layout_of(table)
     written(table, ours, "first")
     more = NestedField(3, "symbol", StringType())

@@ -34,7 +34,7 @@ SPEC = StreamSpec.model_validate(
 
 @pytest.fixture
 def lake(frazil_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:  # noqa: ARG001
-    """A sound catalog that somebody configured."""
+    """A sound catalog that a user configured."""
     for key, value in {
         "TYPE": "sql",
         "URI": f"sqlite:///{tmp_path}/lake.db",
@@ -83,7 +83,7 @@ def unconditional(catalog: Any, base: Table) -> None:
 
 
 def branches_are_main(_: Any, updates: Any) -> Any:
-    """As Nessie's: a commit to any branch is one to main."""
+    """Behave like Nessie: a commit to any branch is one to main."""
     return (), tuple(
         u.model_copy(update={"ref_name": "main"}) if isinstance(u, SetSnapshotRefUpdate) else u for u in updates
     )

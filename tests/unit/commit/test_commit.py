@@ -194,7 +194,7 @@ def test_a_table_that_was_dropped_ends_the_writer(world):
     journal = world.stage(committer, {0: (0, 1)})
     world.catalog.inner.drop_table(MAIN)
 
-    with pytest.raises(CommitUnavailable, match="does not exist any more"):
+    with pytest.raises(CommitUnavailable, match="does no longer exist"):
         committer.commit(journal)
 
 
@@ -377,7 +377,7 @@ def test_dead_letters_of_a_stale_batch_never_land(world):
 
 
 def test_dead_letters_that_landed_are_counted_and_not_written_again(world):
-    """The main table refused a commit after the dead letters landed: the records are staged again beside them."""
+    """The main table refused a commit after the dead letters landed: the records are staged again next to them."""
     first = world.begin()
     journal = world.stage(first, {0: (0, 4)}, rejected={0: [1]})
     world.commit_dead_letters(first, journal)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyiceberg.io.fsspec import FsspecFileIO
 
-from frazil.commit.counted_output import CountedOutput
+from frazil.commit.manifest_writing import CountedOutput
 
 
 def test_a_manifest_list_knows_the_length_of_each_manifest(world):

@@ -63,7 +63,7 @@ def test_a_stream_that_skips_gaps_goes_on_where_it_was_cut_and_loses_no_new_reco
     moved = world.marker()
     assert (moved.offsets[P0], moved.rewritten) == (6, {P0: ((6, 10),)})
     assert epoch.number == moved.at.epoch > committer.epoch
-    # The next epoch of this very writer is fenced by nobody; another letter at an offset that has one is kept.
+    # The next epoch of this very writer is fenced by no one; another letter at an offset that has one is kept.
     world.run(world.take_over(after=epoch.number), {0: (6, 12)}, rejected={0: [8]})
     assert world.rows() == sorted([(0, o) for o in range(10) if o != 8] + [(0, o) for o in range(6, 12) if o != 8])
     assert world.dead_letters() == [(0, 8), (0, 8)]

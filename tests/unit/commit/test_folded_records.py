@@ -29,7 +29,7 @@ BATCHES = 23
 
 
 def fold(world: Any, **changes: int) -> int:
-    return sum(world.tables.journals.fold(world.marker(), **{"keep": 2, "most": 4, **changes}))
+    return sum(world.tables.journals.fold(world.marker(), **{"keep": 2, "limit": 4, **changes}))
 
 
 def objects(world: Any, folder: str) -> list[str]:
@@ -127,7 +127,7 @@ def test_a_fold_that_is_cut_short_anywhere_loses_nothing_and_goes_on(run):
     cut = 0
     for at in range(200):
         try:
-            list(JournalStore(CutStore(at % 19), state).fold(marker, keep=2, most=4))
+            list(JournalStore(CutStore(at % 19), state).fold(marker, keep=2, limit=4))
         except ConnectionError:
             cut += 1
         assert list(JournalStore(LocalStore(), state).records()) == before["records"]
@@ -140,7 +140,7 @@ def test_a_fold_that_is_cut_short_anywhere_loses_nothing_and_goes_on(run):
 def test_two_folds_at_once_lose_and_repeat_nothing(run):
     before, marker = seen(run), run.marker()
     one, two = (JournalStore(run.store, run.tables.state) for _ in range(2))
-    first, second = one.fold(marker, keep=2, most=4), two.fold(marker, keep=1, most=3)
+    first, second = one.fold(marker, keep=2, limit=4), two.fold(marker, keep=1, limit=3)
     for _ in range(4):
         next(first, None)
         next(second, None)
@@ -168,7 +168,7 @@ def test_what_is_no_record_of_the_stream_is_left_alone(run):
     other = dataclasses.replace(journals.get(BatchKey(1, 2)), stream="others").to_bytes()
     run.store.put(journals.path(BatchKey(1, 2)), other)
     run.store.put(journals.path(BatchKey(1, 3)), b"torn")
-    # What a fenced writer journaled late, and nobody commits.
+    # What a fenced writer journaled late, and no one commits.
     late = dataclasses.replace(journals.get(BatchKey(1, 8)), key=BatchKey(1, 9))
     run.store.put(journals.path(late.key), late.to_bytes())
     fold(run)
@@ -214,7 +214,7 @@ def test_a_fold_beside_a_forget_leaves_nothing(run, stopped: str):
         return write(records)
 
     journals._folded.write = stopped_write
-    folding = journals.fold(marker, keep=2, most=4, forgotten=lambda: run.tables.marker() is None)
+    folding = journals.fold(marker, keep=2, limit=4, forgotten=lambda: run.tables.marker() is None)
     assert list(folding) == []
     assert run.store.list_files(state) == []
 
@@ -222,7 +222,7 @@ def test_a_fold_beside_a_forget_leaves_nothing(run, stopped: str):
 def test_a_writer_folds_until_nothing_is_left_or_it_stops(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_folding, "existing_catalog", lambda _: run.catalog)
     monkeypatch.setattr(record_folding, "PAUSE_S", 0.0)
-    for name, number in (("keep", 2), ("most", 4)):
+    for name, number in (("keep", 2), ("limit", 4)):
         monkeypatch.setitem(JournalStore.fold.__kwdefaults__, name, number)
     spec: Any = SimpleNamespace(name="events", table=SimpleNamespace(catalog="lake", identifier="demo.events"))
     events: list[StreamEvent] = []

@@ -19,7 +19,7 @@ from frazil.commit.following import begin_following, give_up, is_ahead
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.members import write_member
-from frazil.commit.missing_rows import lacking
+from frazil.commit.missing_rows import missing_rows
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, discard_batch, sweep, sweep_batch, sweep_routed
 from frazil.errors import CommitUnavailable
@@ -109,7 +109,7 @@ def test_each_table_gets_its_rows_in_one_snapshot_and_the_default_table_says_how
     assert (routed.offsets("demo.events"), routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([0], [1, 3, 4], [2])
     assert routed.marker(ORDERS).settled == second.key
     assert routed.marker(PAYMENTS).settled == first.key, "a batch without rows for a table leaves it alone"
-    assert routed.world.marker().routed == first.key, "what home said when it decided the second"
+    assert routed.world.marker().routed == first.key, "what the default table said when it decided the second"
     assert routed.followers.complete_through == second.key
     assert len(routed.load(ORDERS).metadata.snapshots) == 3, "its marker, and a snapshot for each batch"
 
@@ -183,7 +183,7 @@ def test_one_tables_trouble_leaves_the_others_moving_and_ends_in_order(
     assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([], [2, 5])
     behind = routed.followers.behind[ORDERS]
     assert str(behind) == (
-        "demo.orders lacks 3 rows of 2 batches: committing to table demo.orders is not permitted: not yours"
+        "demo.orders is missing 3 rows of 2 batches: committing to table demo.orders is not permitted: not yours"
     )
     assert behind.since_ms == first.created_at_ms
     assert routed.followers.complete_through < first.key
@@ -227,7 +227,7 @@ def test_a_table_that_was_dropped_is_behind_also_when_another_has_its_name(route
     routed.decide({ORDERS: [0], PAYMENTS: [1]}, 2)
     inner.drop_table(ORDERS)
     routed.followers.commit()
-    assert "does not exist any more" in routed.followers.behind[ORDERS].reason
+    assert "does no longer exist" in routed.followers.behind[ORDERS].reason
     inner.create_table(ORDERS, SCHEMA, partition_spec=BY_DAY, location=str(routed.world.root / "elsewhere"))
     routed.run({PAYMENTS: [2]}, 3)
     assert "has no marker of stream 'events'" in routed.followers.behind[ORDERS].reason
@@ -238,10 +238,10 @@ def test_a_table_that_was_rolled_back_may_go_on_as_it_stands(routed: Routed) -> 
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.world.roll_back(1, routed.load(ORDERS))
     routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
-    (behind,) = lacking(routed.tables, routed.world.marker())
+    (behind,) = missing_rows(routed.tables, routed.world.marker())
     assert (behind.target, behind.rows, behind.batches) == (ORDERS, 1, 1)
     give_up(routed.tables, ORDERS, routed.world.marker())
-    assert lacking(routed.tables, routed.world.marker()) == []
+    assert missing_rows(routed.tables, routed.world.marker()) == []
     routed.run({ORDERS: [4]}, 5)
     assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([4], [1, 3])
     assert (routed.followers.behind, routed.followers.waiting) == ({}, {})
@@ -341,7 +341,7 @@ def test_a_table_that_is_dropped_while_rows_are_committed_to_it_leaves_no_warnin
     routed.tables.handle(ORDERS).current()
     routed.world.catalog.inner.drop_table(ORDERS)
     routed.followers.commit()
-    assert "does not exist any more" in routed.followers.behind[ORDERS].reason
+    assert "does no longer exist" in routed.followers.behind[ORDERS].reason
     assert [r.getMessage() for r in caplog.records if "left behind" in r.getMessage()] == []
 
 
@@ -424,7 +424,7 @@ def test_in_one_step_a_table_gets_the_rows_of_earlier_batches_first(routed: Rout
     routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)
     routed.committer = routed.world.begin()
     routed.follow()
-    with pytest.raises(CommitUnavailable, match=r"demo\.orders lacks 1 row of 1 batch: .*not yours"):
+    with pytest.raises(CommitUnavailable, match=r"demo\.orders is missing 1 row of 1 batch: .*not yours"):
         routed.run({"main": [1], ORDERS: [2]}, 3)
     assert routed.offsets("demo.events") == []
     routed.begin().commit()
@@ -513,7 +513,7 @@ def test_the_trouble_of_a_listed_table_holds_the_batch_back_for_all(routed: Rout
     routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)
     routed.committer = routed.world.begin()
     routed.follow(atomic=(ORDERS,))
-    with pytest.raises(CommitUnavailable, match=r"several tables in one step, and demo\.orders lacks 1 row"):
+    with pytest.raises(CommitUnavailable, match=r"several tables in one step, and demo\.orders is missing 1 row"):
         routed.run({"main": [1], ORDERS: [2]}, 3)
     assert routed.offsets("demo.events") == []
 

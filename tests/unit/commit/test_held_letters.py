@@ -75,24 +75,24 @@ def test_a_dead_letter_that_a_wider_schema_takes_stays_one(world: World) -> None
 
 
 def test_the_table_is_read_only_where_it_is_ahead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requested = []
     real = held_letters.tally
-    monkeypatch.setattr(held_letters, "tally", lambda *args: asked.append(1) or real(*args))
+    monkeypatch.setattr(held_letters, "tally", lambda *args: requested.append(1) or real(*args))
     writer = world.begin()
     world.run(writer, {0: (0, 10)}, rejected={0: [3]})
     world.run(writer, {0: (10, 20)}, rejected={0: [12]})
     world.run(world.begin(), {0: (20, 30)})
-    assert not asked
+    assert not requested
     reset(world.tables, target={P0: 0, P1: 0}, source=world.source, seen=before_reset(world.tables))
     writer = world.begin()
     for start in range(0, 40, 10):
         world.run(writer, {0: (start, start + 10)}, rejected={0: [o for o in (3, 12, 31) if start <= o < start + 10]})
-    assert len(asked) == 1, "once in the epoch"
+    assert len(requested) == 1, "once in the epoch"
     assert world.dead_letters() == [(0, 3), (0, 12), (0, 31)]
 
 
 def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_anew(world: World) -> None:
-    """As after a journal that a paused writer wrote late, over the same records."""
+    """A paused writer wrote a journal late, over the same records."""
     writer = world.begin()
     early = world.stage(writer, {0: (0, 10)}, rejected={0: [3]})
     world.commit_dead_letters(writer, early)
@@ -105,7 +105,7 @@ def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_anew(world: 
 
 
 def test_letters_that_a_rollback_took_land_again_with_the_batch_that_waits(world: World) -> None:
-    """The writer died between the two commits, and somebody took back the first."""
+    """The writer died between the two commits, and a user took back the first."""
     writer = world.begin()
     world.run(writer, {0: (0, 5)}, rejected={0: [1]})
     journal = world.stage(writer, {0: (5, 10)}, rejected={0: [7]})

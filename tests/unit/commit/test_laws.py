@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from frazil.commit.journal import NO_LETTERS, Journal
 from frazil.commit.marker import EPOCHS_REMEMBERED, BatchKey, Fate, Marker, read_marker
-from frazil.commit.rules import Verdict, check_same_source, continuity, dead_letter_continuity
+from frazil.commit.rules import Continuity, check_same_source, continuity, dead_letter_continuity
 from frazil.errors import MarkerUnreadable, TopicRecreated
 from frazil.ingest.contract import RangeProgress, StagedFile
 from frazil.kafka.identity import SourceIdentity
@@ -156,10 +156,10 @@ spans = st.dictionaries(
 
 @given(positions, spans)
 def test_what_continuity_commits_is_new_and_leaves_no_gap(at, progress):
-    verdict = continuity(marker_at(at), journal_of(progress))
-    if verdict is Verdict.COMMIT:
+    result = continuity(marker_at(at), journal_of(progress))
+    if result is Continuity.COMMIT:
         assert all(start == at.get(p, start) for p, (start, _) in progress.items())
-    elif verdict is Verdict.COMMITTED:
+    elif result is Continuity.COMMITTED:
         assert all(end <= at[p] for p, (_, end) in progress.items())
     else:
         assert any(start != at.get(p, start) for p, (start, _) in progress.items())
@@ -168,35 +168,35 @@ def test_what_continuity_commits_is_new_and_leaves_no_gap(at, progress):
 
 @given(positions, spans)
 def test_a_batch_that_was_committed_is_never_to_be_committed_again(at, progress):
-    assume(continuity(marker_at(at), journal_of(progress)) is Verdict.COMMIT)
+    assume(continuity(marker_at(at), journal_of(progress)) is Continuity.COMMIT)
     after = {**at, **{p: end for p, (_, end) in progress.items()}}
-    assert continuity(marker_at(after), journal_of(progress)) is Verdict.COMMITTED
+    assert continuity(marker_at(after), journal_of(progress)) is Continuity.COMMITTED
 
 
 @given(positions)
 def test_a_tick_is_committed_once(at):
     tick = journal_of({}, key=BatchKey(1, 4))
-    assert continuity(marker_at(at), tick) is Verdict.COMMIT
-    assert continuity(marker_at(at, settled=BatchKey(1, 4)), tick) is Verdict.COMMITTED
+    assert continuity(marker_at(at), tick) is Continuity.COMMIT
+    assert continuity(marker_at(at, settled=BatchKey(1, 4)), tick) is Continuity.COMMITTED
 
 
 @given(positions, spans, st.none() | st.just(BatchKey(1, 3)), st.sampled_from([NO_LETTERS, BatchKey(1, 3)]))
 def test_a_batch_is_taken_while_the_dead_letters_are_those_that_it_was_staged_beside(at, progress, settled, seen):
     """Wherever it lies: after a reset it lies below what the table holds."""
-    verdict = dead_letter_continuity(marker_at(at, settled), journal_of(progress, key=BatchKey(1, 4), seen=seen))
-    assert (verdict is Verdict.COMMIT) == (seen == (settled or NO_LETTERS))
+    result = dead_letter_continuity(marker_at(at, settled), journal_of(progress, key=BatchKey(1, 4), seen=seen))
+    assert (result is Continuity.COMMIT) == (seen == (settled or NO_LETTERS))
 
 
 @given(positions, spans)
 def test_a_journal_that_says_nothing_of_dead_letters_is_taken_beyond_them_only(at, progress):
-    """Of an earlier frazil, which left out what it rejected below the table's offsets."""
-    verdict = dead_letter_continuity(marker_at(at), journal_of(progress, key=BatchKey(1, 4)))
-    assert (verdict is Verdict.COMMIT) == all(at.get(p, -1) <= start for p, (start, _) in progress.items())
+    """The journal is an earlier frazil's, which left out what it rejected below the table's offsets."""
+    result = dead_letter_continuity(marker_at(at), journal_of(progress, key=BatchKey(1, 4)))
+    assert (result is Continuity.COMMIT) == all(at.get(p, -1) <= start for p, (start, _) in progress.items())
 
 
 def test_dead_letters_that_landed_are_not_committed_twice():
     journal = journal_of({0: (0, 5)}, key=BatchKey(1, 4), seen=NO_LETTERS)
-    assert dead_letter_continuity(marker_at({}).with_batch(BatchKey(1, 4)), journal) is Verdict.COMMITTED
+    assert dead_letter_continuity(marker_at({}).with_batch(BatchKey(1, 4)), journal) is Continuity.COMMITTED
 
 
 def test_an_earlier_frazil_reads_a_journal():

@@ -9,7 +9,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit import manifest_lists
 from frazil.commit.manifest_lists import MAX_CACHED, manifests_of
-from frazil.table.recent import Recent
+from frazil.table.metadata_reuse import Recent
 
 
 def heads(world: Any) -> tuple[Any, list[Snapshot]]:

@@ -264,7 +264,7 @@ def test_a_history_that_pyiceberg_expired_makes_the_table_s_position_unknown(wor
 
 
 def test_a_reset_that_is_refused_at_its_first_attempt_leaves_no_file_behind(world: Any):
-    """Somebody commits meanwhile, so that what it wrote can never land, and takes the permission away."""
+    """A user commits meanwhile, so that what it wrote can never land, and takes the permission away."""
     world.run(world.begin(), {0: (0, 10)})
     seen = before_reset(world.tables)
 

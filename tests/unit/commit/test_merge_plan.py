@@ -51,7 +51,7 @@ BOTH = MergeRules(("id", "region"))
 
 
 def staged(number, region=None, *, keys=(0, 9), size=1_000, content="data", bounds=True):  # noqa: PLR0913
-    """An entry of a file that nobody reads."""
+    """An entry of a file that no one reads."""
     lower, upper = (base64.b64encode(to_bytes(LongType(), key)).decode() for key in keys)
     partition = () if region is None else (base64.b64encode(to_bytes(StringType(), region)).decode(),)
     return StagedFile(
@@ -262,7 +262,7 @@ def test_deletes_that_a_merge_does_not_apply_are_refused(whole, more, said):
 
 
 def test_a_key_column_that_is_gone_is_refused(whole):
-    with pytest.raises(SchemaIncompatible, match="lacks other, which the key"):
+    with pytest.raises(SchemaIncompatible, match="is missing other, which the key"):
         plan_merge(whole.load(), [change(0)], MergeRules(("id", "other")), parallelism=1)
 
 

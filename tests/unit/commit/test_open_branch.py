@@ -1,4 +1,4 @@
-"""With `commit.align: watermark`, a reader of main sees each window whole or not at all; no row is lost, or twice."""
+"""`commit.align: watermark`: a reader of main sees each window whole or not at all; no row is lost, or twice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from frazil.commit.reset import before_reset
 from frazil.commit.sweep import sweep
 from frazil.errors import Fenced, RolledBack, SchemaIncompatible
 from frazil.kafka.identity import SourceIdentity
-from frazil.partitions.open_windows import Alignment
-from frazil.partitions.windows import Grain
+from frazil.partitions.windows import Alignment, Grain
 from tests.unit.commit.aligned import (
     BRANCH,
     FAR,

@@ -15,7 +15,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
-from frazil.audit.compare import Evidence, Finding, FindingKind, compare, duplicates
+from frazil.audit.compare import compare, duplicates
+from frazil.audit.evidence import Evidence
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, merged_ranges
 from frazil.audit.run import Audit, audit_stream
 from frazil.commit.journal import Journal, JournalStore

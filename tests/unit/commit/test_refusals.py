@@ -60,7 +60,7 @@ def test_a_refusal_that_no_waiting_fixes_ends_with_the_catalogs_own_words(world,
 
 @pytest.mark.parametrize("answer", [400, 404, 408, 409, 422, 429, 500, 502, 503, 504, -500, -502, -503, -504, -400])
 def test_any_other_answer_is_checked_again_and_the_batch_lands_once(world, tables, answers, answer):
-    """404 of a table that is there is a proxy's, as a single 400 may be; below 0 the commit was done all the same."""
+    """404 of a table that is present is a proxy's, as a single 400 may be; below 0 the commit was done all the same."""
     committer, journal = journaled(world, tables)
     answers.commits = [answer]
     committer.commit(journal)
@@ -95,5 +95,5 @@ def test_a_table_that_is_gone_is_said(world, tables, answers):
     committer, journal = journaled(world, tables)
     answers.commits = [404] * 100
     world.catalog.inner.drop_table("demo.events")
-    with pytest.raises(CommitUnavailable, match=r"table demo\.events does not exist any more"):
+    with pytest.raises(CommitUnavailable, match=r"table demo\.events does no longer exist"):
         committer.commit(journal)

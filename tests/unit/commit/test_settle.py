@@ -1,4 +1,4 @@
-"""A new epoch commits what an earlier one journaled, discards the rest, and leaves no file that is nobody's."""
+"""A new epoch commits what an earlier one journaled, discards the rest, and leaves no file that is orphaned."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def journaled(world, committer, ranges, **more):
 
 
 def write_marker(world, marker):
-    """As a reset does."""
+    """Write the marker as a reset does."""
     change_marker(world.tables, world.tables.main, lambda _: marker, operation="reset")
 
 
@@ -496,7 +496,7 @@ def test_journals_of_before_a_forget_are_not_committed_again(world):
 
 
 def test_a_table_that_was_made_in_the_folder_of_another_takes_none_of_its_files(world):
-    """As an earlier frazil made one where the catalog was lost: both streams go on, by turns."""
+    """An earlier frazil made one after the catalog was lost: both streams continue, in turns."""
     inner = world.catalog.inner
     for name in ("events", "events_dead_letters"):
         old = inner.load_table(f"demo.{name}")

@@ -1,4 +1,4 @@
-"""RetryPolicy with a catalog: bounded, jittered, and never for what no waiting mends."""
+"""RetryPolicy with a catalog: bounded, jittered, and never for what no waiting fixes."""
 
 from __future__ import annotations
 
@@ -101,20 +101,20 @@ def test_without_time_to_wait_a_commit_is_tried_once(world):
 def test_a_table_that_has_changed_since_it_was_loaded_is_asked_once_more_before_anything_ends(world):
     handle = TableHandle(world.catalog, "demo.events")
     rolled_back = handle.current().metadata_location
-    asked = []
+    requested = []
 
     def decide(table):
-        asked.append(table.metadata_location)
+        requested.append(table.metadata_location)
         if table.metadata_location == rolled_back:
             raise RolledBack("a person has put it forward since")
         return Done("answer")
 
     with pytest.raises(RolledBack):
         swap(handle, decide, retry_policy=world.time.retry_policy())
-    assert asked == [rolled_back]
+    assert requested == [rolled_back]
     world.begin()
     assert swap(handle, decide, retry_policy=world.time.retry_policy()) == "answer"
-    assert asked.count(rolled_back) == 2
+    assert requested.count(rolled_back) == 2
     assert world.time.waits == []
 
 
@@ -148,9 +148,7 @@ def test_expired_credentials_are_renewed_by_loading_the_table_again(world):
 
 def test_waits_double_up_to_their_most_and_end_by_the_deadline(world):
     longest = []
-    retry_policy = RetryPolicy(
-        total_s=30, first_s=0.05, most_s=5, clock=lambda: world.time.now_s, wait=world.time.sleep
-    )
+    retry_policy = RetryPolicy(total_s=30, first_s=0.05, max_s=5, clock=lambda: world.time.now_s, wait=world.time.sleep)
 
     def decide(table):  # noqa: ARG001
         longest.append(min(5, 0.05 * 2 ** len(longest)))
@@ -159,7 +157,7 @@ def test_waits_double_up_to_their_most_and_end_by_the_deadline(world):
     with pytest.raises(CommitUnavailable, match="failed for 30 s"):
         swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=retry_policy)
 
-    assert all(0 <= wait <= most for wait, most in zip(world.time.waits, longest, strict=False))
+    assert all(0 <= wait <= limit for wait, limit in zip(world.time.waits, longest, strict=False))
     assert 30 <= world.time.now_s < 36
     assert len(set(world.time.waits)) > 3
 

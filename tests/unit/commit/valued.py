@@ -58,12 +58,11 @@ from frazil.commit.sweep import bare_path, batch_folder, sweep_batch
 from frazil.commit.target import target_table
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import Content, RangeProgress, StagedFile
-from frazil.ingest.shape import least_truncatable
+from frazil.ingest.shape import lowest_truncatable
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.contract import How, MergeRules
 from frazil.merge.table_files import arrow_schema
-from frazil.partitions.open_windows import Alignment
-from frazil.partitions.windows import Grain
+from frazil.partitions.windows import Alignment, Grain
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
 from frazil.table.branches import head_of
 from tests.unit.commit.conftest import FaultyCatalog, World
@@ -452,8 +451,8 @@ def valued_world(  # noqa: PLR0913 - what a table is made of
             PartitionField(by_id[source], 1001, transform, source if transform == IdentityTransform() else "part")
         )
     spec = PartitionSpec(*parts)
-    for _, least in least_truncatable(schema, spec):  # what is less is a dead letter
-        values[source] = [value for value in values[source] if value is None or value >= least]
+    for _, lowest in lowest_truncatable(schema, spec):  # what is less is a dead letter
+        values[source] = [value for value in values[source] if value is None or value >= lowest]
     catalog.inner.create_table("demo.valued", schema, location, spec)
     catalog.inner.create_table(
         "demo.valued_dead_letters", DEAD_LETTER_SCHEMA, partition_spec=DEAD_LETTER_PARTITION_SPEC

@@ -84,7 +84,7 @@ def check_all_there(world: World) -> None:
 def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(
     world: World, opened: OpenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(letter_counts, "LATELY_MS", world.tables.clock_ms())
+    monkeypatch.setattr(letter_counts, "RECENT_MS", world.tables.clock_ms())
     assert discard(opened, NOT_JSON, MARK) == 3
     assert discarded(world) == MINE
     check_all_there(world)
@@ -99,7 +99,7 @@ def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(
     assert counts(table, opened.spec, Selection()) == []
     (count,) = counts(table, opened.spec, Selection(discarded=True))
     assert (count.day, count.reason, count.letters, count.discarded) == (EPOCH_BEGAN.date(), "NotJson", 3, 3)
-    (letter,) = samples(table, opened.spec, Selection(discarded=True), most=1)
+    (letter,) = samples(table, opened.spec, Selection(discarded=True), limit=1)
     assert letter.discarded == "ada, 2027-01-15T08:00:00+00:00: a test of the producer's"
 
 

@@ -37,7 +37,7 @@ from frazil.ingest.sealing import OMITTED, SEALED, Secret, place_of
 from frazil.ingest.stage import stage
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
-from frazil.operations.abandoning import plan_abandon
+from frazil.operations.resetting import plan_abandon
 from frazil.spec.dedupe import Dedupe
 from frazil.spec.model import StreamSpec
 from frazil.spec.sensitive import Sensitive
@@ -52,7 +52,7 @@ WHEN = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing of ours catches it."""
+    """Stands for SIGKILL: nothing of ours catches it."""
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_stream(live.spec)
-    monkeypatch.setattr(letter_counts, "LATELY_MS", opened.tables.clock_ms())
+    monkeypatch.setattr(letter_counts, "RECENT_MS", opened.tables.clock_ms())
     (done,) = replay(opened, Selection())
     assert (done.landed, done.failed) == (len(GOOD), len(BAD))
     check_settled(live)
@@ -211,7 +211,7 @@ def test_encrypted_letters_are_replayed_with_their_secret_alone_and_land_protect
     left = live.table("_dead_letters").scan().to_arrow().to_pylist()
     assert all(row["value"].startswith(SEALED) for row in left)
     for decrypt, text in ((False, "(encrypted)"), (True, "no event 1")):
-        found = samples(live.table("_dead_letters"), opened.spec, Selection(), most=10, decrypt=decrypt)
+        found = samples(live.table("_dead_letters"), opened.spec, Selection(), limit=10, decrypt=decrypt)
         assert [letter.value for letter in found if letter.where == "events[0]@1"] == [text]
     check_audit(live)
 
@@ -220,7 +220,7 @@ def test_encrypted_letters_are_replayed_with_their_secret_alone_and_land_protect
 def test_letters_that_keep_no_value_are_not_replayed(live: Any) -> None:
     opened = open_stream(protected(live, "omit"))
     assert replay(opened, Selection()) == ()
-    assert {letter.value for letter in samples(live.table("_dead_letters"), opened.spec, Selection(), most=20)} == {
+    assert {letter.value for letter in samples(live.table("_dead_letters"), opened.spec, Selection(), limit=20)} == {
         "(not kept)"
     }
 
@@ -314,7 +314,7 @@ def test_a_replay_that_begins_while_another_ends_begins_no_backfill_before_the_l
         found = cleared(*args)
         monkeypatch.setattr(committing, "clear_ended", cleared)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(committing, "settle_replay", _killed)
+            patch.setattr(committing, "settle_published", _killed)
             with pytest.raises(Killed):
                 replay(open_stream(live.spec), Selection())
         return found
@@ -401,7 +401,7 @@ STEPS: tuple[tuple[type, str], ...] = (
 )
 """What changes anything that outlives the process."""
 STEPS_MADE = 22
-"""So many times a replay does any of that."""
+"""Number of these steps in one replay."""
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from frazil.audit.compare import FindingKind
+from frazil.audit.findings import FindingKind
 from frazil.audit.run import audit_stream
 from frazil.backfill import routes
 from frazil.backfill.commit import BackfillCommitter, abandon
@@ -40,10 +40,10 @@ from tests.made_routes import MadeRoute, shop
 from tests.unit.dead_letters.test_replay import MARK, Killed, discard_once_copied, is_killed
 
 KINDS = [None, "order", "a", "new", "other", None]
-"""Of the records that are letters; the last of them is still no JSON."""
+"""Kinds of the records that are letters; the last of them is still no JSON."""
 HOME, ORDERS, RAW_A, NEW = "shop.other", "shop.orders", "shop.raw_a", "shop.raw_new"
 LANDED = {HOME: 1, ORDERS: 1, RAW_A: 1, NEW: 1}
-"""Of the letters."""
+"""Rows of the letters by table."""
 BEFORE = {"main": 1, RAW_A: 2}
 
 
@@ -122,7 +122,7 @@ def test_each_letter_goes_to_the_table_that_its_record_routes_to(made: Shop) -> 
 
 
 STEPS_MADE = 45
-"""So many times a replay changes anything that outlives its process."""
+"""Number of changes of one replay that outlive its process."""
 
 
 SOME = {0, 9, STEPS_MADE, *range(12, STEPS_MADE, 5)}
@@ -197,7 +197,7 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
     (behind,) = json.loads(call("route", "shop", "--json").stdout)["behind"]
     assert (behind["target"], behind["rows"]) == (ORDERS, 1)
     (status,) = json.loads(call("status", "shop", "--json").stdout)["streams"]
-    said = f"{ORDERS} lacks 1 row of replay {behind['replay']}: home has them; `frazil dlq replay shop` brings them"
+    said = f"{ORDERS} is missing 1 row of backfill {behind['backfill']}: the default table has them"
     assert any(problem.startswith(said) for problem in status["problems"])
     for words in ((), ("--tag", "x")):
         refused = call("cut", "shop", *words)
@@ -206,12 +206,12 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
     discarded = call("dlq", "discard", "shop", "--because", "a test", "--yes")
     assert "2 dead letters of stream shop discarded." in discarded.stdout, "those that failed again"
     assert (
-        f"by replay {behind['replay']} are not discarded: they leave once each table has its rows" in discarded.stderr
+        f"by replay {behind['backfill']} are not discarded: they leave once each table has its rows" in discarded.stderr
     )
     given_up = call("route", "shop", "--give-up", ORDERS, "--yes")
     assert given_up.stdout == (
         f"No row of a batch waits for {ORDERS}: nothing is given up. "
-        "1 row of a replay waits, and `frazil dlq replay shop` brings it.\n"
+        f"{said}; `frazil dlq replay shop` brings them, or shows why it cannot.\n"
     )
     finished, nothing = call("dlq", "replay", "shop").stdout.splitlines()
     assert finished.endswith("Stream shop: 4 dead letters are rows now; 2 failed again.")
@@ -357,7 +357,7 @@ def test_a_cut_before_a_replay_is_before_a_batch_that_a_table_got_after_it(
 
 def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop) -> None:
     made.batch({RAW_A: 1})
-    with pytest.raises(RouteBehind, match=r"shop.raw_a lacks 1 row of 1 batch: .* Mend the table first"):
+    with pytest.raises(RouteBehind, match=r"shop.raw_a is missing 1 row of 1 batch: .* Fix the table first"):
         replay(open_stream(made.spec), Selection())
     made.follow()
     load_catalog(None).drop_table(ORDERS)
@@ -422,7 +422,7 @@ def test_letters_of_a_replay_whose_end_was_killed_may_be_discarded(made: Shop, m
         patch.setattr("frazil.backfill.commit.clear_ended", _killed)
         with pytest.raises(Killed):
             abandon(open_stream(made.spec).tables, backfill)
-    assert discard(open_stream(made.spec), Selection(), MARK) == len(KINDS), "home has none of them"
+    assert discard(open_stream(made.spec), Selection(), MARK) == len(KINDS), "the default table has none of them"
 
 
 def _killed(*_: Any, **__: Any) -> None:

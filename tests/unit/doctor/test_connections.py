@@ -14,9 +14,8 @@ from pyiceberg.catalog import Catalog
 from frazil.cli.main import frazil
 from frazil.commit import catalog_probe
 from frazil.doctor import connections, streams
-from frazil.doctor.connections import Connections
+from frazil.doctor.connections import Connections, Place, fix_of
 from frazil.doctor.finding import Finding, State
-from frazil.doctor.remedies import Place, fix_of
 from frazil.errors import (
     AccessDenied,
     FrazilError,
@@ -129,10 +128,10 @@ def test_a_location_of_its_own_is_left_as_it_was(tmp_path: Path, monkeypatch: py
 
 
 def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requested = []
 
     def silent(spec: StreamSpec) -> str:
-        asked.append(spec.name)
+        requested.append(spec.name)
         with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, spec.source.topics, timeout_s=0.01) as kafka:
             return str(kafka.describe())
 
@@ -144,7 +143,7 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
         file.write_text(file.read_text().replace("127.0.0.1:1", "${env:THE_KAFKA}"))
     files[2].write_text(files[2].read_text().replace("127.0.0.1:1", "127.0.0.1:2"))
     result = validate(*map(str, files))
-    assert (result.exit_code, asked) == (10, ["bikes", "trips"])
+    assert (result.exit_code, requested) == (10, ["bikes", "trips"])
     assert "bikes.yaml: source: KafkaUnavailable: describing topics bikes at 127.0.0.1:1 got no" in result.stderr
     assert (
         "rides.yaml: source: KafkaUnavailable: the brokers 127.0.0.1:1 do not answer: they were asked for stream "
@@ -159,16 +158,16 @@ def test_every_stream_says_what_is_wrong_and_their_catalog_is_asked_once(
         raise KafkaUnavailable("no broker answers")
 
     monkeypatch.setattr(connections, "_kafka", no_kafka)
-    asked = []
+    requested = []
     problems = connections._catalog_problems
-    monkeypatch.setattr(connections, "_catalog_problems", lambda spec: asked.append(spec.name) or problems(spec))
+    monkeypatch.setattr(connections, "_catalog_problems", lambda spec: requested.append(spec.name) or problems(spec))
     configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
     result = validate(*(str(declare(tmp_path, name)) for name in ("rides", "trips")))
     assert result.exit_code == 10
     assert len(result.stderr.splitlines()) == 4
     assert "rides.yaml: source: KafkaUnavailable: no broker answers" in result.stderr
     assert "trips.yaml: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://127" in result.stderr
-    assert asked == ["rides"]
+    assert requested == ["rides"]
 
 
 def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
@@ -181,8 +180,8 @@ def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
         file.write_text(file.read_text().replace("format: json", avro))
         spec = load_stream(file)
         assert "rides: its schema registry answers" in Connections.of({file: spec}).good
-        assert registry.asked == ["/subjects/rides-value/versions/latest"]
-        registry.answers[registry.asked[0]] = [(403, {"error_code": 403})]
+        assert registry.requested == ["/subjects/rides-value/versions/latest"]
+        registry.answers[registry.requested[0]] = [(403, {"error_code": 403})]
         (refused, _) = Connections.of({file: spec}).faults
         assert "refuses the credentials (403)" in refused.said
     (away, no_catalog) = connections_of(file)

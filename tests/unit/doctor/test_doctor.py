@@ -1,4 +1,4 @@
-"""`frazil doctor`: each check says what is so and how a fault is mended, and none keeps the others from answering."""
+"""`frazil doctor`: each check says what is so and how a fault is fixed, and none keeps the others from answering."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from frazil import installed
 from frazil.cli.main import frazil
-from frazil.doctor import airflow, connections, host
-from frazil.doctor.clocks import WARN_MS, WRONG_MS, ServerTime, clocks, evaluate
+from frazil.doctor import connections, host
+from frazil.doctor import host as airflow
 from frazil.doctor.finding import Check, Finding, State, findings
-from frazil.doctor.streams import declarations
+from frazil.doctor.streams import WARN_MS, WRONG_MS, ServerTime, clocks, declarations, evaluate
 from frazil.errors import EnvironmentUnusable
 from frazil.host import page_servers
 
@@ -166,7 +166,7 @@ def test_jars_that_are_missing_are_fetched_later_and_only_warned_of(
 
 
 def disk_with_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    """Let every disk have so many bytes left, whatever the tests' own has."""
+    """Let every disk have that many bytes left, whatever the tests' own has."""
     monkeypatch.setattr(host.shutil, "disk_usage", lambda _place: SimpleNamespace(free=free))
 
 

@@ -96,7 +96,7 @@ def test_a_clock_that_was_a_year_ahead_leaves_nothing_behind_and_the_present_is_
 def test_a_flood_of_one_kind_leaves_the_others_and_the_newest_stay() -> None:
     past = Past()
     past.tell(Happened(NOW, Kind.EVOLUTION, "the table evolves"))
-    for n in range(3_000):  # as when nobody ages it, because the storage hangs
+    for n in range(3_000):  # as when no one ages it, because the storage hangs
         past.tell(Happened(NOW + n, Kind.OUTAGE, f"outage {n}"))
     assert len(past.happened) < 5_000
     past.age(NOW)

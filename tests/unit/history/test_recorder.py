@@ -52,7 +52,7 @@ class Storage(LocalStore):
     def __init__(self) -> None:
         self.fails: Exception | None = None
         self.puts_left: int | None = None
-        """After so many puts, the process is killed."""
+        """After that many puts, the process is killed."""
         self.answers = threading.Event()
         self.answers.set()
         self.put_paths: list[str] = []
@@ -168,7 +168,7 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
         (DistributionChosen(BatchKey(4, 1), True, "it pays", 9, 90, 9), Kind.DECISION, "it pays"),
         (ThrottleEvaluated("the metadata grows", 2.0, was_under_pressure=False), Kind.THROTTLE, "the metadata grows"),
         (OutageMet("the catalog is away"), Kind.OUTAGE, "the catalog is away"),
-        (TablesBehind(frozenset({"a.b"}), "a.b lacks 1 row"), Kind.OUTAGE, "a.b lacks 1 row"),
+        (TablesBehind(frozenset({"a.b"}), "a.b is missing 1 row"), Kind.OUTAGE, "a.b is missing 1 row"),
     ],
 )
 def test_what_happened_is_reported_in_words(bench: Bench, what: StreamEvent, kind: Kind, said: str) -> None:

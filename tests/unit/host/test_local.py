@@ -100,8 +100,10 @@ def test_an_agent_is_asked_to_kill_its_driver_and_is_killed_if_it_does_not(at_ha
     at_hand.launcher.stop(force=True)
     eventually(lambda: "asked" in (at_hand.folder / "writer.log").read_text())
     assert at_hand.launcher.observe().process is ProcessState.RUNNING
-    asked = read_json(at_hand.folder / AGENT_FILE)
-    replace_json(at_hand.folder / AGENT_FILE, {**asked, "asked_at_ms": asked["asked_at_ms"] - KILLS_WITHIN_MS})
+    requested = read_json(at_hand.folder / AGENT_FILE)
+    replace_json(
+        at_hand.folder / AGENT_FILE, {**requested, "requested_at_ms": requested["requested_at_ms"] - KILLS_WITHIN_MS}
+    )
     at_hand.launcher.stop(force=True)
     assert ended(at_hand, eventually).code == 137
     assert not ask_agent_to_kill(at_hand.folder, ProcessMark(launch.writer.pid + 1, 0.0), now_ms=0), "of another launch"

@@ -121,7 +121,7 @@ def test_the_last_error_is_found_behind_a_rotation(tmp_path: Path):
 def test_that_a_long_log_was_cut_is_no_warning_of_its_writer(tmp_path: Path):
     line = "2013-12-30 00:00:00,000 INFO frazil.stream.writer: committed a batch\n"
     (tmp_path / LOG_FILE).write_text(line * 1_000)
-    assert last_error(tmp_path, least=logging.WARNING) is None
+    assert last_error(tmp_path, min_level=logging.WARNING) is None
 
 
 def test_the_last_error_is_never_that_of_the_launch_before(tmp_path: Path):

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from frazil.infer.proposal import Named, proposal
+from frazil.infer.proposal import Named, dead_letters, proposal
 from frazil.infer.sample import Sample
-from frazil.infer.trial import dead_letters
 from frazil.spec.formats import envelope_of
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec

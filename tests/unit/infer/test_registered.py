@@ -163,8 +163,8 @@ def test_a_mistake_in_what_streams_share_is_reported_before_anybody_is_asked(
     tmp_path: Path, source: str, answer: str
 ) -> None:
     (tmp_path / "_defaults.yaml").write_text(f"source: {source}\n")
-    asked = ["infer", "t", "--streams", str(tmp_path), "--bootstrap-servers", "127.0.0.1:1"]
-    error = CliRunner().invoke(frazil, asked).exception
+    requested = ["infer", "t", "--streams", str(tmp_path), "--bootstrap-servers", "127.0.0.1:1"]
+    error = CliRunner().invoke(frazil, requested).exception
     assert isinstance(error, SpecError)
     assert f"{tmp_path}/_defaults.yaml: {answer}" in str(error).splitlines()
 
@@ -276,11 +276,11 @@ def test_protobuf_is_said_to_be_left_to_a_person() -> None:
 @pytest.mark.parametrize("option", [True, False])
 def test_credentials_between_the_brokers_are_refused_before_anything_is_asked(tmp_path: Path, option: bool) -> None:
     servers = "SASL_SSL://user:hunter2@127.0.0.1:1"
-    asked = ["infer", "t", "--streams", str(tmp_path)]
+    requested = ["infer", "t", "--streams", str(tmp_path)]
     if option:
-        asked += ["--bootstrap-servers", servers]
+        requested += ["--bootstrap-servers", servers]
     else:
         (tmp_path / "_defaults.yaml").write_text(f"source: {{bootstrap-servers: '{servers}'}}\n")
-    said = str(CliRunner().invoke(frazil, asked).exception)
+    said = str(CliRunner().invoke(frazil, requested).exception)
     assert "bootstrap-servers: has '@', as in credentials next to a host" in said
     assert "hunter2" not in said

@@ -43,13 +43,13 @@ class Registered:
 
     def __init__(self, schemas: Mapping[int, Any]) -> None:
         self._schemas = schemas
-        self.asked: list[int] = []
+        self.requested: list[int] = []
 
     def ask(self, schema_ids: Sequence[int]) -> None:
         pass
 
     def get(self, schema_id: int) -> SchemaText:
-        self.asked.append(schema_id)
+        self.requested.append(schema_id)
         found = self._schemas.get(schema_id, UnknownSchema(f"the registry has no schema of id {schema_id}"))
         if isinstance(found, Exception):
             raise found
@@ -90,7 +90,7 @@ def test_each_record_is_read_by_the_schema_of_its_id() -> None:
         1: {"s": "b", "l": None, "in": {"x": 5}},
         2: {"s": "ä", "l": 2**31 - 1, "in": None},
     }
-    assert sorted(registered.asked) == [7, 70_000]
+    assert sorted(registered.requested) == [7, 70_000]
 
 
 def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_it() -> None:
@@ -213,11 +213,11 @@ def test_lengths_that_the_record_cannot_have_cost_nothing(content: bytes) -> Non
     tracemalloc.start()
     try:
         found = outcomes(decode(Chunk.of_values([content])))
-        _, most = tracemalloc.get_traced_memory()
+        _, limit = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert found[0][0] == "InvalidAvro"
-    assert most < 2**20
+    assert limit < 2**20
 
 
 def test_elements_that_take_no_bytes_cost_little() -> None:

@@ -1,4 +1,4 @@
-"""JSON to Arrow: every message is either its own row or a rejection, whatever stands beside it."""
+"""JSON to Arrow: every message is either its own row or a rejection, whatever stands next to it."""
 
 from __future__ import annotations
 

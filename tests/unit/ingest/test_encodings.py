@@ -1,4 +1,4 @@
-"""Which encodings a file's columns get, and that what is written is read again."""
+"""The encodings of a file's columns, and that what is written is read again."""
 
 from __future__ import annotations
 

@@ -478,7 +478,7 @@ DEPTHS: dict[str, tuple[int, Callable[[int], Record]]] = {
     "debezium": (500, lambda depth: of_debezium(f'{{"other": {nested(depth - 2)}}}')),
     "avro": (500, lambda depth: ({"type": "avro", "schema-text": json.dumps(NODE)}, b"\x02" * (depth - 1) + b"\x00")),
 }
-"""Without Protobuf, which passes over what no column wants by its length, unread."""
+"""Formats but Protobuf, which passes over what no column wants by its length, unread."""
 
 
 def _messages(depth: int) -> bytes:
@@ -494,9 +494,9 @@ def _messages(depth: int) -> bytes:
 
 @pytest.mark.parametrize("form", DEPTHS)
 def test_what_is_nested_too_deep_is_a_dead_letter_also_where_no_column_wants_it(form: str) -> None:
-    most, made = DEPTHS[form]
+    limit, made = DEPTHS[form]
     column = t.NestedField(1, "y", LONG, required=False)
-    assert [outcome(made(depth), column) for depth in (most, most + 1)] == [None, "TooDeep"]
+    assert [outcome(made(depth), column) for depth in (limit, limit + 1)] == [None, "TooDeep"]
 
 
 NODES: dict[str, Record] = {
@@ -517,7 +517,7 @@ NODES: dict[str, Record] = {
 
 
 def evolved(record: Record, schema: Schema, batches: int, mode: Literal["additive", "full"] = "additive") -> Schema:
-    """The table's schema after so many batches with the record."""
+    """The table's schema after that many batches with the record."""
     plain, value = record
     for _ in range(batches):
         decoded = decoder(plain, schema, {}, mode)(Chunk.of_values([value]))

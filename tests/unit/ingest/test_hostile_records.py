@@ -18,7 +18,7 @@ from frazil.ingest.schema_drift import MAX_NEW_FIELDS, MAX_OBJECT_FIELDS, Schema
 from frazil.spec import iceberg
 from frazil.spec.formats import carried_format
 from frazil.spec.load import validate_stream
-from frazil.stream.evolve import asked_for
+from frazil.stream.evolve import requested_changes
 from frazil.table.growth import growth
 
 MAX_SECONDS = 4
@@ -160,8 +160,10 @@ def staged(form: str, values: list[bytes]) -> SchemaDrift:
     decode = decoder(carried_format(spec.value_format), schema, {}, "off" if form == "csv" else "full")
     found = decode(Chunk.of_values(values))
     assert len(found.kept) + len(found.rejections) == len(values)
-    asked, _ = asked_for(SchemaDrift.from_json(json.loads(json.dumps(joined_drift([found.drift]).to_json()))))
-    growth(schema, (schema,), asked, max_columns=500)
+    requested, _ = requested_changes(
+        SchemaDrift.from_json(json.loads(json.dumps(joined_drift([found.drift]).to_json())))
+    )
+    growth(schema, (schema,), requested, max_columns=500)
     return found.drift
 
 
@@ -223,7 +225,7 @@ def test_so_is_the_work_for_headers():
 def test_a_record_with_too_many_new_fields_adds_none_and_hides_none_of_the_others():
     """Its keys would take all columns that the table may still get, the first of the alphabet."""
     drift = staged("json", [an_object(MAX_OBJECT_FIELDS + 1), b'{"zone": 1, "i": 2}'])
-    asked, (refused,) = asked_for(drift)
-    assert [change.path for change in asked] == [("zone",)]
+    requested, (refused,) = requested_changes(drift)
+    assert [change.path for change in requested] == [("zone",)]
     assert (refused.path, drift.records) == (("*",), 2)
     assert f"more than {MAX_OBJECT_FIELDS:,} fields of one object that are not columns" in refused.reason

@@ -31,7 +31,7 @@ RECORDS = st.none() | st.lists(st.sampled_from((*GOOD, *GOOD, *BLANK, *BAD)), ma
 
 
 def outcomes(decoded: Decoded, count: int) -> list[Any]:
-    """For each record its rows with their numbers, or the class and the text of its one error."""
+    """The rows of each record with their numbers, or the class and the text of its one error."""
     found: list[Any] = [[] for _ in range(count)]
     for place, number, row in zip(
         decoded.kept.tolist(), line_numbers(decoded.kept).tolist(), decoded.rows.to_pylist(), strict=True
@@ -70,11 +70,11 @@ def test_each_line_is_what_it_would_be_alone_and_a_bad_one_rejects_its_record(
 
 
 def test_a_record_of_very_many_lines_is_one_dead_letter_and_the_others_land() -> None:
-    most = lines.MAX_LINES
-    found = LINES(Chunk.of_values([b"\n" * most, b'{"x": 1}\n' * (most - 1), b'{"x": 1}' + b"\n" * (most - 1)]))
+    limit = lines.MAX_LINES
+    found = LINES(Chunk.of_values([b"\n" * limit, b'{"x": 1}\n' * (limit - 1), b'{"x": 1}' + b"\n" * (limit - 1)]))
     rejected, rows, one = outcomes(found, 3)
     assert rejected == ("TooManyLines", "the value has more than 100,000 lines")
-    assert (len(rows), one) == (most - 1, [(1, None)])
+    assert (len(rows), one) == (limit - 1, [(1, None)])
 
 
 def test_a_frame_is_before_all_lines() -> None:

@@ -14,7 +14,7 @@ import pytest
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, out_of_range
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder, quoter
-from frazil.ingest.shape import reported
+from frazil.ingest.shape import sentence_of
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 
@@ -67,13 +67,13 @@ def _outcome(declared: str, unit: str, record: bytes | None) -> str:
         (rejection,) = decoded.rejections
         return f"dead letter `{rejection.error_class}`: `{rejection.error}`"
     if beyond := out_of_range(decoded.rows):
-        words = reported(beyond[0], record, quote=quoter("json"), units={"x": unit} if unit else {})
+        words = sentence_of(beyond[0], record, quote=quoter("json"), units={"x": unit} if unit else {})
         return f"dead letter `{OUT_OF_RANGE}`: `{words}`"
     return f"`{_shown(decoded.rows['x'].to_pylist()[0])}`"
 
 
 def _shown(value: Any) -> str:  # noqa: PLR0911 - a table
-    """As the page writes a column's value."""
+    """A column's value as the page writes it."""
     match value:
         case None:
             return "null"

@@ -1,4 +1,4 @@
-"""Which wider or optional columns would hold a refused record: those, and only if they are enough."""
+"""The wider or optional columns that would hold a refused record: those, and only if they are enough."""
 
 from __future__ import annotations
 

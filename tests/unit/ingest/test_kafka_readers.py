@@ -74,7 +74,7 @@ class MadeLibrary:
         self._structs = [self._laid_out(m) for m in sent]
         self._next = 0
         self.destroyed: Counter[int] = Counter()
-        self.asked = 0
+        self.requested = 0
         self.unassigned: list[tuple[str, int]] = []
         destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.message_destroy)
         stamp = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(self._timestamp)
@@ -119,7 +119,7 @@ class MadeLibrary:
         return self._by_address[address].leader_epoch
 
     def _headers(self, address: int, to: int) -> int:
-        self.asked += 1
+        self.requested += 1
         if not self._by_address[address].headers:
             return KafkaError._NOENT
         ctypes.c_int64.from_address(to).value = address  # in place of the list's own address
@@ -304,7 +304,7 @@ PLACES = [("a", 0), ("a", 3), ("b", 0), ("c", 1)]
 
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[list[OffsetRange], list[Sent]]:
-    """Ranges, and what a consumer says of them: records with gaps, some past the end, ends, and errors in between."""
+    """Ranges, and what a consumer says about them: records with gaps, some past the end, ends, and errors."""
     ranges, queues = [], []
     for topic, partition in draw(st.lists(st.sampled_from(PLACES), unique=True, min_size=1)):
         start = draw(st.integers(0, 5))
@@ -366,7 +366,7 @@ def test_headers_are_requested_only_where_there_may_be_some(leader_epoch: int, v
         with ColumnReader({}, [OffsetRange("a", 0, 0, 1000)]) as reader:
             assert [chunk.headers for chunk in reader] == [None]
     known = leader_epoch >= 0 and value is not None
-    assert library.asked == (16 if known else 1000)
+    assert library.requested == (16 if known else 1000)
 
 
 def test_once_a_record_has_headers_that_its_bytes_did_not_say_each_is_requested() -> None:

@@ -1,11 +1,11 @@
-"""Which types of a Parquet file can become a table's: those whose every value the table's type holds."""
+"""The types of a Parquet file that can become a table's: those whose every value the table's type holds."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
-from frazil.ingest.parquet_columns import fits
+from frazil.ingest.record_files import fits
 
 UTC_US = pa.timestamp("us", "UTC")
 TEXT = pa.large_string()

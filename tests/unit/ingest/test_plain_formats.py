@@ -44,7 +44,7 @@ def csv_format(columns: int, **changes: Any) -> dict[str, Any]:
 
 
 def outcomes(decoded: Decoded, count: int) -> list[Any]:
-    """For each record its row, or the class of its error; each record has exactly one."""
+    """The row of each record, or the class of its error; each record has exactly one."""
     found: dict[int, Any] = {r.index: r.error_class for r in decoded.rejections}
     for place, row in zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True):
         assert place not in found

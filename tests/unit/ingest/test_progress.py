@@ -1,4 +1,4 @@
-"""What a task says of its ranges: rows, dead letters, how far event time got, and which of it cannot be believed."""
+"""What a task says about its ranges: rows, dead letters, how far event time got, and which of it cannot be believed."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_producer_whose_clock_is_ahead_sets_both_times_and_is_not_believed():
 
 
 def test_rows_of_very_many_windows_are_not_counted_by_window():
-    """As where event times are dates of birth: a journal would name each of them, and no summary has room for any."""
+    """Event times may be dates of birth: a journal would name each of them, and no summary has room for any."""
     many = [(0, -HOUR_US * place, NOW_MS) for place in range(MAX_WINDOWS + 1)]
     assert len(counted(many[:-1]).windows or ()) == MAX_WINDOWS
     found = counted(many[:600], many[600:], many[:1])

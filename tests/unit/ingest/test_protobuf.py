@@ -134,11 +134,11 @@ def test_what_the_record_cannot_have_costs_little(content: bytes, error_class: s
     tracemalloc.start()
     try:
         found = outcomes(decode(Chunk.of_values([content])))
-        _, most = tracemalloc.get_traced_memory()
+        _, limit = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert found[0][0] == error_class
-    assert most < 64 * 2**20
+    assert limit < 64 * 2**20
 
 
 def test_a_descriptor_is_read_from_a_file_and_from_base64_and_travels_as_text(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ BY_PARTITION = [OffsetRange("t", partition, 0, 31) for partition in range(3)]
 
 
 def summed(records: Found, *, cuts: list[int], accepted: dict[tuple[str, int], int]) -> Rejects:
-    """As one task with several chunks."""
+    """Sum the rejects of one task with several chunks."""
     counter = RejectCounter(BY_PARTITION, accepted)
     edges = [0, *sorted(min(cut, len(records)) for cut in cuts), len(records)]
     for start, end in pairwise(edges):

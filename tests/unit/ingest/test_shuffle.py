@@ -1,4 +1,4 @@
-"""Which writer a row is sent to depends on its partition and its place alone."""
+"""The writer of a row depends on its partition and its place alone."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ from pyiceberg.table.sorting import SortOrder
 from pyroaring import BitMap64
 
 from frazil.errors import SpecError
-from frazil.ingest import opened, parquet, reporter
+from frazil.ingest import opened, parquet
+from frazil.ingest import progress as reporter
 from frazil.ingest import stage as staging
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
@@ -60,7 +61,7 @@ class Record:
 
 
 class FakeReader:
-    """Yields given chunks where Kafka's would come; each staging reads anew."""
+    """Yields given chunks where Kafka's would come; each staging reads again."""
 
     notice: str | None = None
 
@@ -92,7 +93,7 @@ class World:
     chunk_records: int = 1000
     reader: FakeReader | None = None
     writers: int = 0
-    """To how many writers rows are shuffled; 0: each task writes what it reads."""
+    """Number of writers that rows are shuffled to; 0: each task writes what it reads."""
 
     def context(self) -> StageContext:
         schema = iceberg.schema(self.spec)
@@ -142,7 +143,7 @@ class World:
         return Shuffle(self.writers, {(None,) * fields: parts} if fields else {})
 
     def _shuffled(self, context: StageContext, task: StageTask) -> StageResult:
-        """As two tasks before and after a shuffle; what is sent arrives in another order."""
+        """Run two tasks before and after a shuffle; what is sent arrives in another order."""
         sent = [*read(context, task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)]
         reported = sent.pop()
         assert isinstance(reported, Read)
@@ -185,7 +186,7 @@ def declared(
 
 
 def rows(result: StageResult, target: str) -> dict[int, dict[str, Any]]:
-    """What landed in a table, by offset; a record that is there twice fails."""
+    """What landed in a table, by offset; a record that is present twice fails."""
     found: dict[int, dict[str, Any]] = {}
     for file in result.files:
         if file.target == target:
@@ -356,9 +357,9 @@ def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(
     kind: str, lowest: int, scale: int, width: int, make_world: MakeWorld
 ) -> None:
     world = make_world({"n": kind}, partition_by=[f"truncate({width}, n)"])
-    least = -(-lowest // width * width)
+    lowest_step = -(-lowest // width * width)
 
-    unscaled = [0, lowest, least - 1, least, -lowest - 1]
+    unscaled = [0, lowest, lowest_step - 1, lowest_step, -lowest - 1]
     values = [f"{n}".encode() if not scale else f"{n / 10**scale:.{scale}f}".encode() for n in unscaled]
     records = [Record(b'{"ts":"2024-01-01T00:00:00Z","n":%s}' % value) for value in [*values, b"null"]]
     main, dead = check(world, records, world.stage(records))
@@ -371,7 +372,7 @@ def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(
     assert world.reader.readings == 1
 
 
-# What nobody knows of yet
+# What no one knows about yet
 
 
 class Poison:
@@ -711,7 +712,7 @@ def test_each_record_lands_once_by_value_whatever_stands_beside_it(
 
 
 def assert_same_value(sent: dict[str, Any], row: dict[str, Any]) -> None:
-    """As far as JSON's value and the row's have one form."""
+    """Compare JSON's value and the row's, as far as they have one form."""
     value, landed = sent.get("x"), row["x"]
     assert (value is None) == (landed is None)
     if isinstance(value, int | str | bool) and type(value) is type(landed):

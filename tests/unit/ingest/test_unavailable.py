@@ -182,7 +182,7 @@ def test_the_text_of_a_key_is_the_key() -> None:
 
 
 def test_a_row_that_the_event_makes_has_no_value_to_keep() -> None:
-    """A changed primary key is a delete and a create, and PostgreSQL's log may lack a large value of the new row."""
+    """A changed primary key is a delete and a create; PostgreSQL may not log a large value of the new row."""
     made = event("c", after={**ROW, "name": PLACEHOLDER})
     found = decode([made, event("c", after=ROW), event("d", before={"id": 1})])
     (rejection,) = found.rejections

@@ -72,7 +72,7 @@ TRANSFORMS: list[tr.Transform[Any, Any]] = [
     tr.HourTransform(),
     tr.VoidTransform(),
 ]
-# Faults of PyIceberg 0.12: a test that passes here one day says that they are mended.
+# Faults of PyIceberg 0.12: a test that passes here one day says that they are fixed.
 PYICEBERG_FAULTS = {
     ("uuid", "identity"): "the scan compares a UUID partition value with bytes",
 }

@@ -1,4 +1,4 @@
-"""What a client of Kafka that cannot be made, or a topic that is not there, is answered with."""
+"""What a client of Kafka that cannot be made, or a topic that does not exist, is answered with."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_hidden_topic_is_distinguished_from_a_deleted_one(monkeypatch: pytest.
     deleted, hidden = KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED
     found = {"a": answer(hidden), "b": answer(deleted), "c": answer(None), "d": answer(hidden)}
     with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, TopicPattern("."), stream="s") as offsets:
-        monkeypatch.setattr(offsets, "_asked_of", lambda topics: {name: found[name] for name in topics})
+        monkeypatch.setattr(offsets, "_described_topics", lambda topics: {name: found[name] for name in topics})
         offsets.check_not_hidden(["b", "c"])
         with pytest.raises(AccessDenied, match=r"stream s, .*that it has read: a, d\. Grant Describe and Read"):
             offsets.check_not_hidden(["a", "b", "c", "d"])
@@ -108,9 +108,9 @@ def test_what_frazil_sets_is_known_to_librdkafka(key: str) -> None:
 
 def test_a_time_before_1970_is_no_name_of_an_end_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka's -1 and -2, as timestamps, mean the newest and the oldest record."""
-    asked: list[Any] = []
+    requested: list[Any] = []
     with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
-        monkeypatch.setattr(offsets, "_list", lambda tps, spec: asked.append(spec) or dict.fromkeys(tps, 0))
+        monkeypatch.setattr(offsets, "_list", lambda tps, spec: requested.append(spec) or dict.fromkeys(tps, 0))
         for ms in (-1, -2, -62_135_596_800_000, 1):
             offsets.at(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms), [("t", 0)])
-    assert [spec._value for spec in asked] == [0, 0, 0, 1]
+    assert [spec._value for spec in requested] == [0, 0, 0, 1]

@@ -1,4 +1,4 @@
-"""Which refusals of a client are final. And a client may be left to the garbage collector, in whatever thread."""
+"""The refusals of a client that are final. And a client may be left to the garbage collector, in whatever thread."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Owner:
 owner = Owner()
 owner.itself, owner.client = owner, client.AdminClient(properties)
 answer, collected = owner.client.describe_cluster(request_timeout=0.2), threading.Event()
-answer.add_done_callback(lambda _: (gc.collect(), print(len(client._left)), collected.set()))
+answer.add_done_callback(lambda _: (gc.collect(), print(len(client._unused_clients)), collected.set()))
 del owner
 assert collected.wait(60)
 client.AdminClient(properties)
-print(len(client._left))
+print(len(client._unused_clients))
 """
 
 

@@ -57,7 +57,7 @@ def cluster() -> Iterator[MockCluster]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+def requested(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How often offsets were asked for."""
     counted: list[None] = []
     ask = AdminClient.list_offsets
@@ -70,23 +70,23 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: len(counted)
 
 
-def test_a_leader_that_moved_is_searched_for(cluster: MockCluster, asked: Callable[[], int]) -> None:
+def test_a_leader_that_moved_is_searched_for(cluster: MockCluster, requested: Callable[[], int]) -> None:
     with KafkaOffsets({"bootstrap.servers": cluster.bootstrap}, ["rides"]) as kafka:
         assert kafka.ends(PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
         for question, at_once, leader in ((kafka.ends, 1, 3), (kafka.earliest, 1, 1), (kafka.log_ends, 2, 3)):
-            before = asked()
+            before = requested()
             cluster.lead(2, leader)
             assert question(PARTITIONS).keys() == set(PARTITIONS)
-            assert asked() > before + at_once
+            assert requested() > before + at_once
 
 
-def test_a_partition_without_a_leader_is_waited_for(cluster: MockCluster, asked: Callable[[], int]) -> None:
+def test_a_partition_without_a_leader_is_waited_for(cluster: MockCluster, requested: Callable[[], int]) -> None:
     with KafkaOffsets({"bootstrap.servers": cluster.bootstrap}, ["rides"]) as kafka:
         cluster.lead(1, NO_BROKER)
         found: list[dict[tuple[str, int], int]] = []
         waiting = threading.Thread(target=lambda: found.append(kafka.ends(PARTITIONS)))
         waiting.start()
-        while asked() < 2 and waiting.is_alive():  # the first question found no leader
+        while requested() < 2 and waiting.is_alive():  # the first question found no leader
             waiting.join(0.01)
         cluster.lead(1, 2)
         waiting.join(10)

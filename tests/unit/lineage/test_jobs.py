@@ -1,4 +1,4 @@
-"""Runs of batch jobs are told in pairs, and nobody waits for a backend that is away."""
+"""Runs of batch jobs are reported in pairs, and no one waits for a backend that is away."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_backend_that_refuses_is_reported_once_and_gets_the_start_with_the_end
             run = jobs.run(name)
             run.started(NOW, RunFacts())
             run.ended(NOW, RunFacts())
-    # The first run is over when the second try of its start fails; the second is told whole.
+    # The first run is over when the second try of its start fails; the second is reported whole.
     assert backend.sent == [("late", State.START), ("late", State.COMPLETE)]
     assert [r.levelno for r in caplog.records if "OpenLineage" in r.getMessage()] == [logging.WARNING]
 

@@ -42,7 +42,7 @@ def day_by_day(rows: int) -> Mapping[str, pa.Array]:
 
 
 def land(stream: MadeStream, batches: int, *, rows: int = 2) -> None:
-    """So many batches, a minute apart."""
+    """Land batches, a minute apart."""
     if stream.committer is None:
         stream.begin()  # a commit of its own, with a time of its own
     marker = stream.tables.marker()

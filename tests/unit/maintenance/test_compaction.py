@@ -1,4 +1,4 @@
-"""Which partitions are rewritten: laws of the plan, on any table."""
+"""The partitions that are rewritten: laws of the plan, on any table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def of(  # noqa: PLR0913 - what a partition is
     spec: int = 0,
     due: tuple[int, int] = (0, 0),
 ) -> PartitionFiles:
-    """A partition of so many small files of a size, and two large ones; `deletes` are shared delete files, and `due`
+    """A partition of that many small files of a size, and two large ones; `deletes` are shared delete files, and `due`
     counts large and small files with many deleted rows.
     """
     large, few = due[0], min(due[1], small)
@@ -82,7 +82,7 @@ settings = st.builds(
 
 
 def rewritten(partition: PartitionFiles, *, shrinks_to: float) -> PartitionFiles:
-    """As a perfect rewrite leaves it, where the codec does better with larger files."""
+    """The partition after a perfect rewrite, if the codec does better with larger files."""
     size = int(partition.small_bytes * shrinks_to)
     full, rest = divmod(size, TARGET)
     left = bool(rest) if rest < 750 else 0
@@ -192,7 +192,7 @@ def _after(partition: PartitionFiles, rewrite) -> PartitionFiles:
 
 
 def _without_due(partition: PartitionFiles, files: int) -> PartitionFiles:
-    """After so many of its files with many deleted rows were written anew: the largest first, each as it was."""
+    """After that many of its files with many deleted rows were written again: the largest first, each as it was."""
     due = partition.deletes
     large = max(due.due_files - due.due_small_files - files, 0)
     few = min(due.due_files - files, due.due_small_files)

@@ -1,4 +1,4 @@
-"""Which snapshots go and which stay, decided on metadata made by hand."""
+"""The snapshots that go and those that stay, decided on metadata made by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def snapshot(number: int, *, at: int, parent: int | None, **summary: str) -> Sna
 
 
 def line(count: int, *, every: int = 1, said: Mapping[int, Mapping[str, str]] | None = None) -> list[Snapshot]:
-    """Main's snapshots 1 to `count`, so many minutes apart, the last one now."""
+    """Main's snapshots 1 to `count`, that many minutes apart, the last one now."""
     return [
         snapshot(n, at=(count - n) * every, parent=999 + n if n > 1 else None, **(said or {}).get(n, {}))
         for n in range(1, count + 1)
@@ -250,7 +250,7 @@ def test_snapshots_that_no_reference_reaches_go_when_they_are_old():
     ("found", "why"),
     [
         (metadata(line(20), head=15, properties=marker("gone", 18)), "was rolled back behind stream 'gone'"),
-        (metadata(line(20), properties=marker("s", 19, open_at=5)), "somebody moved or dropped it"),
+        (metadata(line(20), properties=marker("s", 19, open_at=5)), "another engine or user moved or dropped it"),
         (metadata(line(20), properties={"frazil.stream.s": "{}"}), "is not a marker"),
         (metadata(line(20), properties={"frazil.backfill.s": "{}"}), "is not a backfill's"),
         (metadata(line(20), properties={"gc.enabled": "false"}), "another table may share its files"),

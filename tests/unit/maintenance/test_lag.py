@@ -11,7 +11,7 @@ import pytest
 
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
-from frazil.maintenance import lag
+from frazil.maintenance import measure as lag
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from tests.unit.ingest.test_envelope import SPEC

@@ -1,4 +1,4 @@
-"""Measuring a table: what it says is what is there, and it reads little to say it."""
+"""Measuring a table: what it says is what exists, and it reads little to say it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orphan cleanup on real tables: what is nobody's goes in two runs, and nothing that is, or will be, needed goes."""
+"""Orphan cleanup on real tables: what is orphaned goes in two runs, and nothing that is, or will be, needed goes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def declared(name: str = "made", **orphans: object) -> StreamSpec:
 
 @dataclass
 class World:
-    """A stream's tables, beside which files are laid; the time is moved by hand, in hours."""
+    """A stream's tables, next to which files are laid; the time is moved by hand, in hours."""
 
     settings: dict[str, object] = field(default_factory=dict)
     hours: float = 0.0
@@ -105,7 +105,7 @@ class World:
         return self.clean(table)
 
     def age(self) -> None:
-        """Everything that is there was written five days ago."""
+        """Everything that is present was written five days ago."""
         for file in self.root.parent.rglob("*.*"):
             if file.is_file() and "_maintenance" not in file.parts:
                 aged(file)
@@ -174,9 +174,13 @@ def test_young_files_wait_and_so_do_files_that_were_found_before_the_table_commi
     idle = world.clean()
     assert (idle.young, idle.waiting, idle.deleted) == (idle.young, 1, 0)
     assert "after the table's next commit" in idle.sentence
+    (nothing,) = read_past(world.made.tables.main.refresh())
+    assert (nothing.ending, nothing.numbers["files-removed"]) == (Ending.DONE, 0), "a run is not told from no run"
+    assert "1 wait for a run" in nothing.sentence
     world.commit()
     assert world.clean().deleted == 1
-    (past,) = read_past(world.made.tables.main.refresh())
+    found_nothing, past = read_past(world.made.tables.main.refresh())
+    assert found_nothing == nothing
     assert (past.action, past.ending, past.numbers) == ("orphans", Ending.DONE, {"files-removed": 1, "bytes": 8})
     assert young.exists()
     assert not old.exists()
@@ -242,7 +246,7 @@ def begin_backfill(world: World) -> BackfillCommitter:
 
 
 def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfill_needs(world: World):
-    """The journals are of a stream that nobody declares any more, whose writer is dead."""
+    """The journals are of a stream that is no longer declared, whose writer is dead."""
     gone = MadeStream(declared("gone"), world.made.now_ms, partitions=1)
     gone.begin()
     waiting = journaled(gone, 0)
@@ -279,7 +283,7 @@ def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfi
     names = set(world.table().scan().to_arrow()["kafka_topic"].to_pylist())
     assert {"made", "gone"} <= names
     assert check_whole(world.table()) > 0
-    # By now the batch that was staged and not journaled is nobody's, and its stream's next start removes it.
+    # By now the batch that was staged and not journaled is orphaned, and its stream's next start removes it.
     assert not any(Path(file.path.removeprefix("file://")).exists() for file in staged)
 
 
@@ -293,7 +297,7 @@ def test_what_a_backfill_staged_goes_only_once_that_has_ended(world: World):
 
 
 def _end(world: World, committer: BackfillMarker) -> None:
-    """As abandoning does, and dies before it removes the files."""
+    """End a backfill as abandoning does, and die before the files are removed."""
     table = world.table()
     ended = json.loads(table.properties["frazil.backfill.made"]) | {"state": "abandoned"}
     with table.transaction() as change:
@@ -528,7 +532,7 @@ def test_a_folder_that_two_tables_share_is_refused(world: World, whose: str):
 
 
 def test_the_metadata_of_another_table_in_the_same_folder_is_refused(world: World):
-    """As two catalogs may do it; a recreated table looks the same."""
+    """Two catalogs may cause this; a recreated table looks the same."""
     other = make_table(world, "other")
     for file in Path(other.metadata_location.removeprefix("file://")).parent.glob("*"):
         shutil.move(file, world.root / "metadata")

@@ -1,4 +1,4 @@
-"""What maintenance did with a table is remembered beside it, for people to look at."""
+"""What maintenance did with a table is remembered next to it, for people to look at."""
 
 from __future__ import annotations
 

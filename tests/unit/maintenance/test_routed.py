@@ -12,12 +12,12 @@ from pyiceberg.schema import Schema
 from frazil.commit.marker import read_marker
 from frazil.errors import SpecError
 from frazil.maintenance.due import Action
-from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.routed import due_of_route, tables_of_route
 from frazil.maintenance.tables import (
+    MadeElsewhere,
     TableKind,
     find_maintained,
     made_table,
@@ -141,7 +141,7 @@ def test_expiry_keeps_what_the_tables_marker_names_and_the_stream_goes_on(made: 
 
 
 def test_the_orphan_cleanup_of_a_routed_table_leaves_rows_that_wait(made: MadeRoute) -> None:
-    """The files of a batch that home has decided, and its table has not, are in no snapshot."""
+    """The files of a batch that the default table has decided, and its table has not, are in no snapshot."""
     waiting = made.batch({"main": 1, "shop.raw_a": 4})
     catalog, found = load_catalog(None), find_maintained([made.spec], "shop.raw_a")
     later_ms = made.now_ms + 48 * 3_600_000

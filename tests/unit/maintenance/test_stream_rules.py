@@ -141,7 +141,10 @@ def test_held_windows_late_days_and_failed_runs_are_named() -> None:
     assert (given["table"], given["held"], given["reason"]) == ("demo.t", "2013-12-30T00", "why")
     day = WaitingDay(date(2013, 12, 30), "1", NOW_MS)
     assert of((late_reading("a", "demo.d", [], timedelta(hours=2)),)) == [False]
-    assert "demo.d lacks 2013-12-30 (complete since" in late_reading("a", "demo.d", [day], timedelta(hours=2)).sentence
+    assert (
+        "demo.d is missing 2013-12-30 (complete since"
+        in late_reading("a", "demo.d", [day], timedelta(hours=2)).sentence
+    )
     assert of(tuple(runs_reading("d", failed, 1) for failed in (None, 0, 1, 2))) == [False, False, False, True]
     assert runs_reading("d", 0, 1).is_clear
 
@@ -332,6 +335,7 @@ def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_b
     (tmp_path / "made.yaml").write_text(STREAM)
     spec = load_stream(tmp_path / "made.yaml")
     rules = {"table", "waiting-batches", "dead-letters", "stale-changes", "restarts", "registry", "stall"}
+    rules |= {"dead-letters:TypeMismatch"}
     before = AlertStates({rule: AlertState(NOW_MS, active=True) for rule in rules})
 
     def refuse(*_: object) -> None:
@@ -344,6 +348,10 @@ def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_b
 
     assert step.resolved == ()
     assert {alert.rule: "is unknown now" in alert.sentence for alert in step.active} == dict.fromkeys(rules, True)
+    (unmeasured,) = (reading for reading in seen if reading.rule == "unmeasured")
+    assert unmeasured.is_beyond
+    assert "the run folder of stream made cannot be read" in unmeasured.sentence
+    assert "the catalog is out of reach" in unmeasured.sentence
 
 
 def test_a_pause_ends_the_alert_of_a_writer_that_was_given_up() -> None:

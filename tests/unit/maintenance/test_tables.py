@@ -1,4 +1,4 @@
-"""Which tables are maintained, and which of them share a Spark session."""
+"""The tables that are maintained, and those that share a Spark session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What health says of a table that changes are merged into."""
+"""What health says about a table that changes are merged into."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType
 
-from frazil.maintenance.busy_partitions import busy_partitions
-from frazil.maintenance.deep import _sum
+from frazil.maintenance.deep import _sum_of_deletes
 from frazil.maintenance.health import Deletes, TableHealth
 from frazil.maintenance.measure import measure
+from frazil.maintenance.plans import busy_partitions
 from frazil.maintenance.tables import find_maintained
 from frazil.merge.contract import How
 from tests.unit.commit.conftest import catalog_in
@@ -65,9 +65,9 @@ def test_what_merges_write_in_place_of_other_files_is_no_growth(world: UpsertWor
 
 
 def deletes(world: UpsertWorld) -> Deletes:
-    """Of all partitions."""
+    """Deletes of all partitions."""
     partitions = measured(world, deep=True).partitions or ()
-    return reduce(_sum, (p.deletes for p in partitions))
+    return reduce(_sum_of_deletes, (p.deletes for p in partitions))
 
 
 def test_rows_that_are_deleted_and_still_in_files_are_measured(world: UpsertWorld):

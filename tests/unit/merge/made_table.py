@@ -1,4 +1,4 @@
-"""A table as files on disk, merged into by the tasks of a batch, beside a dictionary that says what it must have."""
+"""A table as files on disk, merged into by the tasks of a batch, next to a dictionary that says what it must have."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class MadeTable:
         return writer.finish()
 
     def merge(self, staged: Sequence[StagedFile], tasks: int = 1, *, alone: bool = False) -> Counts:
-        """Merge with so many tasks that have all changes and a share of the files, and one more that inserts.
+        """Merge with that many tasks that have all changes and a share of the files, and one more that inserts.
 
         With `alone`, each partition has a task that inserts too.
         """

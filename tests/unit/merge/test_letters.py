@@ -116,7 +116,7 @@ def history(*records: tuple[int, int | None, int, int | None], **more: Any) -> l
 BESIDE_A_LATER_LETTER = history(
     (0, None, DELETE, 0), (0, 3, UPSERT, None), (1, 1, UPSERT, None), (1, 1, UPSERT, None), (0, 1, UPSERT, 0)
 )
-"""Of four partitions, the first has a delete and a later letter, and the row between them is of another one."""
+"""The first of four partitions has a delete and a later letter, and the row between them is of another one."""
 DELETED_BEFORE_A_LOWER_VALUE = history((0, 1, UPSERT, 0), (0, 2, UPSERT, 0), (0, None, DELETE, 1), (0, 0, UPSERT, None))
 HIGHER_BEFORE_A_DELETE = history((0, 3, UPSERT, None), (0, None, DELETE, 0), (0, 1, UPSERT, None))
 FALLING_IN_ONE_BATCH = history((0, None, DELETE, None), (0, 3, UPSERT, None), (0, 1, UPSERT, None))
@@ -318,7 +318,7 @@ def test_among_equals_a_row_stays_unless_its_record_came_before_the_letter(
 def test_what_a_letter_leaves_as_it_was_is_reported_by_an_earlier_letter_or_by_a_row_between_them(
     tmp_path: Path,
 ) -> None:
-    """As an update of a source does that does not tell a large value."""
+    """The letter leaves out a column, like an update that omits an unchanged large value."""
     price = SCHEMA.find_field("price").field_id
     letters = [record(1, price=10), record(9, price=None, **{KEPT: [price]})]
     for between, reported in ((0, 10), (5, 20)):

@@ -63,13 +63,13 @@ class Model:
             if (row := self.rows.get(key)) is not None and bare is None:
                 ordered = [c for c in ordered if self._rank(c) >= self._rank(row)] or ordered[-1:]
             for change in ordered:
-                newest[key] = self._after(newest.get(key), change)
+                newest[key] = self._batches_after(newest.get(key), change)
         for key, change in newest.items():
             counts[self._one(key, change)] += 1
         return Counts(**counts)
 
-    def _after(self, before: Row | None, change: Row) -> Row:
-        """A change with what the one before it tells of the columns that it keeps."""
+    def _batches_after(self, before: Row | None, change: Row) -> Row:
+        """A change with what the one before it tells about the columns that it keeps."""
         if before is None or not change.get(KEPT):
             return change
         if before.get(CHANGE) == DELETE:

@@ -1,4 +1,4 @@
-"""Which rows repeat others: the pure decisions, against the rule as a loop over all rows would apply it."""
+"""Rows that repeat others: the pure decisions, against the rule as a loop over all rows would apply it."""
 
 from __future__ import annotations
 

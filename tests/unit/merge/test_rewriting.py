@@ -1,11 +1,11 @@
-"""Which files a merge writes anew."""
+"""The files that a merge writes again."""
 
 from __future__ import annotations
 
 import pytest
 
 from frazil.merge.contract import TableFile
-from frazil.merge.rewriting import rewritten
+from frazil.merge.task import rewritten
 
 MIB = 2**20
 

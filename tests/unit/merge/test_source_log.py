@@ -115,8 +115,8 @@ LOGS = {
         of_postgres(24_000_000, HOURS, "v3"),
         of_postgres(24_000_900, HOURS, "v4"),
     ],
-    "a delete in a log that began anew": [of_postgres(900, 0, "v1"), of_postgres(24, HOURS, None)],
-    "a chunk within the second of a log that began anew": [
+    "a delete in a log that began again": [of_postgres(900, 0, "v1"), of_postgres(24, HOURS, None)],
+    "a chunk within the second of a log that began again": [
         of_mysql("mysql-bin.000742", 900, 0, "v1"),
         of_mysql("mysql-bin.000001", 200, HOURS, "v2"),
         of_mysql("", 0, HOURS, "v3", snapshot="incremental"),

@@ -1,4 +1,4 @@
-"""A backfill that is under way is shown, and is abandoned as it was when somebody looked."""
+"""A backfill that is under way is shown, and is abandoned as it was when a user looked."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from frazil.commit.backfill_marker import BackfillState, read_backfill
 from frazil.commit.backfill_records import Record
 from frazil.errors import FrazilError
 from frazil.history.read import read_history
-from frazil.operations.abandoning import plan_abandon
 from frazil.operations.acts import Act
 from frazil.operations.fetch import fetch_history, fetch_standing
 from frazil.operations.offers import offered, standing_of
+from frazil.operations.resetting import plan_abandon
 from frazil.operations.stream_view import UnderWay, history_of
 from frazil.spec.load import validate_stream
 from frazil.status.flow import DAY_MS

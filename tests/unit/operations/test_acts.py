@@ -42,12 +42,12 @@ def test_what_a_person_confirms_is_what_they_saw_unless_only_a_process_began_or_
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"generation": 4}, "somebody paused, resumed or restarted it"),
+        ({"generation": 4}, "another user paused, resumed or restarted it"),
         ({"dag_paused": True}, "its DAG was paused in Airflow"),
-        ({"dag_paused": None}, "Airflow has no DAG of it any more"),
+        ({"dag_paused": None}, "Airflow no longer has a DAG of it"),
         (
             {"generation": 4, "dag_paused": True},
-            "somebody paused, resumed or restarted it, and its DAG was paused in Airflow",
+            "another user paused, resumed or restarted it, and its DAG was paused in Airflow",
         ),
     ],
 )

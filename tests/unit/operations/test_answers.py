@@ -126,11 +126,11 @@ def test_what_a_person_reads_is_not_behind_what_waits(gate: threading.Event):
     answers.ask("g", "busy", lambda: hangs(gate), keep_s=1)
     seen: list[str] = []
     one, other = (partial(seen.append, name) for name in ("one", "other"))
-    asked = [answers.ask("g", f.args[0], f, keep_s=1e9) for f in (one, other)]
+    requested = [answers.ask("g", f.args[0], f, keep_s=1e9) for f in (one, other)]
     new = answers.ask("g", "new", partial(seen.append, "new"), keep_s=1e9, first=True)
     answers.ask("g", "other", other, keep_s=1e9, first=True)
     gate.set()
-    answers.gather([*asked, new], within_s=60)
+    answers.gather([*requested, new], within_s=60)
     assert seen == ["other", "new", "one"]
 
 
@@ -166,9 +166,9 @@ def test_a_key_is_checked_once_however_many_ask(answers: Answers, gate: threadin
         checks.append(1)
         return hangs(gate)
 
-    asked = [answers.ask("g", "k", check, keep_s=1) for _ in range(20)]
+    requested = [answers.ask("g", "k", check, keep_s=1) for _ in range(20)]
     gate.set()
-    assert {a.value for a in answers.gather(asked, within_s=60)} == {"late"}
+    assert {a.value for a in answers.gather(requested, within_s=60)} == {"late"}
     assert len(checks) == 1
 
 
@@ -189,21 +189,21 @@ def test_what_has_a_mark_in_its_key_is_forgotten_and_the_rest_is_kept(answers: A
 
 
 def test_hundreds_are_checked_by_two_threads(answers: Answers):
-    now = most = 0
+    now = limit = 0
     counting = threading.Lock()
 
     def check() -> bool:
-        nonlocal now, most
+        nonlocal now, limit
         with counting:
             now += 1
-            most = max(most, now)
+            limit = max(limit, now)
         with counting:
             now -= 1
         return True
 
-    asked = [answers.ask("g", n, check, keep_s=1e9) for n in range(300)]
-    assert len([a for a in answers.gather(asked, within_s=60) if a.value]) == 300
-    assert most <= 2
+    requested = [answers.ask("g", n, check, keep_s=1e9) for n in range(300)]
+    assert len([a for a in answers.gather(requested, within_s=60) if a.value]) == 300
+    assert limit <= 2
 
 
 def test_nothing_is_gathered_from_nothing(answers: Answers):
@@ -226,6 +226,6 @@ def test_each_thread_checks_within_what_is_around_all_of_its_checks(clock: Clock
         yield
 
     answers = Answers(threads=1, around=around, monotonic=clock.monotonic, now_ms=clock.now_ms)
-    asked = [answers.ask("g", n, lambda: inside.yes, keep_s=9) for n in range(5)]
-    assert [answer.value for answer in answers.gather(asked, within_s=60)] == [True] * 5
+    requested = [answers.ask("g", n, lambda: inside.yes, keep_s=9) for n in range(5)]
+    assert [answer.value for answer in answers.gather(requested, within_s=60)] == [True] * 5
     assert 1 <= len(entered) <= 5

@@ -36,14 +36,14 @@ def test_the_calendar_shows_each_window_in_its_state_and_those_after_them_as_ope
     assert made.waits_for == "the watermark"
 
 
-@pytest.mark.parametrize(("grain", "most"), [(Grain.HOUR, 14 * 24), (Grain.DAY, 26 * 7)])
-def test_a_calendar_is_bounded_also_for_a_table_whose_event_times_are_years_ago(grain: Grain, most: int):
-    windows = [Window(grain.floor(START) + n * grain.us, grain) for n in range(most * 2)]
+@pytest.mark.parametrize(("grain", "limit"), [(Grain.HOUR, 14 * 24), (Grain.DAY, 26 * 7)])
+def test_a_calendar_is_bounded_also_for_a_table_whose_event_times_are_years_ago(grain: Grain, limit: int):
+    windows = [Window(grain.floor(START) + n * grain.us, grain) for n in range(limit * 2)]
     through = windows[-1].end_us
     made = calendar_of(
         grain, {w: signal(w) for w in windows}, through_us=through, now_us=through + 10**15, waits_for=""
     )
-    assert len(made.cells) == most
+    assert len(made.cells) == limit
     assert sum(cell.state == "open" for cell in made.cells) == 48
 
 

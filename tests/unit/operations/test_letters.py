@@ -1,4 +1,4 @@
-"""What a page tells of dead letters after replays and discards."""
+"""What a page tells about dead letters after replays and discards."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_summary_that_would_be_too_long_tells_hours_together_and_at_last_nothi
 
 
 class World:
-    """Letters of a stream, by the time of their rejection and error class, and the snapshots that tell of them."""
+    """Letters of a stream, by the time of their rejection and error class, and the snapshots that tell about them."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw, self.letters = draw, list[tuple[int, str]]()
@@ -148,7 +148,7 @@ class World:
         counts = Counter(name for _, name in found)
         self.main.append(batch(now_ms, **{name: Reason(count) for name, count in counts.items()}))
 
-    def treat(self, now_ms: int, summary_most: int) -> None:
+    def treat(self, now_ms: int, max_summary: int) -> None:
         """Some leave, and some get another class, each as likely."""
         share = self.draw.choice((0.2, 1))
         chosen = [one for one in self.letters if self.draw.random() < share]
@@ -159,7 +159,7 @@ class World:
         change = Counter(reported(come, now_ms))
         change.subtract(reported(chosen, now_ms))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(letter_counts, "MAX_SUMMARY_CHARACTERS", summary_most)
+            patch.setattr(letter_counts, "MAX_SUMMARY_CHARACTERS", max_summary)
             summary = letters_summary(change)
         if any(change.values()):
             self.treatments.append((now_ms, {"frazil.dead-letters-of": "orders", **summary}))
@@ -176,13 +176,13 @@ def reported(letters: list[tuple[int, str]], now_ms: int) -> Counter[tuple[str, 
 
 @given(st.integers().map(random.Random), st.sampled_from((2_000, 120, 60)), st.integers(4, 60))
 def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_reported_with_the_first_of_the_day(
-    draw: random.Random, summary_most: int, steps: int
+    draw: random.Random, max_summary: int, steps: int
 ) -> None:
     world, now_ms = World(draw), NOW_MS - NOW_MS % HOUR_MS + COMMITTED_MS // 2
     world.reject(now_ms)
     for _ in range(steps):
         now_ms += draw.choice((1_000, COMMITTED_MS // 2, HOUR_MS, 11 * HOUR_MS))
-        world.treat(now_ms, summary_most) if draw.random() < 0.3 else world.reject(now_ms)
+        world.treat(now_ms, max_summary) if draw.random() < 0.3 else world.reject(now_ms)
     now_ms = draw.choice([at_ms for at_ms, _ in world.main]) + DAY_MS - draw.choice((0, 1_000, HOUR_MS))
     now_ms = max(now_ms, *(at_ms for at_ms, _ in [*world.main, *world.treatments]))
     begin_ms = now_ms - DAY_MS

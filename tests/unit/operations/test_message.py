@@ -1,4 +1,4 @@
-"""What people are told: enough to act on, whatever it is about, and never more than they can read."""
+"""What people get to read: enough to act on, whatever it is about, and never more than they can read."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def test_what_is_over_has_the_key_of_what_fired_and_says_whether_anything_stands
     over = reported(alert(sentence="city.rides: the alert freshness:rides is over: 0 records wait"), is_over=True)
     assert over.key == fired.key
     assert over.title == "frazil: over: freshness, stream rides of city.rides"
-    assert over.text.endswith("\n\n1 alerts stand now.")
+    assert over.text.endswith("\n\n1 alerts are active.")
     assert "stood since: 2033-05-18" in over.text
-    assert reported(alert(), is_over=True, standing=0).text.endswith("No alert stands any more.")
+    assert reported(alert(), is_over=True, standing=0).text.endswith("No alert is active.")
     assert fired.key != reported(alert(table="city.taxis")).key, "another alert is another incident"
 
 

@@ -12,7 +12,7 @@ import pytest
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.maintenance.rules import RULES
 from frazil.operations.overview import (
-    PATIENCE_MS,
+    GRACE_MS,
     Around,
     Health,
     Line,
@@ -150,9 +150,9 @@ def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_
         [None, OLD_MS, NOW_MS],
         [None, 0, 82],
     )
-    for writer, last_ms, epoch, desired, asked_ms, lag in choices:
+    for writer, last_ms, epoch, desired, requested_ms, lag in choices:
         found = status(
-            writer=writer, last_commit_at_ms=last_ms, commit_epoch=epoch, desired=desired, desired_at_ms=asked_ms,
+            writer=writer, last_commit_at_ms=last_ms, commit_epoch=epoch, desired=desired, desired_at_ms=requested_ms,
             lag=lag, state=State.PAUSED if desired == "paused" else State.STOPPED,
         )  # fmt: skip
         of_another = last_ms is not None and (
@@ -164,7 +164,7 @@ def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_
             assert of_another
             assert desired != "paused"
         if writer.has_ended and not writer.exit_code and not of_another and desired != "paused":
-            held = NOW_MS - max(writer.ended_at_ms or 0, asked_ms or 0) <= STARTS_WITHIN_MS
+            held = NOW_MS - max(writer.ended_at_ms or 0, requested_ms or 0) <= STARTS_WITHIN_MS
             assert (found.state, found.level, found.rule) in {
                 ("starting", Level.QUIET, "") if held else ("no writer", Level.TROUBLE, "writer"),
                 ("stopped", Level.BROKEN, "writer"),  # without an exit code: it was killed
@@ -181,7 +181,7 @@ def test_a_promise_is_never_shorter_than_two_commits(spec: StreamSpec):
 
 def test_what_has_not_come_back_for_long_needs_a_person_and_keeps_its_last_numbers(spec: StreamSpec):
     before = status(lag=7, flow=Flow(2.5, (1, 2), 3))
-    seen = Seen(before, OLD_MS, silent_since_ms=NOW_MS - PATIENCE_MS)
+    seen = Seen(before, OLD_MS, silent_since_ms=NOW_MS - GRACE_MS)
     line = line_of("ticks", spec, seen, Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.lag, line.records_per_s) == ("no answer", Level.TROUBLE, 7, 2.5)
     said = "The catalog default, its storage, or Kafka has not answered since 2023-11-14 22:13:10Z"
@@ -189,7 +189,7 @@ def test_what_has_not_come_back_for_long_needs_a_person_and_keeps_its_last_numbe
 
 
 def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and_needs_nobody_yet(spec: StreamSpec):
-    slow_ms = NOW_MS - PATIENCE_MS + 1
+    slow_ms = NOW_MS - GRACE_MS + 1
     known = line_of("ticks", spec, Seen(status(), OLD_MS, silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
     assert (known.word, known.level) == ("running", Level.WELL)
     new = line_of("ticks", spec, Seen(silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
@@ -211,7 +211,7 @@ def test_what_nobody_checked_for_minutes_is_shown_as_it_was_then(spec: StreamSpe
 
 def test_what_was_never_seen_is_being_checked(spec: StreamSpec):
     line = line_of("ticks", spec, Seen(), Around(), now_ms=NOW_MS)
-    assert (line.word, line.level, line.needs) == ("looking", Level.UNKNOWN, ())
+    assert (line.word, line.level, line.needs) == ("loading", Level.UNKNOWN, ())
 
 
 def test_a_check_that_failed_says_so(spec: StreamSpec):
@@ -245,7 +245,7 @@ def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_
 
 def test_a_file_that_is_broken_does_not_make_the_stream_unreadable_while_it_is_checked(spec: StreamSpec):
     line = line_of("ticks", spec, Seen(broken="ticks.yaml: name: is missing"), Around(), now_ms=NOW_MS)
-    assert (line.word, line.level, len(line.needs)) == ("looking", Level.TROUBLE, 1)
+    assert (line.word, line.level, len(line.needs)) == ("loading", Level.TROUBLE, 1)
 
 
 def test_what_cannot_be_read_is_not_called_in_shape(spec: StreamSpec):
@@ -260,6 +260,16 @@ def test_where_frazil_was_changed_under_the_server_it_says_that_and_blames_no_ta
     for before in (None, status()):
         line = line_of("ticks", spec, Seen(before, OLD_MS, outdated="restart it"), Around(), now_ms=NOW_MS)
         assert (line.word, line.level, line.needs) == ("restart needed", Level.TROUBLE, (Need("restart it"),))
+
+
+def test_a_stream_whose_windows_cannot_be_read_is_not_well(spec: StreamSpec) -> None:
+    around = Around(windows_problem="SpecError: the signals of demo.ticks are damaged")
+    line = line_of("ticks", spec, Seen(status(), NOW_MS), around, now_ms=NOW_MS)
+    assert line.level is Level.TROUBLE
+    (need,) = line.needs
+    assert need.sentence.startswith("Its windows cannot be read, so it is not known which are complete or held: Spec")
+    unread = line_of("ticks", spec, Seen(status(table_exists=None), NOW_MS), around, now_ms=NOW_MS)
+    assert not any("windows" in need.sentence for need in unread.needs), "the table's own problem is said once"
 
 
 def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_it_makes_no_difference(
@@ -343,8 +353,8 @@ def test_those_that_need_a_person_come_first_and_then_the_names():
         ({"not begun": Level.QUIET}, "The stream has not begun yet"),
         ({"not begun": Level.QUIET, "running": Level.WELL}, "No stream needs a person: 1 of 2 streams are well"),
         ({"paused": Level.QUIET}, "The stream is paused"),
-        ({"looking": Level.UNKNOWN, "running": Level.WELL}, "Looking at 1 stream"),
-        ({"late": Level.TROUBLE, "looking": Level.UNKNOWN}, "1 of 2 streams needs a person"),
+        ({"loading": Level.UNKNOWN, "running": Level.WELL}, "Loading 1 stream"),
+        ({"late": Level.TROUBLE, "loading": Level.UNKNOWN}, "1 of 2 streams needs a person"),
         ({"late": Level.TROUBLE, "stopped": Level.BROKEN, "paused": Level.QUIET}, "2 of 3 streams need a person"),
     ],
 )
@@ -401,6 +411,7 @@ def test_a_table_is_in_shape_or_has_something_due_or_an_alert_and_says_which():
     tables = ["demo.ticks", "demo.ticks_eu"]
     assert health_of(tables, [shape, writer], due) == Health(Level.TROUBLE, "alert", ("small-files",))
     assert health_of(tables, [writer], due) == Health(Level.QUIET, "maintenance due", ("compaction", "expiry"))
-    assert health_of(tables, [], {}) == Health(Level.WELL, "in shape")
+    assert health_of(tables, [], dict.fromkeys(tables, ())) == Health(Level.WELL, "in shape")
+    assert health_of(tables, [], {}) == Health(Level.UNKNOWN, "not measured"), "no run of frazil_health had them"
     assert health_of(tables, [], {"demo.ticks_eu": ["not measured"]}) == Health(Level.UNKNOWN, "not measured")
     assert health_of(tables, [], None) is None

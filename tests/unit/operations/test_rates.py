@@ -20,7 +20,7 @@ HOUR_MS = 60 * MINUTE_MS
 
 
 def minutes(*records: int | None, **more: Any) -> list[Point]:
-    """Of each minute, what landed; None for a minute without a batch."""
+    """Points of minutes: what landed, or None for a minute without a batch."""
     values = {"interval_ms": MINUTE_MS, **more}
     return [
         Point(n * MINUTE_MS, batches=int(count is not None), records=count or 0, rejected=(count or 0) // 10, **values)

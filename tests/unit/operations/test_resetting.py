@@ -1,4 +1,4 @@
-"""What the history of a stream tells of a reset."""
+"""What the history of a stream tells about a reset."""
 
 from __future__ import annotations
 

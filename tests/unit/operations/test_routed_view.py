@@ -18,11 +18,11 @@ def test_of_thousands_of_tables_some_are_shown_and_a_search_finds_the_others():
 
 def test_tables_with_something_amiss_come_first_also_one_that_is_not_there_and_have_the_mark_of_their_stream():
     names = [f"demo.orders_of_{n:04}" for n in range(2000)]
-    amiss = {"demo.orders_of_1999": "lacks 3 rows", "demo.orders_of_gone": "missing"}
+    amiss = {"demo.orders_of_1999": "3 rows behind", "demo.orders_of_gone": "missing"}
     shown = routed_of(names, "", amiss=amiss)
     assert shown is not None
     assert shown.tables[:3] == (
-        RoutedTable("demo.orders_of_1999", "lacks 3 rows", Level.TROUBLE),
+        RoutedTable("demo.orders_of_1999", "3 rows behind", Level.TROUBLE),
         RoutedTable("demo.orders_of_gone", "missing", Level.TROUBLE),
         RoutedTable("demo.orders_of_0000"),
     )

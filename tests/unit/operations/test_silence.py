@@ -1,4 +1,4 @@
-"""Of Airflow's own processes those are told that nobody runs, since when, what that means, and how to start them."""
+"""Airflow components that do not run are reported: since when, what that means, and how to start them."""
 
 from __future__ import annotations
 

@@ -187,6 +187,6 @@ def test_a_table_that_its_route_misses_is_reported_as_such_and_not_as_one_that_i
     shop: Any = SimpleNamespace(name="shop", amiss={"shop.orders": "missing"})
     others: Any = SimpleNamespace(name="others", amiss={})
     assert amiss_of("shop.orders", (others, shop)) == (
-        "It is not as the route of shop had it (missing): `frazil route shop` says what mends that",
+        "It is not as the route of shop had it (missing): `frazil route shop` shows the remedy",
     )
     assert amiss_of("shop.carts", (others, shop)) == ()

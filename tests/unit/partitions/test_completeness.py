@@ -1,4 +1,4 @@
-"""Which windows are complete: laws of the decision, over streams that idle, appear, vanish and fall back."""
+"""The windows that are complete: laws of the decision, over streams that idle, appear, vanish and fall back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which windows wait: laws over all watermarks."""
+"""The windows that wait: laws over all watermarks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.partitions.completeness import Feed, complete_to
-from frazil.partitions.open_windows import FURTHEST_AHEAD_US, Alignment
-from frazil.partitions.windows import Grain, Window
+from frazil.partitions.windows import FURTHEST_AHEAD_US, Alignment, Grain, Window
 
 moments = st.integers(-(10**16), 10**16)
 alignments = st.builds(Alignment, st.just("ts"), st.sampled_from(Grain), st.integers(0, 10**11))

@@ -39,7 +39,7 @@ def test_a_schema_is_requested_once(server: MadeRegistry) -> None:
     server.answers["/schemas/ids/7"] = [(200, {"schema": '"string"'})]
     found = opened(server.url + "/")
     assert [found.get(7), found.get(7)] == [SchemaText("AVRO", '"string"')] * 2
-    assert server.asked == ["/schemas/ids/7"]
+    assert server.requested == ["/schemas/ids/7"]
 
 
 def test_what_a_schema_refers_to_comes_before_it_once(server: MadeRegistry) -> None:
@@ -63,7 +63,7 @@ def test_what_a_schema_refers_to_comes_before_it_once(server: MadeRegistry) -> N
         "/subjects/b/versions/2?deleted=true": of("B", b),
     }
     assert opened(server.url).get(1) == SchemaText("PROTOBUF", "top", (("b.proto", "B"), ("a.proto", "A")))
-    assert len(server.asked) == 3
+    assert len(server.requested) == 3
 
 
 def test_an_id_without_a_schema_is_requested_again_only_after_a_while(server: MadeRegistry) -> None:
@@ -71,7 +71,7 @@ def test_an_id_without_a_schema_is_requested_again_only_after_a_while(server: Ma
     for schema_id in (9, 9, -1, 0):
         with pytest.raises(UnknownSchema):
             found.get(schema_id)
-    assert server.asked == ["/schemas/ids/9"]
+    assert server.requested == ["/schemas/ids/9"]
     server.answers["/schemas/ids/9"] = [(200, {"schema": "{}"})]
     with mock.patch.object(client, "UNKNOWN_FOR_S", 0.0):
         assert found.get(9).text == "{}"
@@ -88,7 +88,7 @@ def test_several_ids_are_requested_together_and_each_once(server: MadeRegistry) 
             found.get(schema_id)
     found.ask([1, 2, 3, 4])
     found.ask([])
-    assert sorted(server.asked) == [f"/schemas/ids/{i}" for i in (1, 2, 3, 4)]
+    assert sorted(server.requested) == [f"/schemas/ids/{i}" for i in (1, 2, 3, 4)]
 
 
 def test_what_is_no_answer_to_one_of_several_ids_says_nothing_of_them(server: MadeRegistry) -> None:
@@ -147,7 +147,7 @@ def test_a_long_chain_of_references_is_an_unknown_schema(server: MadeRegistry) -
         reference = {"name": "x", "subject": f"s{i + 1}", "version": 1}
         server.answers[path] = [(200, {"schema": "{}", "references": [reference]})]
     said = "a chain of more than 8 others"
-    with mock.patch.object(client, "DEEPEST_REFERENCES", 8), pytest.raises(UnknownSchema, match=said):
+    with mock.patch.object(client, "MAX_REFERENCE_DEPTH", 8), pytest.raises(UnknownSchema, match=said):
         opened(server.url).get(1)
 
 
@@ -167,7 +167,7 @@ def test_slow_references_end_in_time_and_the_next_try_goes_on(server: MadeRegist
             found.get(1)
         schema = found.get(1)
     assert len(schema.references) == 5
-    assert [path for path in server.asked if "subjects" in path] == [
+    assert [path for path in server.requested if "subjects" in path] == [
         f"/subjects/s{i}/versions/1?deleted=true" for i in range(5)
     ]
 
@@ -220,7 +220,7 @@ def test_a_host_that_a_late_redirect_leads_to_gets_no_more_time() -> None:
     with made_registry() as server:
         server.answers["/"] = [(200, {"padding": "x" * 10_000})]
         server.drip_s = 0.05
-        bound = bounded_http._asking.bound = bounded_http._Bound(60.0)
+        bound = bounded_http._current_request.bound = bounded_http._Bound(60.0)
         bound.end()  # as the timer does while the first host drips
         with pytest.raises(requests.exceptions.ConnectionError):
             bounded_http.session().get(server.url, timeout=60.0)
@@ -277,4 +277,4 @@ def test_only_so_many_schemas_are_kept(server: MadeRegistry) -> None:
     with mock.patch.object(client, "MAX_SCHEMAS", 2):
         for i in (1, 2, 1, 3, 1):
             found.get(i)
-    assert len(server.asked) == 3
+    assert len(server.requested) == 3

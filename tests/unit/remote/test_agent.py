@@ -92,7 +92,7 @@ class PollsTooEarly:
 
 class World:
     def __init__(self, folder: Path, spec: StreamSpec) -> None:
-        self.spec, self.cluster, self.asked = spec, Cluster(), Signals()
+        self.spec, self.cluster, self.requested = spec, Cluster(), Signals()
         self.folder = DriverFolder(LocalStore(), f"{folder}/driver")
         self.ended: list[Any] = []
         self._threads: list[threading.Thread] = []
@@ -111,12 +111,12 @@ class World:
             arguments=("ticks",),
             environment={},
         )
-        asked = self.asked
+        requested = self.requested
 
         def run() -> None:
             with Mirror(spec, run_folder("ticks")) as mirror:
                 try:
-                    code, error = Agent(prepared, self.cluster, mirror, asked, **wanted).run()
+                    code, error = Agent(prepared, self.cluster, mirror, requested, **wanted).run()
                     mirror.ended(error if code else None)
                     self.ended.append(code)
                 except Exception as failure:
@@ -128,7 +128,7 @@ class World:
         return thread
 
     def tell(self, *, ended: Exit | None = None, words: str = "", **heartbeat: Any) -> None:
-        """As the driver of the order does."""
+        """Report as the driver of the order does."""
         order = self.folder.order()
         assert order is not None
         self._number += 1
@@ -142,8 +142,8 @@ class World:
         return Heartbeat.read(open_exchange(run_folder("ticks")))
 
     def stop(self) -> None:
-        self.asked.stop = "SIGTERM"
-        self.asked.wake.set()
+        self.requested.stop = "SIGTERM"
+        self.requested.wake.set()
 
     def over(self) -> None:
         for thread in self._threads:
@@ -217,7 +217,7 @@ def test_a_changed_declaration_replaces_the_driver_once_it_has_ended(world: Worl
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)
     world.folder.put_order(dataclasses.replace(order, stop=None))
-    world.asked = Signals()
+    world.requested = Signals()
     changed = world.spec.model_copy(update={"name": "other"})
     world.start(spec=changed)
     eventually(lambda: (found := world.folder.order()) and found.stop == "the declaration has changed")
@@ -262,8 +262,8 @@ def test_a_driver_that_runs_after_all_is_followed_by_what_it_tells(
 def test_force_kills_until_the_cluster_says_that_the_driver_is_gone(world: World, eventually: Any) -> None:
     world.start()
     eventually(lambda: (found := world.folder.order()) and found.submission)
-    world.asked.force = True
-    world.asked.wake.set()
+    world.requested.force = True
+    world.requested.wake.set()
     eventually(lambda: world.ended == [137])
     assert world.cluster.kills == 2
     order = world.folder.order()
@@ -315,8 +315,8 @@ def test_what_another_agent_noted_in_the_order_stays(world: World, eventually: A
     world.start()
     order = eventually(lambda: (found := world.folder.order()) and found.submission and found)
     world.folder.put_order(dataclasses.replace(order, stop="a restart was asked for"))
-    world.asked.force = True
-    world.asked.wake.set()
+    world.requested.force = True
+    world.requested.wake.set()
     eventually(lambda: world.ended == [137])
     assert world.folder.order() == dataclasses.replace(order, stop="a restart was asked for", kill=True)
 

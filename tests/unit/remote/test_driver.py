@@ -16,7 +16,7 @@ from frazil.errors import EnvironmentUnusable
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.remote.driver import LogTail, Telling, check_version, own_submission
+from frazil.remote.driver import DriverReporter, LogTail, check_version, own_submission
 from frazil.remote.driver_environment import CATALOG, driver_environment, lay_down, take_up
 from frazil.remote.driver_folder import DriverFolder, Exit, Order, Wanted
 from frazil.table.local_storage import LocalStore
@@ -30,7 +30,7 @@ class Driver:
         self.folder.put_order(ORDER)
         self.stops = 0
         self.paused = False
-        self.telling = Telling(
+        self.telling = DriverReporter(
             self.folder, ORDER, stream="ticks", is_paused=lambda: self.paused, stop=self._stop, tell_s=3600
         )
 

@@ -92,10 +92,13 @@ def test_of_a_driver_that_left_no_word_the_cluster_tells_the_end(seen: DriverSta
 )
 def test_a_driver_that_is_wanted_otherwise_is_asked_to_end_and_then_replaced(wanted: Wanted) -> None:
     assert decided(wanted=wanted, followed=False) == (Act.ASK_TO_STOP, 0)
-    asked = of_order(stop="the declaration has changed")
-    assert decided(wanted=wanted, order=asked) == (Act.WAIT, 0)
+    requested = of_order(stop="the declaration has changed")
+    assert decided(wanted=wanted, order=requested) == (Act.WAIT, 0)
     ended = dataclasses.replace(REPORT, exit=Exit(0))
-    assert decided(wanted=wanted, order=asked, report=ended, status=status(DriverState.SUCCEEDED)) == (Act.SUBMIT, 0)
+    assert decided(wanted=wanted, order=requested, report=ended, status=status(DriverState.SUCCEEDED)) == (
+        Act.SUBMIT,
+        0,
+    )
 
 
 def test_a_stop_lets_the_batch_commit_and_kills_what_has_not_started() -> None:
@@ -125,14 +128,14 @@ def test_a_submission_without_an_answer_is_awaited_then_made_again() -> None:
 
 
 def test_a_driver_that_may_start_after_its_agent_has_ended_finds_that_it_is_to_stop() -> None:
-    """The cluster may have it in a queue: nobody has heard of it."""
+    """The cluster may have it in a queue: no one has heard from it."""
     lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN), "report": None}
     assert decided(**lost, stop="SIGTERM", ordered_since_s=1.0) == (Act.ASK_TO_STOP, 0)
     assert decided(**lost, force=True, ordered_since_s=UNHEARD_S) == (Act.KILL, 0)
-    for asked in ({"stop": "SIGTERM"}, {"force": True}):
-        noted = {**lost, "order": of_order(submission=None, stop="why", kill="force" in asked)}
-        assert decided(**noted, **asked, ordered_since_s=1.0) == (Act.WAIT, 0)
-        assert decided(**noted, **asked, ordered_since_s=UNHEARD_S) == (Act.END, 137 if "force" in asked else 0)
+    for requested in ({"stop": "SIGTERM"}, {"force": True}):
+        noted = {**lost, "order": of_order(submission=None, stop="why", kill="force" in requested)}
+        assert decided(**noted, **requested, ordered_since_s=1.0) == (Act.WAIT, 0)
+        assert decided(**noted, **requested, ordered_since_s=UNHEARD_S) == (Act.END, 137 if "force" in requested else 0)
     killed = of_order(submission=None, stop="why", kill=True)
     assert decided(**{**lost, "order": killed}, found="driver-2", force=True) == (Act.ADOPT, 0)
     assert decided(order=dataclasses.replace(killed, submission="driver-2")) == (Act.KILL, 0), "by the next agent"

@@ -1,4 +1,4 @@
-"""What is prepared before a submission, and what each kind of cluster is told."""
+"""What is prepared before a submission, and what each kind of cluster gets."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_a_pattern_that_matches_no_topic_leaves_no_empty_table_behind(
     frazil_home: Path,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[object] = []
+    requested: list[object] = []
 
     class NoTopics:
         def __init__(self, _: object, topics: object, **__: object) -> None:
-            asked.append(topics)
+            requested.append(topics)
 
         def describe(self) -> Topics:
             return Topics(SourceIdentity("c1", {}), ())
@@ -74,21 +74,21 @@ def test_a_pattern_that_matches_no_topic_leaves_no_empty_table_behind(
     file.write_text(STREAM.replace("topics: [ticks]", "topic-pattern: 'ticks[.].*'") + resources)
     with pytest.raises(TopicMissing, match=r"Kafka has no topics that match 'ticks\[\.\]\.\*' yet"):
         prepare(load_stream(file), tmp_path, program=Path("/opt/drive_stream.py"))
-    assert asked == [TopicPattern("ticks[.].*")]
+    assert requested == [TopicPattern("ticks[.].*")]
 
 
 def test_no_resolved_reference_is_on_a_standalone_drivers_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
 
     def take(_: object, request: dict[str, Any]) -> str:
-        asked.update(request)
+        requested.update(request)
         return "driver-1"
 
     monkeypatch.setattr("frazil.cluster.standalone.submit", take)
     spark = {"spark.ssl.keyPassword": "${env:KEY}", "spark.local.dir": "/d", "spark.pyspark.driver.python": "/p"}
     submitted = driver(master="spark://m:7077", package="/frazil.tar.gz", spark=spark)
     assert StandaloneSubmitter(submitted.resources).submit(submitted) == "driver-1"
-    properties, environment = asked["sparkProperties"], asked["environmentVariables"]
+    properties, environment = requested["sparkProperties"], requested["environmentVariables"]
     assert "spark.ssl.keyPassword" not in properties
     assert properties["spark.local.dir"] == "/d"
     assert properties["spark.archives"] == "/frazil.tar.gz#frazil-package"
@@ -100,10 +100,10 @@ def test_no_resolved_reference_is_on_a_standalone_drivers_command_line(monkeypat
 def test_the_next_submission_begins_at_another_master_after_one_without_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[tuple[str, ...]] = []
+    requested: list[tuple[str, ...]] = []
 
     def hang(addresses: tuple[str, ...], _: object) -> str:
-        asked.append(addresses)
+        requested.append(addresses)
         raise Silent("it did not answer in time")
 
     monkeypatch.setattr("frazil.cluster.standalone.submit", hang)
@@ -112,7 +112,7 @@ def test_the_next_submission_begins_at_another_master_after_one_without_an_answe
     for _ in range(2):
         with pytest.raises(Silent):
             masters.submit(submitted)
-    assert asked == [("http://a:6066", "http://b:6066"), ("http://b:6066", "http://a:6066")]
+    assert requested == [("http://a:6066", "http://b:6066"), ("http://b:6066", "http://a:6066")]
 
 
 def test_spark_submit_has_its_secrets_in_a_file_of_its_own() -> None:
@@ -141,7 +141,7 @@ def test_spark_submit_has_its_secrets_in_a_file_of_its_own() -> None:
         spark_submit(driver(master="yarn"), run=hang)
 
 
-ASKED = "26/11/22 22:50:40 INFO Client: Submitting application application_1_0002 to ResourceManager\n"
+REQUESTED = "26/11/22 22:50:40 INFO Client: Submitting application application_1_0002 to ResourceManager\n"
 ACCEPTED = "26/11/22 22:50:41 INFO YarnClientImpl: Submitted application application_1_0002\n"
 REFUSED = "Exception in thread: no queue\n"
 
@@ -149,11 +149,11 @@ REFUSED = "Exception in thread: no queue\n"
 @pytest.mark.parametrize(
     ("said", "yarn_has", "comes_to"),
     [
-        (ASKED + ACCEPTED + "Exception in thread: the report was lost\n", Silent("away"), "application_1_0002"),
-        (ASKED + "Exception in thread: connection reset\n", "application_1_0002", "application_1_0002"),
+        (REQUESTED + ACCEPTED + "Exception in thread: the report was lost\n", Silent("away"), "application_1_0002"),
+        (REQUESTED + "Exception in thread: connection reset\n", "application_1_0002", "application_1_0002"),
         ("Exception in thread: connection reset\n", "application_1_0002", "application_1_0002"),
-        (ASKED + REFUSED, None, EnvironmentUnusable),
-        (ASKED + "Exception in thread: connection reset\n", Silent("away"), Silent),
+        (REQUESTED + REFUSED, None, EnvironmentUnusable),
+        (REQUESTED + "Exception in thread: connection reset\n", Silent("away"), Silent),
         ("Exception in thread: no such host\n", Silent("away"), EnvironmentUnusable),
     ],
     ids=["it said so", "YARN has it", "YARN has it, its log is silent", "YARN has none", "nobody knows", "never asked"],

@@ -376,7 +376,7 @@ def test_what_others_delete_leaves_a_signal_as_it_was_until_a_row_is_appended(mi
 
 
 def test_an_older_state_of_the_table_than_was_signalled_decides_nothing(minutes, monkeypatch):
-    """As with a caching catalog, which once led to no signal, and at the next check to the same late rows again."""
+    """Read an old table, as from a caching catalog. It once led to no signal, and then to the same late rows again."""
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 70)

@@ -1,4 +1,4 @@
-"""The windows of a routed table are complete when home has passed them and the table has its rows."""
+"""The windows of a routed table are complete when the default table has passed them and the table has its rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from frazil.commit import lacking
+from frazil.commit import missing_rows
 from frazil.maintenance.expiry import read_pins
 from frazil.maintenance.tables import find_maintained
 from frazil.signals.completion import Assessment, assess, signal
@@ -68,7 +68,7 @@ def test_an_hour_of_a_routed_table_is_complete_once_its_rows_are_there(made: Mad
     made.run({"shop.orders": 3, "main": 1}, at_us=hour(0.5))
     assert complete(made) == []
     made.batch({"shop.orders": 2}, at_us=hour(1.5))
-    assert complete(made) == [], "home is past the first hour, and a batch waits for the table"
+    assert complete(made) == [], "the default table is past the first hour, and a batch waits for the table"
     made.follow()
     assert complete(made) == [0]
     made.run({"main": 1}, at_us=hour(2.5))
@@ -124,7 +124,7 @@ def test_a_table_whose_writer_has_all_batches_reads_no_journal(
     made: MadeRoute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.run({"shop.orders": 1}, at_us=hour(0.5))
-    monkeypatch.setattr(lacking, "decided_journals", lambda *_: pytest.fail("a journal is read"))
+    monkeypatch.setattr(missing_rows, "decided_journals", lambda *_: pytest.fail("a journal is read"))
     assert seen(made).feeds[0].watermark_us == hour(0.5)
 
 
@@ -134,7 +134,7 @@ def test_a_routed_table_has_windows_only_if_the_route_says_so(tmp_path: Path) ->
     assert list(load_streams(tmp_path).values())
     (orders,), (payments,) = streams_of(tmp_path, "shop.orders"), streams_of(tmp_path, "shop.payments")
     assert isinstance(orders, RoutedStream)
-    assert (orders.home, orders.table.identifier, orders.window) == ("shop.other", "shop.orders", "hour")
+    assert (orders.default_table, orders.table.identifier, orders.window) == ("shop.other", "shop.orders", "hour")
     assert payments.window is None
     assert [view.table.identifier for view in with_windows(declared())] == ["shop.other", "shop.orders"]
 
@@ -142,7 +142,7 @@ def test_a_routed_table_has_windows_only_if_the_route_says_so(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"route": {"complete": ["shop.order"]}}, r"is none of route\.tables"),
+        ({"route": {"complete": ["shop.order"]}}, r"is not in route\.tables"),
         ({"complete": "none"}, "for no window of the stream completes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the lock file and the command say of jars; `tests/spark` fetches some."""
+"""What the lock file and the command say about jars; `tests/spark` fetches some."""
 
 from __future__ import annotations
 

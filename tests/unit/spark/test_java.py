@@ -1,4 +1,4 @@
-"""Without Java 17, one sentence says so and how to get it."""
+"""If Java 17 is missing, one sentence says so and how to get it."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_a_mistake_is_reported_again_without_a_parse_until_it_is_fixed(declare: 
 def test_a_file_that_is_replaced_within_one_tick_of_the_clock_is_seen(
     declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a file system that knows seconds only: the same size, the same inode, the same times."""
+    """The file system knows seconds only: the same size, the same inode, the same times."""
     path = declare(commit={"max-records": 5})
     tick, stat = path.stat(), Path.stat
     monkeypatch.setattr(Path, "stat", lambda self: tick if self == path else stat(self))

@@ -91,7 +91,7 @@ def test_what_another_process_wrote_down_meanwhile_is_seen(folder: Path, frazil_
 def test_a_home_that_is_closed_to_this_user_takes_no_declaration_away(
     mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in a process that looks twice, and where a record is to be forgotten.
+    """Read twice in a process, also if a record is to be forgotten.
 
     Root, to whom nothing is closed, becomes another user; anybody else takes from himself what another may not.
     """

@@ -174,7 +174,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "cluster behind frazil's back",
         {"resources": {"spark": {"spark.master": "spark://a:7077"}}},
-        ["resources.spark.spark.master: 'spark://a:7077' names a cluster, of which only resources.master tells"],
+        ["resources.spark.spark.master: 'spark://a:7077' names a cluster, which only resources.master may name"],
     ),
     (
         "master twice",
@@ -267,7 +267,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "topics twice",
         {"source": {"bootstrap-servers": "a:1", "topics": "x", "topic-pattern": "x.*"}},
-        ["source.topic-pattern: 'x.*' is beside source.topics; keep one of them"],
+        ["source.topic-pattern: 'x.*' is declared together with source.topics; keep one of them"],
     ),
     (
         "topic pattern",

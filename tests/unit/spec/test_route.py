@@ -20,7 +20,7 @@ Declare = Callable[..., Path]
 @pytest.mark.parametrize(
     ("route", "message"),
     [
-        ({"by": "field", "tables": {"a": "n.a"}}, "lacks the name of the field; add name"),
+        ({"by": "field", "tables": {"a": "n.a"}}, "is missing the name of the field; add name"),
         ({"by": "topic", "name": "x", "tables": {"a": "n.a"}}, "has a name, which by: topic does not use"),
         ({"by": "header", "name": "x"}, "has neither tables nor a template"),
         (
@@ -56,7 +56,7 @@ def test_a_mistake_is_reported_with_its_key(declare: Declare, route: dict[str, A
         ("02", "int", "'02' is never a value of the column carrier; write 2"),
         ("0x1f", "long", "'0x1f' is never a value of the column carrier; write 31"),
         ("1_000", "int", "'1_000' is never a value of the column carrier; write 1000"),
-        ("two", "int", "'two' is no whole number, as each value of the column carrier is"),
+        ("two", "int", "'two' is not a whole number, like each value of the column carrier is"),
         ("-2", "int", None),
         ("02", "string", None),
     ],

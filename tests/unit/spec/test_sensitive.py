@@ -74,7 +74,7 @@ def test_a_stream_without_sensitive_fields_keeps_its_fingerprint(declare: Declar
 
 def test_no_change_brings_a_dropped_field() -> None:
     home = StructType()
-    asked = [
+    requested = [
         Addition(("SSN",), StringType(), None),
         Addition(("ssn", "digits"), StringType(), None),
         Addition(("home",), home, None),
@@ -83,8 +83,8 @@ def test_no_change_brings_a_dropped_field() -> None:
         Relaxation(("home", "city")),
         Relaxation(("ssn",)),
     ]
-    kept, refused = without_hidden(asked, [("ssn",), ("home", "street")])
-    assert kept == asked[3:]
+    kept, refused = without_hidden(requested, [("ssn",), ("home", "street")])
+    assert kept == requested[3:]
     assert [refusal.path for refusal in refused] == [("SSN",), ("ssn", "digits"), ("home",)]
 
 

@@ -122,7 +122,7 @@ def enveloped(mode: str = "upsert", **more: object) -> dict[str, str]:
 def test_an_envelope_is_for_an_upsert() -> None:
     assert enveloped(key="id") == {}
     assert "add mode: upsert and a key" in enveloped("append")["source.format.envelope"]
-    assert "told by the events" in enveloped(key="id", delete={"column": "op", "values": ["d"]})["delete"]
+    assert "part of the events" in enveloped(key="id", delete={"column": "op", "values": ["d"]})["delete"]
     assert enveloped(key="id", evolution="additive") == enveloped(key="id", evolution="full") == {}
 
 

@@ -52,7 +52,7 @@ def test_a_count_beyond_its_bounds_or_a_switch_is_refused_by_the_loader_and_the_
     part: Part, model: type[BaseModel], within: Whole
 ) -> None:
     key = ".".join(map(str, part))
-    for value in (within.least - 1, within.most + 1, 10**30, True, False):
+    for value in (within.minimum - 1, within.maximum + 1, 10**30, True, False):
         declared = declared_with(part, model, value)
         with pytest.raises(SpecError, match=rf"{key}: .*(is below|is above|is not an integer)"):
             validate_stream(declared, FILE)
@@ -76,10 +76,10 @@ def test_exactly_the_whole_numbers_within_the_bounds_are_taken(
         "Any", number=(Annotated[int, within], ...), perhaps=(Annotated[int, within] | None, None)
     )
     validator = Draft202012Validator(model.model_json_schema())
-    for tried in (value, within.least + beside, within.most + beside):
-        sound = isinstance(tried, int) and not isinstance(tried, bool) and within.least <= tried <= within.most
+    for tried in (value, within.minimum + beside, within.maximum + beside):
+        sound = isinstance(tried, int) and not isinstance(tried, bool) and within.minimum <= tried <= within.maximum
         for key, is_sound in (("number", sound), ("perhaps", sound or tried is None)):
-            made = {"number": within.least, key: tried}
+            made = {"number": within.minimum, key: tried}
             assert validator.is_valid(made) == is_sound
             if is_sound:
                 assert getattr(model.model_validate(made), key) == tried

@@ -1,4 +1,4 @@
-"""In which word a writer's task shows how the writer is, whatever was observed of it."""
+"""The word in which a writer's task shows the writer's state, whatever was observed of it."""
 
 from __future__ import annotations
 

@@ -76,11 +76,11 @@ def test_a_writer_is_restarting_from_the_act_until_its_supervisor_has_ended_it(p
     def observed(generation: int) -> Observation:
         return Observation(process, Launch("l", LaunchKind.SUPERVISED, 0, "f", generation, mark(os.getpid())), None, ())
 
-    asked = Desired(generation=3, restart_generation=3)
-    assert is_restarting(observed(2), asked) is restarts
-    assert not is_restarting(observed(3), asked)
+    requested = Desired(generation=3, restart_generation=3)
+    assert is_restarting(observed(2), requested) is restarts
+    assert not is_restarting(observed(3), requested)
     assert not is_restarting(observed(2), Desired(generation=3))
-    assert not is_restarting(Observation(ProcessState.NEVER, None, None, ()), asked)
+    assert not is_restarting(Observation(ProcessState.NEVER, None, None, ()), requested)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A table of a route that cannot be made or loaded: its rows wait beside home, and reach it once, whatever dies."""
+"""A table of a route that cannot be made or loaded: its rows wait in files, and reach it once, whatever dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frazil.audit.run import audit_stream
 from frazil.cli.route import route as route_command
 from frazil.commit.followers import RETRY_TIMEOUT_S, Behind
 from frazil.commit.following import give_up, give_up_beside
-from frazil.commit.missing_rows import lacking
+from frazil.commit.missing_rows import missing_rows
 from frazil.commit.opened import OpenStream
 from frazil.commit.settle import settle
 from frazil.commit.swap import RetryPolicy
@@ -75,8 +75,8 @@ class Shop(MadeRoute):
 
     route: StreamRoute
     waited_s = 0.0
-    """By its patience, which no test has to wait for."""
-    asked_to_end = False
+    """Seconds that its retries waited, without a real wait."""
+    is_ending = False
 
     def start(self) -> Shop:
         """Another process takes over."""
@@ -92,7 +92,7 @@ class Shop(MadeRoute):
 
     def _wait(self, seconds: float) -> bool:
         self.waited_s += seconds
-        return self.asked_to_end
+        return self.is_ending
 
     @property
     def routed(self) -> RoutedTables:
@@ -100,7 +100,7 @@ class Shop(MadeRoute):
         return self.route.routed
 
     def land(self, **rows: int) -> None:
-        """A batch with so many rows of each value."""
+        """A batch with that many rows of each value."""
         self.route.try_again(self.home())
         self.route.make([value for value in rows if value not in self.routed.targets], self.home())
         self.absent = self.routed.absent
@@ -116,7 +116,7 @@ class Shop(MadeRoute):
         return [file.path for file in self.tables.store_of(table).list_files(folder)]
 
     def beside(self) -> list[str]:
-        """What waits beside home, notes too."""
+        """What waits next to the default table, notes too."""
         return [Path(bare_path(f.path)).name for f in self.tables.store.list_files(self.tables.waiting_folder())]
 
 
@@ -135,7 +135,7 @@ def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(m
     made.land(a=2, order=1)
     made.land(a=1, b=3)
     assert (made.offsets(ORDERS), made.offsets(B)) == ([2], [4, 5, 6])
-    (behind,) = lacking(made.tables, made.home())
+    (behind,) = missing_rows(made.tables, made.home())
     assert (behind.target, behind.rows, behind.batches) == (A, 3, 2)
     assert "not yours" in behind.reason, "who looks hears what the writer met"
     assert missing_tables(made.spec) == {A: str(behind)}
@@ -306,7 +306,7 @@ def test_rows_are_written_anew_once_more_when_the_files_of_an_earlier_try_cannot
 
 
 def _down_for_an_hour(made: Shop) -> None:
-    """The writer is killed once home has a row for `A`, and comes back later than `route.lag` allows."""
+    """The writer is killed once the default table has a row for `A`, and comes back later than `route.lag` allows."""
     made.land(a=1)
     made.batch({A: 1})
     made.now_ms += 3_600_000
@@ -337,7 +337,7 @@ def test_a_start_ends_when_a_table_that_has_been_behind_for_too_long_stays_so(ma
 def test_a_writer_that_is_asked_to_end_while_its_start_is_patient_ends_as_it_should(made: Shop, broken: Broken) -> None:
     _down_for_an_hour(made)
     broken.refused = {("load_table", A)}
-    made.asked_to_end = True
+    made.is_ending = True
     made.start()
     assert set(made.route.followers.behind) == {A}
 
@@ -392,11 +392,11 @@ def test_rows_of_a_table_that_is_never_there_can_be_given_up(made: Shop, broken:
     broken.refused = {("create_table", A)}
     made.land(a=2)
     give_up_beside(made.tables, A, made.home())
-    assert lacking(made.tables, made.home()) == []
+    assert missing_rows(made.tables, made.home()) == []
     made.land(b=1)
     assert made.route.followers.behind == {}, "a writer that runs takes notice"
     made.land(a=1)
-    assert [b.rows for b in lacking(made.tables, made.home())] == [1]
+    assert [b.rows for b in missing_rows(made.tables, made.home())] == [1]
     broken.refused.clear()
     made.start()
     assert made.offsets(A) == [3]
@@ -521,17 +521,17 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
     made.land(a=1, order=1)
     load_catalog(None).drop_table(A)
     made.start()
-    assert A in made.route.followers.waiting, "home does not know yet that its tables have its last batch"
+    assert A in made.route.followers.waiting, "the default table does not know yet that its tables have its last batch"
     assert made.route.followers.behind == {}
     said: list[Any] = []
     made.route.emit = said.append
     made.land(a=2, order=1)
     made.route.tell()
     (outage,) = said
-    assert outage.sentence.startswith(f"{A} lacks 2 rows of 1 batch: table {A} of the route of 'shop'")
+    assert outage.sentence.startswith(f"{A} is missing 2 rows of 1 batch: table {A} of the route of 'shop'")
     assert f"`frazil route shop --give-up {A}`" in outage.sentence
-    assert "says what mends that" not in outage.sentence, "the reason does already"
-    (behind,) = lacking(made.tables, made.home())
+    assert "shows the remedy" not in outage.sentence, "the reason does already"
+    (behind,) = missing_rows(made.tables, made.home())
     assert (behind.rows, behind.batches) == (2, 1)
 
 
@@ -539,7 +539,7 @@ def test_the_command_that_tells_more_is_named_where_a_reason_names_none() -> Non
     plain, mended = (Behind(A, 0, 1, 1, reason) for reason in ("it refuses writes", "run `frazil route shop`"))
     assert pointer("shop", [mended]) == ""
     for behind in ([plain], [mended, plain], [mended] * (MAX_NAMED + 1)):
-        assert pointer("shop", behind) == ". `frazil route shop` says what mends that"
+        assert pointer("shop", behind) == ". `frazil route shop` shows the remedy"
 
 
 def test_tables_that_an_earlier_version_made_are_known_after_a_start(made: Shop) -> None:
@@ -563,7 +563,7 @@ def test_a_table_that_was_dropped_when_it_had_all_rows_keeps_no_run_from_its_end
     made.start()
     assert made.route is not None
     assert not made.route.behind
-    assert [*made.followers.waiting] == [A]  # somebody may register it as it was before
+    assert [*made.followers.waiting] == [A]  # a user may register it as it was before
 
 
 def test_tables_that_lack_rows_are_reported_until_all_have_all(made: Shop) -> None:

@@ -21,9 +21,8 @@ from frazil.host.exchange import open_exchange
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
 from frazil.kafka.identity import SourceIdentity
 from frazil.stream.batch import BatchRunner
-from frazil.stream.batch_rates import write_rates_of
+from frazil.stream.batch_rates import join_ranges, write_rates_of
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.joined_ranges import join_ranges
 from frazil.stream.outage import waited_out
 from frazil.stream.plan import Rates
 from frazil.stream.planner_exchange import read_rates, write_rates

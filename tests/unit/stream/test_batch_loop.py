@@ -152,16 +152,16 @@ def test_no_batch_begins_once_the_writer_is_to_end(monkeypatch: pytest.MonkeyPat
 
 def test_brokers_that_are_silent_hold_up_no_stop(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(batch_loop, "UNTIL_CHECK_S", 0.001)
-    asked, released, stopping = threading.Event(), threading.Event(), threading.Event()
+    requested, released, stopping = threading.Event(), threading.Event(), threading.Event()
 
     class Silent:
         def next_position(self) -> Position:
-            asked.set()
+            requested.set()
             assert released.wait(60)
             return LATER
 
     def until() -> bool:
-        assert asked.wait(60)
+        assert requested.wait(60)
         stopping.set()
         return True
 

@@ -1,4 +1,4 @@
-"""Where transactions of a captured database are whole, whatever its connector sends again."""
+"""The offsets at which transactions of a captured database are whole, whatever its connector sends again."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_a_statement_that_began_before_the_transaction_ahead_of_it_changes_no_or
 def test_the_work_is_linear_in_transactions_whose_ends_are_heard_of_late(
     position: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    monkeypatch.setattr(boundaries, "is_after", lambda *both: asked.append(both) or is_after(*both))
+    requested = []
+    monkeypatch.setattr(boundaries, "is_after", lambda *both: requested.append(both) or is_after(*both))
     log = Boundaries(0)
     for number in range(1000):
         log.add(f"t{number}", 1, position, number + 1)
@@ -104,7 +104,7 @@ def test_the_work_is_linear_in_transactions_whose_ends_are_heard_of_late(
     for number in range(1000):
         log.ended(f"t{number}", 1)
     assert (log.settle(whole=True), log.at) == ("", 1000)
-    assert len(asked) <= 2000
+    assert len(requested) <= 2000
 
 
 def test_what_is_of_no_transaction_ends_none() -> None:
@@ -168,7 +168,7 @@ def test_ends_are_not_remembered_for_ever() -> None:
 def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
     sizes: list[int], crashes: list[tuple[int, int]], polls: list[tuple[int, int, bool]]
 ) -> None:
-    """Each look is at so many events, with the ends of the last ones unheard of, and perhaps by a new writer."""
+    """Each look is at that many events, with the ends of the last ones unheard of, and perhaps by a new writer."""
     source = [(f"t{t}", order) for t, size in enumerate(sizes) for order in range(1, size + 1)]
     counts = {f"t{t}": size for t, size in enumerate(sizes)}
     sent: list[Event] = []
@@ -186,7 +186,7 @@ def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
             transaction, order = sent[offset]
             log.add(transaction, order, place(int(transaction[1:])), offset + 1)
         for transaction, count in counts.items():
-            # Its end comes behind its events: what is known of the log has them all.
+            # Its end comes behind its events: what is known about the log has them all.
             if (transaction, count) in sent[: max(0, end - unheard)]:
                 log.ended(transaction, count)
         log.settle(whole=end == len(sent) or unheard % 2 == 1)

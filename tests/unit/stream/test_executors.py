@@ -1,4 +1,4 @@
-"""Executors that cannot run a driver's tasks are told from those that can."""
+"""Executors that cannot run a driver's tasks are distinguished from those that can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tasks of a merge tell of their progress, and what the heartbeat and the supervisor make of it."""
+"""What the tasks of a merge tell about their progress, and what the heartbeat and the supervisor make of it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class MergingWriter:
         return found
 
     def after(self, minutes: int) -> Decision | None:
-        """What the supervisor decides so many minutes later."""
+        """What the supervisor decides that many minutes later."""
         self.now_ms += minutes * MINUTE_MS
         launch = Launch("L", LaunchKind.SUPERVISED, BEGAN_MS, "f", 0, writer=ProcessMark(1, 1.0))
         writer = Observation(ProcessState.RUNNING, launch, self.heartbeat(), ())
@@ -88,7 +88,7 @@ class MergingWriter:
         return hung(observed, launch, now_ms=self.now_ms, policy=Policy.for_stream(SPEC))
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        """As an engine does."""
+        """Merge as an engine does."""
         arrived = pickle.loads(pickle.dumps(work))
         return [*arrived(plans)]
 
@@ -180,10 +180,10 @@ def test_merges_that_are_requested_while_a_job_runs_are_one_job(writer: MergingW
 
     run = MergeRun(merge, writer.progress)
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(run, writer.context, writer.tasks) for _ in range(8)]
+        requested = [pool.submit(run, writer.context, writer.tasks) for _ in range(8)]
         eventually(lambda: len(run._waiting) == 7, within_s=60)
         gate.set()
-        assert [one.result()[0].counts.updated for one in asked] == [FILES] * 8
+        assert [one.result()[0].counts.updated for one in requested] == [FILES] * 8
     assert jobs == [1, 7]
 
 
@@ -206,8 +206,8 @@ def test_a_merge_that_fails_fails_no_other_of_its_job(writer: MergingWriter, err
     run = MergeRun(merge, writer.progress)
     with ThreadPoolExecutor(4) as pool:
         contexts = [writer.context, writer.context, bad, writer.context]
-        asked = [pool.submit(run, context, writer.tasks) for context in contexts]
+        requested = [pool.submit(run, context, writer.tasks) for context in contexts]
         eventually(lambda: len(run._waiting) == 3, within_s=60)
         gate.set()
-        ended = [one.exception() for one in asked]
+        ended = [one.exception() for one in requested]
     assert [type(one) for one in ended] == [type(None), type(None), type(error), type(None)]

@@ -32,11 +32,11 @@ class StandInKafka:
     def __init__(self) -> None:
         self.end = {TP0: 0, TP1: 0}
         self.high: dict[tuple[str, int], int] = {}
-        """Where it is not the end: the records of an open transaction lie between."""
+        """High watermarks that differ from the end: the records of an open transaction lie between."""
         self.leader_epoch: int | None = None
         self.log_cut: dict[tuple[str, int], int] = {}
-        """Where logs were cut that have grown again."""
-        self.asked: set[tuple[str, int]] = set()
+        """Offsets at which logs were truncated that have grown again."""
+        self.requested: set[tuple[str, int]] = set()
         self.begin = {TP0: 0, TP1: 0}
         self.identity = SourceIdentity("c1", {"t": "id-1"})
         self.down = False
@@ -44,7 +44,7 @@ class StandInKafka:
         """Topics of which no leader answers, because they were deleted."""
         self.described = 0
         self.hidden: set[str] = set()
-        """Topics that the stream may not describe (any more)."""
+        """Topics that the stream may not describe (now)."""
 
     def check_not_hidden(self, topics):
         self._answer()
@@ -64,7 +64,7 @@ class StandInKafka:
         self._answer()
         if self.gone & {topic for topic, _ in partitions}:
             raise TopicMissing("a topic does not exist")
-        self.asked |= set(partitions)
+        self.requested |= set(partitions)
         return {tp: LogEnd(self.end[tp], self.high.get(tp, self.end[tp]), self.leader_epoch) for tp in partitions}
 
     def cut(self, positions):
@@ -254,16 +254,16 @@ def test_a_deleted_topic_of_a_pattern_is_not_read_and_holds_nothing_back(pattern
     patterned.after(2)
     without(patterned, "u")
     patterned.after(11)
-    patterned.kafka.asked.clear()
+    patterned.kafka.requested.clear()
     patterned.kafka.end[TP0] = 6
     checked_again = patterned.after(2)
-    assert "topic u is not in Kafka any more: 5 of its records were not read" in caplog.text
+    assert "topic u is no longer in Kafka: 5 of its records were not read" in caplog.text
     assert U not in checked_again.idle
     later = patterned.after(75)
     assert later.offsets == {TP0: 6, TP1: 5, U: 4}
     assert U in later.idle
-    assert U not in patterned.kafka.asked
-    assert patterned.kafka.asked
+    assert U not in patterned.kafka.requested
+    assert patterned.kafka.requested
 
 
 def test_a_topic_that_brokers_leave_out_for_a_moment_is_read_on(patterned: World):
@@ -373,7 +373,7 @@ def test_a_topic_that_stays_away_is_reported_as_that_with_its_records_that_were_
     world.kafka.gone = {"t"}
     with pytest.raises(TopicMissing, match=r"does not exist\. 200 records that Kafka had before had not been read$"):
         world.after(UNREACHABLE_S + 5)
-    assert "Kafka has lacked what the stream reads for 10 s: a topic does not exist" in caplog.messages
+    assert "Kafka has been missing what the stream reads for 10 s: a topic does not exist" in caplog.messages
 
 
 def test_a_topic_made_again_is_reported_as_such_where_its_log_ends_earlier(world: World):
@@ -386,14 +386,14 @@ def test_a_topic_made_again_is_reported_as_such_where_its_log_ends_earlier(world
 
 
 def test_brokers_that_stay_behind_an_earlier_leader_end_the_writer_and_say_why(world: World):
-    """As where the cluster's metadata was restored from a backup: what they answer is never believed."""
+    """The cluster's metadata was restored from a backup: its answers are never believed."""
     world.kafka.leader_epoch = 5
     world.kafka.end = {TP0: 5, TP1: 5}
     world.after(1)
     world.kafka.leader_epoch = 3
     world.kafka.end = {TP0: 9, TP1: 9}
     assert world.after(OUTDATED_POLLS - 1).offsets == {TP0: 5, TP1: 5}
-    with pytest.raises(KafkaUnavailable, match=r"t-0, t-1 whose leader epoch is lower.*restored from a backup"):
+    with pytest.raises(KafkaUnavailable, match=r"t-0, t-1 with a leader epoch lower.*restored from a backup"):
         world.after(UNREACHABLE_S + 2)
 
 
@@ -505,7 +505,7 @@ def test_a_topic_that_is_declared_no_more_is_not_requested_and_holds_nothing_bac
     world.kafka.end = {TP0: 5, TP1: 7}
     start = world.planner.position
     end = world.after(1)
-    assert world.kafka.asked == {TP0, TP1}
+    assert world.kafka.requested == {TP0, TP1}
     assert (end.offsets[OLD], end.idle) == (100, {OLD})
     ranges = [r for task in world.planner.tasks(start, end) for r in task["ranges"]]
     assert {r["topic"] for r in ranges} == {"t"}

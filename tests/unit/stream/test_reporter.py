@@ -19,8 +19,8 @@ from frazil.stream.event_log import log_event
 from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder, write_task
 from frazil.stream.reporter import Reporter
+from frazil.stream.stall import StallWatch
 from frazil.stream.stall_history import Limits
-from frazil.stream.stall_watch import StallWatch
 
 INTERVAL_S = 20
 STILL_S = 3 * INTERVAL_S

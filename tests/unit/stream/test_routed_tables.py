@@ -1,4 +1,4 @@
-"""Which tables a route has, and which it makes: by what the catalog says of them, and never somebody else's."""
+"""The tables that a route has, and those that it makes: by the catalog, and never another owner's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def declared(**route: Any) -> StreamSpec:
 
 
 class Shop:
-    """A stream with its home and a route, as its writer opens them."""
+    """A stream with its default table and a route, as its writer opens them."""
 
     def __init__(self, **route: Any) -> None:
         self.spec = declared(**route)
@@ -147,7 +147,8 @@ def test_tables_that_were_made_are_found_again_and_count() -> None:
     destinations = shop.context(routed).destinations
     assert destinations is not None
     assert destinations.full == (
-        "route.limit is 3, and so many tables were made. Raise it, or give the value a table in route.tables; then "
+        "route.limit is 3, and the writer has made that many tables. Raise it, or give the value a table in "
+        "route.tables; then "
         "replay its dead letters"
     )
 
@@ -188,10 +189,12 @@ def test_a_table_that_rows_wait_for_is_never_begun_anew() -> None:
     shop = Shop(template="shop.of_{value}")
     shop.open().make(["a"], shop.home())
     shop.catalog.purge_table("shop.of_a")
-    waiting = Behind("shop.of_a", 1, 1, 5, "it does not exist any more")
+    waiting = Behind("shop.of_a", 1, 1, 5, "it does no longer exist")
     routed = shop.open(shop__of_a=waiting)
     routed.make(["a"], shop.home())
-    assert routed.absent["shop.of_a"].startswith("stream 'shop': shop.of_a lacks 5 rows of 1 batch: it does not exist")
+    assert routed.absent["shop.of_a"].startswith(
+        "stream 'shop': shop.of_a is missing 5 rows of 1 batch: it does not exist"
+    )
     made_anew(shop.spec, shop.tables, "shop.of_a")
     assert "shop.of_a" in shop.open(shop__of_a=waiting).absent
     assert read_marker(shop.catalog.load_table("shop.of_a").properties, "shop") is None

@@ -103,11 +103,11 @@ def test_each_target_is_written_with_the_credentials_of_its_own_table(
         context.targets[target].folder: {"s3.session-token": f"{names[target]}, load 1"} for target in own
     }
 
-    asked: dict[str, IoProperties] = {}
-    monkeypatch.setattr(swap, "open_store", lambda location, io, **_: asked.update({location: io}))
+    requested: dict[str, IoProperties] = {}
+    monkeypatch.setattr(swap, "open_store", lambda location, io, **_: requested.update({location: io}))
     tables.store_of("dead-letters")
     own["dead-letters"].refresh()
-    (renewed,) = asked.values()
+    (renewed,) = requested.values()
     assert callable(renewed)
     assert renewed() == {"s3.session-token": "demo.flights_dead_letters, load 2"}
 
@@ -142,7 +142,7 @@ def test_what_others_do_to_the_columns_is_checked_before_each_batch(
 def test_rows_are_not_staged_without_a_column_that_only_the_next_start_adds(
     frazil_home: Path,  # noqa: ARG001 - it sets the environment
 ) -> None:
-    """A backfill does not evolve the table: its rows would lack the new column's values for ever."""
+    """A backfill does not evolve the table: its rows would not have the new column's values for ever."""
     catalog = load_catalog(None)
     main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
     tables = StreamTables.of("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)

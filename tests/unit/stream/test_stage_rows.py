@@ -84,7 +84,7 @@ def changed(cls: Any, *, without: str = "", **added: Any) -> Any:
 
 
 def test_code_that_changed_within_a_version_is_refused_where_a_name_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a checkout is updated under a running writer."""
+    """A checkout was updated under a running writer."""
     data = cloudpickle.dumps(WORK)
     monkeypatch.setattr(stage_rows, "StageContext", changed(StageContext, without="coordinates"))
     assert f"runs other code of version {__version__} than is installed by now" in refusal(data)

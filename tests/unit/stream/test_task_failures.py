@@ -1,4 +1,4 @@
-"""What Spark says of a task that it gave up, as an error of ours."""
+"""What Spark says about a task that it gave up, as an error of ours."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_python_workers_that_die_are_one_sentence_with_the_host_and_the_tries():
     assert words.startswith(
         "a Python worker of stream 'ticks' died on 10.0.0.7, and Spark gave its task up after 4 tries."
     )
-    assert "lack of memory" in words
+    assert "memory ran out" in words
 
 
 def test_an_executor_that_dies_is_reported_with_its_exit_code():

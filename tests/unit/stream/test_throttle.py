@@ -47,7 +47,7 @@ def evaluated(seen: list[tuple[timedelta, int, int]], bounds: Bounds = BOUNDS) -
 
 
 def after(counts: list[int], bounds: Bounds = BOUNDS) -> list[Throttle]:
-    """By the fewest snapshots of each half hour."""
+    """The throttle after the fewest snapshots of each half hour."""
     return evaluated([(n * HOUR / 2, count, 10) for n, count in enumerate(counts)], bounds)
 
 
@@ -57,7 +57,7 @@ def after(counts: list[int], bounds: Bounds = BOUNDS) -> list[Throttle]:
 def sawtooth(
     hours: float, *, every_s: float, streams: int, runs: list[float], leaves: Callable[[int], int]
 ) -> list[tuple[timedelta, int, int]]:
-    """A table that so many streams commit to, cut down at `runs`, in hours, to what the run of that number leaves."""
+    """A table that several streams commit to, cut down at `runs`, in hours, to what the run of that number leaves."""
     seen, count, done = [], 50, 0
     for n in range(int(hours * 3600 / every_s)):
         at = n * every_s / 3600

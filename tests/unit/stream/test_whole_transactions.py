@@ -25,7 +25,7 @@ ORDERS = ("public.orders",)
 
 
 class StandInTopics:
-    """Two topics, in which a connector writes transactions of so many events."""
+    """Two topics, in which a connector writes transactions of that many events."""
 
     def __init__(self) -> None:
         self.log: list[Said] = []
@@ -110,7 +110,7 @@ def test_all_of_what_has_ended_is_read(topics: StandInTopics) -> None:
 
 
 def test_events_that_came_since_its_end_was_heard_of_belong_to_it(topics: StandInTopics) -> None:
-    """A connector that starts again within a transaction may count its events anew."""
+    """A connector that starts again within a transaction may count its events again."""
     reader = Reader(topics)
     topics.write("a", 1)
     topics.end("a", 1)
@@ -181,7 +181,7 @@ def test_a_new_writer_knows_the_last_transaction_whatever_was_read_since(topics:
 
 
 class StandInKafka:
-    """Where the topic of transactions ends, and which one it is."""
+    """Kafka with the topic of transactions, and its end."""
 
     def __init__(self) -> None:
         self.id, self.end = "first", 0

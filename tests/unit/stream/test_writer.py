@@ -111,18 +111,18 @@ def declared(frazil_home: Path, more: str = "") -> StreamSpec:
     return load_stream(file)
 
 
-@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("requested", [True, False])
 def test_silent_brokers_are_no_failure_of_a_writer_that_was_asked_to_end(
-    asked: bool, frazil_home: Path, monkeypatch: pytest.MonkeyPatch
+    requested: bool, frazil_home: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def silent(_: KafkaOffsets) -> Topics:
-        if asked:
+        if requested:
             writer.stop()
         raise KafkaUnavailable("no answer within 10 s")
 
     monkeypatch.setattr(KafkaOffsets, "describe", silent)
     writer = Writer(declared(frazil_home), engine=StartedEngine())
-    if asked:
+    if requested:
         assert writer.run() is None
     else:
         with pytest.raises(KafkaUnavailable):

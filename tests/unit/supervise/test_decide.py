@@ -87,7 +87,7 @@ PAUSED = Desired(DesiredMode.PAUSED, 5, reason="Kafka upgrade", by="ana", at_ms=
 GIVEN_UP = Notes(given_up=GivenUp("L9", NOW - MINUTE, "it broke", "table-1"))
 
 
-def asked(cause: Cause, *, ago: int) -> Notes:
+def requested(cause: Cause, *, ago: int) -> Notes:
     return Notes(stop=StopRequest("L9", NOW - ago, cause, "because"))
 
 
@@ -112,18 +112,18 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("moved to a shared application", alive(make_heartbeat(), state=ProcessState.HOSTED, declared=Removed(NOW - 11_000)), WriterAction.END, Cause.HOSTED),
     ("removed", alive(make_heartbeat(), declared=Removed(NOW - 11_000)), WriterAction.STOP, Cause.REMOVED),
     ("missing for a moment", alive(make_heartbeat(), declared=Removed(NOW - 9_000)), WriterAction.KEEP, Cause.ADVANCING),
-    ("restart asked for", alive(make_heartbeat(), desired=Desired(generation=5, restart_generation=5)), WriterAction.RESTART, Cause.ASKED),
+    ("restart asked for", alive(make_heartbeat(), desired=Desired(generation=5, restart_generation=5)), WriterAction.RESTART, Cause.REQUESTED),
     ("paused and resumed before anybody looked", alive(make_heartbeat(), desired=Desired(generation=6)), WriterAction.KEEP, Cause.ADVANCING),
     ("launched by the restart that was asked for", alive(make_heartbeat(), desired=Desired(generation=4, restart_generation=4)), WriterAction.KEEP, Cause.ADVANCING),
     ("the spec changed", alive(make_heartbeat(), declared=Declared("f2")), WriterAction.RESTART, Cause.SPEC_CHANGED),
     ("the spec is broken", alive(make_heartbeat(), declared=Unreadable("x.yaml: no")), WriterAction.KEEP, Cause.ADVANCING),
     ("the catalog is away", alive(make_heartbeat(), desired=Unreadable("no catalog")), WriterAction.KEEP, Cause.ADVANCING),
-    ("asked to stop, the batch advances", alive(make_heartbeat(), notes=asked(Cause.PAUSED, ago=30 * MINUTE), desired=PAUSED), WriterAction.KEEP, Cause.STOPPING),
-    ("asked to stop, the batch stands still", alive(make_heartbeat(advanced_ago=6 * MINUTE), notes=asked(Cause.PAUSED, ago=6 * MINUTE), desired=PAUSED), WriterAction.KILL, Cause.STOPPING),
-    ("asked to stop while it waits", alive(make_heartbeat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=0), notes=asked(Cause.PAUSED, ago=MINUTE)), WriterAction.KEEP, Cause.STOPPING),
-    ("asked to stop, and silent", alive(make_heartbeat(written_ago=61_000), notes=asked(Cause.PAUSED, ago=61_000)), WriterAction.KILL, Cause.STOPPING),
-    ("hung, asked to stop", alive(make_heartbeat(advanced_ago=6 * MINUTE), notes=asked(Cause.HUNG, ago=29_000)), WriterAction.KEEP, Cause.STOPPING),
-    ("hung, and does not stop", alive(make_heartbeat(advanced_ago=6 * MINUTE), notes=asked(Cause.HUNG, ago=31_000)), WriterAction.KILL, Cause.STOPPING),
+    ("asked to stop, the batch advances", alive(make_heartbeat(), notes=requested(Cause.PAUSED, ago=30 * MINUTE), desired=PAUSED), WriterAction.KEEP, Cause.STOPPING),
+    ("asked to stop, the batch stands still", alive(make_heartbeat(advanced_ago=6 * MINUTE), notes=requested(Cause.PAUSED, ago=6 * MINUTE), desired=PAUSED), WriterAction.KILL, Cause.STOPPING),
+    ("asked to stop while it waits", alive(make_heartbeat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=0), notes=requested(Cause.PAUSED, ago=MINUTE)), WriterAction.KEEP, Cause.STOPPING),
+    ("asked to stop, and silent", alive(make_heartbeat(written_ago=61_000), notes=requested(Cause.PAUSED, ago=61_000)), WriterAction.KILL, Cause.STOPPING),
+    ("hung, asked to stop", alive(make_heartbeat(advanced_ago=6 * MINUTE), notes=requested(Cause.HUNG, ago=29_000)), WriterAction.KEEP, Cause.STOPPING),
+    ("hung, and does not stop", alive(make_heartbeat(advanced_ago=6 * MINUTE), notes=requested(Cause.HUNG, ago=31_000)), WriterAction.KILL, Cause.STOPPING),
     ("the stop was asked of an earlier launch", alive(make_heartbeat(), notes=Notes(stop=StopRequest("L8", NOW, Cause.PAUSED, ""))), WriterAction.KEEP, Cause.ADVANCING),
     # while none lives
     ("never launched", never(), WriterAction.START, Cause.FIRST_START),
@@ -138,7 +138,7 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("stopped for a changed spec", ended(exit_(0, stopped_for="spec changed")), WriterAction.START, Cause.STOPPED),
     ("stopped by force for a restart", ended(exit_(137, stopped_for="asked for")), WriterAction.START, Cause.STOPPED),
     ("paused, and ended", ended(exit_(0, stopped_for="paused"), desired=PAUSED), WriterAction.HOLD, Cause.PAUSED),
-    ("resumed", ended(exit_(0, stopped_for="paused"), desired=Desired(generation=6)), WriterAction.START, Cause.ASKED),
+    ("resumed", ended(exit_(0, stopped_for="paused"), desired=Desired(generation=6)), WriterAction.START, Cause.REQUESTED),
     ("a first crash", ended(exit_(1, ago=1_000)), WriterAction.START, Cause.CRASHED),
     ("a first crash, this moment", ended(exit_(1)), WriterAction.HOLD, Cause.CRASHED),
     ("a crash that nobody saw", ended(exit_(None, ago=1_000)), WriterAction.START, Cause.CRASHED),
@@ -153,16 +153,16 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("five crashes, the oldest long ago", ended(*crashes(5, apart=20 * MINUTE)), WriterAction.HOLD, Cause.CRASHED),
     ("five crashes with a commit each", ended(*crashes(5, committed=True)), WriterAction.HOLD, Cause.CRASHED),
     ("five hung writers", ended(*crashes(5, code=137, stopped_for="hung")), WriterAction.GIVE_UP, Cause.CRASH_LOOP),
-    ("five crashes, then resumed", ended(*crashes(5), notes=GIVEN_UP, desired=Desired(generation=5)), WriterAction.START, Cause.ASKED),
-    ("five crashes, then another spec", ended(*crashes(5), notes=GIVEN_UP, declared=Declared("f2")), WriterAction.START, Cause.ASKED),
+    ("five crashes, then resumed", ended(*crashes(5), notes=GIVEN_UP, desired=Desired(generation=5)), WriterAction.START, Cause.REQUESTED),
+    ("five crashes, then another spec", ended(*crashes(5), notes=GIVEN_UP, declared=Declared("f2")), WriterAction.START, Cause.REQUESTED),
     ("brokers away for hours", ended(*crashes(40, code=22)), WriterAction.HOLD, Cause.UNAVAILABLE),
     ("brokers away, the minute is over", ended(exit_(22, ago=MINUTE)), WriterAction.START, Cause.UNAVAILABLE),
     ("the clock was set back", ended(exit_(1, ago=-60 * MINUTE)), WriterAction.START, Cause.CRASHED),
     ("offsets are gone", ended(exit_(11)), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
     ("offsets are gone, said before", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-1"), WriterAction.HOLD, Cause.NEEDS_PERSON),
-    ("offsets are gone, frazil reset was run", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.START, Cause.ASKED),
+    ("offsets are gone, frazil reset was run", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.START, Cause.REQUESTED),
     ("offsets are gone, the table cannot be read", ended(exit_(11), notes=GIVEN_UP), WriterAction.HOLD, Cause.NEEDS_PERSON),
-    ("offsets are gone, the run was cleared", ended(exit_(11), notes=Notes(cleared="L9")), WriterAction.START, Cause.ASKED),
+    ("offsets are gone, the run was cleared", ended(exit_(11), notes=Notes(cleared="L9")), WriterAction.START, Cause.REQUESTED),
     ("fenced, and the other one commits", ended(exit_(13), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.HOLD, Cause.NEEDS_PERSON),
     ("fenced three days ago, and supervision is back", ended(exit_(13, ago=3 * DAY, committed=True), away_since_ms=NOW - 4 * DAY, returned_at_ms=NOW), WriterAction.START, Cause.RETURNED),
     ("fenced under our eyes, given up, and back after days elsewhere", ended(exit_(13, ago=3 * DAY), notes=GIVEN_UP, away_since_ms=NOW - 3 * DAY + MINUTE, returned_at_ms=NOW), WriterAction.START, Cause.RETURNED),
@@ -338,8 +338,8 @@ def test_the_foreground_writer_is_left_alone(observed: Observed) -> None:
 @given(observations())
 def test_a_hold_that_ends_by_itself_ends_soon_and_in_the_future(observed: Observed) -> None:
     decision = decided(observed)
-    most_ms = POLICY.longest_denied_backoff_ms if decision.cause is Cause.DENIED else MINUTE
-    assert decision.until_ms is None or NOW < decision.until_ms <= NOW + most_ms
+    max_ms = POLICY.longest_denied_backoff_ms if decision.cause is Cause.DENIED else MINUTE
+    assert decision.until_ms is None or NOW < decision.until_ms <= NOW + max_ms
 
 
 @given(observations())

@@ -81,15 +81,15 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Seconds:
 def test_a_check_at_a_stream_costs_the_same_however_many_are_declared(
     streams: Path, times: Times, index: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of its own file and the defaults each look asks the file system anew; of the others only once a second."""
+    """Each read checks its own file and the defaults in the file system; the others only once a second."""
     monkeypatch.setattr(file_cache, "SETTLED_NS", -(10**12))
     text = (streams / "ticks.yaml").read_text()
     for number in range(40):
         (streams / f"s{number}.yaml").write_text(text.replace("ticks", f"s{number}"))
-    parsed, load, stat, asked = [], yaml.load, file_cache.signature, []
+    parsed, load, stat, requested = [], yaml.load, file_cache.signature, []
 
     def counted(path: Path) -> Any:
-        asked.append(path.name)
+        requested.append(path.name)
         return stat(path)
 
     monkeypatch.setattr(yaml, "load", lambda *a, **n: parsed.append(1) or load(*a, **n))
@@ -97,15 +97,15 @@ def test_a_check_at_a_stream_costs_the_same_however_many_are_declared(
     declarations = [Declaration(f"s{number}", streams, clock=times) for number in range(40)]
     assert all(isinstance(declaration.read(), Declared) for declaration in declarations)
     assert len(parsed) == 41
-    asked.clear()
+    requested.clear()
     for declaration in declarations:
         declaration.read()
-    assert len(asked) == 2 * len(declarations)
+    assert len(requested) == 2 * len(declarations)
     index.now_s += folder_index.LISTED_FOR_S
-    asked.clear()
+    requested.clear()
     for declaration in declarations:
         declaration.read()
-    assert len(asked) == 41 + 2 * len(declarations)
+    assert len(requested) == 41 + 2 * len(declarations)
     assert len(parsed) == 41
 
 

@@ -1,4 +1,4 @@
-"""Desired state beside a real table, as the command line writes it."""
+"""Desired state next to a real table, as the command line writes it."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_of_two_who_act_at_once_one_is_refused_and_the_other_counts(
             return put(place, wanted, after=after)
 
         monkeypatch.setattr(_Place, "put", after_another)
-        with pytest.raises(DesiredMoved, match="ticks was paused, resumed or restarted by somebody else"):
+        with pytest.raises(DesiredMoved, match="ticks was paused, resumed or restarted by another user"):
             desired.restart(by="ben", reason="", after=seen.generation)
         found = desired.read()
         assert (found.mode, found.by) == (DesiredMode.PAUSED, "ana")

@@ -1,4 +1,4 @@
-"""Which decisions a stream's history tells, and in what words."""
+"""The decisions that a stream's history records, and their words."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from frazil.history.points import Happened, Kind
 from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.history_entry import history_entry
 from frazil.supervise.observed import Desired, DesiredMode, Unreadable
+from frazil.supervise.supervisor import history_entry
 
 NOW = 1_800_000_000_000
 

@@ -9,7 +9,7 @@ from frazil.supervise.observed import error_name
 
 
 class _OneOfItsOwn(CommitUnavailable):
-    """As modules have, for what they catch themselves."""
+    """An error of a module that catches it itself."""
 
 
 @pytest.mark.parametrize("error", [CommitUnavailable, Fenced])

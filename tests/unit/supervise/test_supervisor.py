@@ -20,7 +20,7 @@ from frazil.spec.last_sound import EMPTY_MS
 from frazil.spec.load import find_stream
 from frazil.supervise.decision import Cause, WriterAction
 from frazil.supervise.desired import open_desired
-from frazil.supervise.supervised import WriterProgram
+from frazil.supervise.supervised import TableState, WriterProgram
 from frazil.supervise.supervisor import Step, Supervisor
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
@@ -115,7 +115,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
     desired.resume(by="ana", reason="")
     assert bench.runs(supervisor) != pid
 
-    clock.ahead_ms += AGAIN_MS  # there was no table when the first start was to be told
+    clock.ahead_ms += AGAIN_MS  # there was no table when the first start was to be reported
 
     def reported() -> list[str]:
         supervisor.step()
@@ -126,7 +126,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
     assert "(asked for): resumed by ana" in second
     assert first != second
     desired.restart(by="ana", reason="new credentials")
-    bench.until(supervisor, WriterAction.RESTART, Cause.ASKED)
+    bench.until(supervisor, WriterAction.RESTART, Cause.REQUESTED)
     bench.until(supervisor, WriterAction.KEEP, Cause.ADVANCING)
     assert bench.at_hand.launcher.observe().launch.generation == 3
 
@@ -195,6 +195,26 @@ def test_an_exit_that_needs_a_person_is_given_up_on_once_and_clearing_tries_agai
     bench.at_hand.orders()
     supervisor.person_cleared(by="Airflow", reason="the run was cleared")
     bench.runs(supervisor)
+
+
+def test_clearing_undoes_a_pause_by_airflow_and_none_by_a_person(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ensure_table(load_catalog(None), spec := find_stream(bench.streams, "ticks"))
+    supervisor, desired = bench.supervisor(), open_desired(spec)
+
+    def cleared() -> tuple[str, str]:
+        supervisor.person_cleared(by="Airflow", reason="the run was cleared")
+        now = desired.read()
+        return str(now.mode), now.by
+
+    desired.pause(by="Airflow", reason="the run was marked failed")
+    assert cleared() == ("running", "Airflow")
+    desired.pause(by="ana", reason="Kafka upgrade")
+    assert cleared() == ("paused", "ana")
+    assert not bench.at_hand.launcher.observe().process.is_alive
+    seen = desired.pause(by="Airflow", reason="the run was marked failed")
+    desired.pause(by="ana", reason="it must not run")
+    monkeypatch.setattr(TableState, "desired", lambda *_: seen)
+    assert cleared() == ("paused", "ana"), "ana paused it after the supervisor had looked"
 
 
 def test_what_a_run_that_failed_on_another_host_gave_up_on_is_given_up_on_once(bench: Bench) -> None:

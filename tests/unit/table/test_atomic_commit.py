@@ -1,4 +1,4 @@
-"""Which catalogs commit to several tables at once, and the request by which a REST catalog does."""
+"""The catalogs that commit to several tables at once, and the request of a REST catalog."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ TABLE = Schema(
 )
 
 
-def asked(*changes: Change, former: tuple[Schema, ...] = (), most: int = 500) -> tuple[list[Change], list[str]]:
-    found = growth(TABLE, former, changes, max_columns=most, fixed={"at"})
+def requested(*changes: Change, former: tuple[Schema, ...] = (), limit: int = 500) -> tuple[list[Change], list[str]]:
+    found = growth(TABLE, former, changes, max_columns=limit, fixed={"at"})
     return [*found.changes], [f"{'.'.join(refusal.path)} {refusal.reason}" for refusal in found.refused]
 
 
@@ -47,30 +47,32 @@ def new(*path: str, kind: IcebergType | None = None) -> Addition:
 
 @pytest.mark.parametrize("path", [("gate",), ("place", "b"), ("stops", "element", "b"), ("tags", "value", "b")])
 def test_a_new_field_is_added_at_every_level(path: tuple[str, ...]):
-    assert asked(new(*path)) == ([new(*path)], [])
+    assert requested(new(*path)) == ([new(*path)], [])
 
 
 @pytest.mark.parametrize("path", [("note",), ("place", "a"), ("gone", "b"), ("note", "b"), ("stops", "b")])
 def test_what_the_table_has_meanwhile_or_no_longer_can_have_is_passed_over(path: tuple[str, ...]):
-    assert asked(new(*path)) == ([], [])
+    assert requested(new(*path)) == ([], [])
 
 
 def test_names_in_another_case_are_refused_at_every_level():
-    changes, refused = asked(new("Note"), new("place", "A"), new("Gate"), new("gate"))
+    changes, refused = requested(new("Note"), new("place", "A"), new("Gate"), new("gate"))
     assert changes == [new("Gate")]
     assert [sentence.split(" ")[0] for sentence in refused] == ["Note", "gate", "place.A"]
     assert refused[0] == "Note has the name of the column note in other case, which it does not fill; write it as note"
 
 
 def test_the_name_of_a_column_that_frazil_may_add_later_is_refused():
-    assert asked(new("Kafka_line"), new("place", "kafka_line")) == (
+    assert requested(new("Kafka_line"), new("place", "kafka_line")) == (
         [new("place", "kafka_line")],
         ["Kafka_line has the name of a column that frazil adds"],
     )
 
 
 def test_no_column_gets_the_name_of_one_of_icebergs_own():
-    changes, refused = asked(new("_file"), new("_Row_id"), new("_change_type"), new("place", "_file"), new("_other"))
+    changes, refused = requested(
+        new("_file"), new("_Row_id"), new("_change_type"), new("place", "_file"), new("_other")
+    )
     assert changes == [new("_other"), new("place", "_file")]
     assert [reason.split(" ")[0] for reason in refused] == ["_Row_id", "_change_type", "_file"]
     assert all("has the name of one of Iceberg's metadata columns" in reason for reason in refused)
@@ -92,7 +94,7 @@ def test_a_field_with_dots_in_its_name_that_nested_fields_have_together_is_ignor
     """PyIceberg and Iceberg refuse a schema with both."""
     other = new(*beside, kind=StructType(NestedField(1, "y", LongType()))) if beside == ("x",) else None
     other = other or (new(*beside) if beside else None)
-    changes, refused = asked(*filter(None, (other, new(*path))), new("dots.are.fine"))
+    changes, refused = requested(*filter(None, (other, new(*path))), new("dots.are.fine"))
     assert new("dots.are.fine") in changes
     assert len(changes) == 1 + bool(beside)
     (reason,) = refused
@@ -101,7 +103,7 @@ def test_a_field_with_dots_in_its_name_that_nested_fields_have_together_is_ignor
 
 def test_a_column_that_was_dropped_or_renamed_does_not_come_back():
     before = Schema(NestedField(1, "key", LongType()), NestedField(20, "gone", StringType()))
-    changes, refused = asked(new("gone"), new("key"), new("other"), former=(before,))
+    changes, refused = requested(new("gone"), new("key"), new("other"), former=(before,))
     assert changes == [new("other")]
     assert refused[0].startswith("gone was dropped from the table")
     assert refused[1].startswith("key was renamed to id in the table")
@@ -109,7 +111,7 @@ def test_a_column_that_was_dropped_or_renamed_does_not_come_back():
 
 def test_columns_are_counted_with_what_is_in_them():
     two = StructType(NestedField(1, "x", LongType()), NestedField(2, "y", LongType()))
-    changes, refused = asked(new("a"), new("b", kind=two), new("c"), most=16)
+    changes, refused = requested(new("a"), new("b", kind=two), new("c"), limit=16)
     assert changes == [new("a"), new("c")]
     assert refused == ["b would be column 18 of the table, and evolution.max-columns is 16"]
 
@@ -119,8 +121,8 @@ def test_types_become_wider_and_never_narrower_or_others():
     nested = Promotion(("stops", "element", "a"), DoubleType())
     no = Promotion(("fare",), DecimalType(8, 2)), Promotion(("fare",), DecimalType(11, 3))
     other = Promotion(("note",), LongType()), Promotion(("id",), LongType()), Promotion(("gone",), LongType())
-    assert asked(*wider, nested, *no, *other) == ([*wider, nested], [])
+    assert requested(*wider, nested, *no, *other) == ([*wider, nested], [])
 
 
 def test_columns_become_optional_but_for_those_that_are_fixed():
-    assert asked(Relaxation(("id",)), Relaxation(("at",)), Relaxation(("note",))) == ([Relaxation(("id",))], [])
+    assert requested(Relaxation(("id",)), Relaxation(("at",)), Relaxation(("note",))) == ([Relaxation(("id",))], [])

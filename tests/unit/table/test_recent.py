@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frazil.table.recent import Recent
+from frazil.table.metadata_reuse import Recent
 
 
 def test_what_was_kept_longest_ago_makes_room() -> None:

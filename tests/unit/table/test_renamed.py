@@ -7,7 +7,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.errors import SchemaIncompatible
-from frazil.table.renamed import PROPERTY, ColumnChanges, aliases, former_columns, problems, renamed_fields
+from frazil.spec.former_columns import PROPERTY, former_columns
+from frazil.table.renamed import ColumnChanges, aliases, problems, renamed_fields
 
 BEFORE = Schema(
     NestedField(1, "id", LongType()), NestedField(2, "a", StringType()), NestedField(3, "gone", StringType())
@@ -45,7 +46,7 @@ def test_without_the_property_nothing_was_renamed():
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("requested", "says"),
     [
         (ColumnChanges({"b": "c", "new": "d"}, ["id"]), []),
         (ColumnChanges({"b": "B"}, []), []),
@@ -58,8 +59,8 @@ def test_without_the_property_nothing_was_renamed():
         (ColumnChanges({"b": "c"}, ["b"]), ["to be both renamed and dropped"]),
     ],
 )
-def test_what_cannot_be_is_said(asked: ColumnChanges, says: list[str]):
-    found = problems(asked, TABLE, [BEFORE], fixed={})
+def test_what_cannot_be_is_said(requested: ColumnChanges, says: list[str]):
+    found = problems(requested, TABLE, [BEFORE], fixed={})
     assert len(found) == len(says)
     assert all(words in sentence for words, sentence in zip(says, found, strict=True))
 

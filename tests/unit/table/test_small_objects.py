@@ -13,7 +13,7 @@ KEYS = {"s3.access-key-id": "key", "s3.secret-access-key": "secret"}
 
 
 def settings(properties: dict[str, str]) -> dict[str, Any]:
-    """Of the file system that the catalog's tables are written with."""
+    """Settings of the file system that the catalog's tables are written with."""
     io: Any = _open(CatalogConfig("lake", properties))._load_file_io(properties, "s3://b/w/t")
     found: dict[str, Any] = io.fs_by_scheme("s3", "b").__reduce__()[1][0]
     return found

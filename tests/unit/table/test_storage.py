@@ -17,9 +17,8 @@ from s3fs.errors import translate_boto_error
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError
 from frazil.table.local_storage import LocalStore
-from frazil.table.object_storage import KEYS_AT_ONCE, MAX_OPEN, FsspecStore, _failures
 from frazil.table.object_store import ObjectStore, file_io_properties
-from frazil.table.storage import open_store
+from frazil.table.storage import KEYS_AT_ONCE, MAX_OPEN, FsspecStore, _failures, open_store
 from frazil.table.storage_mistakes import staging_failure
 
 
@@ -85,7 +84,7 @@ def test_a_file_that_cannot_be_deleted_is_reported_and_all_others_go(store: Obje
 
 
 class FakeS3:
-    """As much of s3fs as deletion needs: what S3 answers to each request is scripted."""
+    """The part of s3fs that deletion needs: what S3 answers to each request is scripted."""
 
     def __init__(self, refused: dict[str, str] | None = None, *, batches: bool = True) -> None:
         self.refused, self.batches = refused or {}, batches

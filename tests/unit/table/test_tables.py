@@ -15,11 +15,11 @@ from pyiceberg.types import BinaryType, IntegerType, StringType, TimeType
 
 from frazil.errors import SchemaIncompatible, SpecError
 from frazil.spec import iceberg
+from frazil.spec.former_columns import PROPERTY
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.declared import declared_table
 from frazil.table.evolution import ACCEPTED_SCHEMA
-from frazil.table.renamed import PROPERTY
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.storage import open_store
 from frazil.table.tables import data_location, ensure_dead_letters, ensure_table, state_location

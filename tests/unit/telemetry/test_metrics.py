@@ -104,7 +104,7 @@ def test_a_tick_is_no_batch_and_moves_the_watermark() -> None:
     ("metric", "more", "begins", "ends"),
     [
         (m.OUTAGE, (), OutageMet("away"), PhaseBegan(Phase.WAITING)),
-        (m.OUTAGE, (), TablesBehind(frozenset({"a.b"}), "lacks 1 row"), TablesBehind(frozenset(), "all have all")),
+        (m.OUTAGE, (), TablesBehind(frozenset({"a.b"}), "is missing 1 row"), TablesBehind(frozenset(), "all have all")),
         (m.STALLED, ("offsets",), StallBegan(STALL), StallEnded(StallKind.OFFSETS, 1)),
         (
             m.THROTTLED,

@@ -20,8 +20,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import validate_stream
 from frazil.telemetry import metrics as m
 from frazil.telemetry.prometheus import CONTENT_TYPE, exposition
-from frazil.telemetry.settings import LISTEN_DEFAULT, Settings
-from frazil.telemetry.telemetry import Telemetry
+from frazil.telemetry.telemetry import LISTEN_DEFAULT, Settings, Telemetry
 from tests.otlp_collector import collecting
 
 MARKER = Marker("ticks", BatchKey(4, 1), None, {("t", 0): 10}, SourceIdentity("c", {"t": "id"}))
@@ -39,7 +38,7 @@ SPEC = validate_stream(
 
 
 def free_ports(count: int) -> range:
-    """So many ports in a row that nobody has now."""
+    """Return consecutive ports that are free now."""
     for first in range(20_000, 60_000, 37):
         held = [socket.socket() for _ in range(count)]
         try:

@@ -1,11 +1,13 @@
-"""Three DAGs per declared aggregation: one aggregates a day when it is complete, and two ask for a day again.
+"""Three DAGs per declared aggregation: the first aggregates a complete day, the other two request a day again.
 
-Airflow's own roll-up of the source's windows starts a day. An hour that reopens must not be sent to the roll-up
-again: it would wait for the other 23 for ever. It goes to the second DAG instead, which asks the signals whether the
-day was complete before. If so, that DAG sends an event with the day as its partition key, which starts the first DAG
-too. (The task SDK's own trigger message would not do: Airflow 3.3 drops its partition key on the way.) The third DAG
-asks each ten minutes (FRAZIL_RECONCILE_EVERY) for days that are complete by their signals and were not aggregated (see
-`reconcile`).
+Airflow's own roll-up of the source's windows starts the first DAG for a day. A reopened hour must not be sent to this
+roll-up again: the roll-up would wait for the day's other 23 hours for ever. A reopened hour goes to the second DAG
+instead. The second DAG checks by the signals whether the day was complete before. If so, it sends an event with the day
+as its partition key, which starts the first DAG. (The task SDK's own trigger message does not work: Airflow 3.3 drops
+its partition key.)
+
+The third DAG runs every ten minutes (FRAZIL_RECONCILE_EVERY). It requests days that are complete by their signals and
+were not aggregated (see `reconcile`).
 """
 
 from __future__ import annotations
@@ -34,8 +36,7 @@ from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregatio
 from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile, interval
 from frazil.airflow.declared import declared_streams
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, in_spark_pool
-from frazil.airflow.submit import SubmitOperator
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, in_spark_pool
 from frazil.airflow.task import task
 from frazil.errors import FrazilError, SpecError
 from frazil.partitions.windows import Grain
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 RETRIES = 2
 ASSET_TRIGGERED = "asset_triggered"
-"""Airflow's type of a run that asset events started."""
+"""The `run_type` of a DAG run that asset events started."""
 RECONCILED_EVERY, RECONCILED_VARIABLE = timedelta(minutes=10), "FRAZIL_RECONCILE_EVERY"
 _DAY = StartOfDayMapper(input_format=Grain.DAY.key_format)
 
@@ -71,7 +72,7 @@ def reconcile_dag_id(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """An aggregation as its DAGs see it: with the grain of its source's windows, or with what is wrong."""
+    """A declared aggregation, with the grain of its source's windows, or with the problem of its declaration."""
 
     name: str
     folder: str
@@ -87,13 +88,14 @@ def daily_dags(
     application: str | Path = AGGREGATE_DAILY,
     on_failure: OnFailure | None = None,
 ) -> dict[str, DAG]:
-    """The aggregations' DAGs by DAG id, three for each declared aggregation of the folder.
+    """Return the aggregations' DAGs by DAG id: three DAGs for each declared aggregation of the folder.
 
-    Any past day runs on request: trigger `frazil_daily_<name>` with the day as the partition key. A declaration that
-    cannot be used keeps its daily DAG, which says what is wrong, has no schedule, and fails when it is run.
+    Any past day runs on request: trigger `frazil_daily_<name>` with the day as the partition key. If a declaration
+    cannot be used, its daily DAG shows the problem, has no schedule, and fails when it is run.
 
     :param aggregations: folder of the declared aggregations.
-    :param streams: folder of the declared streams, which say whether hours or days of a source complete.
+    :param streams: folder of the declared streams, whose declarations say whether a source has windows of an hour or a
+        day.
     :param application: the PySpark file, by default the package's own.
     :param on_failure: notifiers, called when a day could not be aggregated after all retries.
     """
@@ -103,7 +105,7 @@ def daily_dags(
     sound = [one.spec for one in declared_streams(Path(streams)) if one.spec]
     fed = {seen.table.identifier: seen for spec in sound for seen in with_windows(spec)}
     declared = [_declared(one, fed, Path(streams)) for one in found if not one.removed]
-    for one in _one_a_target(declared):
+    for one in _refuse_shared_targets(declared):
         dags.append(_daily_dag(one, Path(application), on_failure))
         if one.spec:
             dags.append(_reopened_dag(one, one.spec, on_failure))
@@ -111,8 +113,8 @@ def daily_dags(
     return {dag.dag_id: dag for dag in dags}
 
 
-def _one_a_target(declared: Sequence[_Declared]) -> list[_Declared]:
-    """Refuse aggregations that would overwrite each other's days."""
+def _refuse_shared_targets(declared: Sequence[_Declared]) -> list[_Declared]:
+    """Refuse aggregations with the same target, because each would overwrite the other's days."""
     targets = Counter(found.spec.target for found in declared if found.spec)
     return [
         replace(found, spec=None, problem=f"another aggregation has the target {found.spec.target!r} too")
@@ -188,8 +190,8 @@ def _reconcile_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailur
         max_active_runs=1,
         **_profile(f"Daily again, missed: {found.name}", found, on_failure),
     ) as dag:
-        asked = task(inlets=[asset, partition_asset(spec.source)], outlets=[asset])
-        asked(ask_for_late_days)(found.name, found.folder)
+        requested = task(inlets=[asset, partition_asset(spec.source)], outlets=[asset])
+        requested(ask_for_late_days)(found.name, found.folder)
     return dag
 
 
@@ -200,7 +202,7 @@ def _profile(display_name: str, found: _Declared, on_failure: OnFailure | None, 
 
 
 def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
-    """Run when the day's windows are complete, or when the day is asked for again."""
+    """Run a day when all of its windows are complete, or when the day is requested again."""
     hours = RollupMapper(upstream_mapper=StartOfDayMapper(input_format=Grain.HOUR.key_format), window=DayWindow())
     return PartitionedAssetTimetable(
         assets=partition_asset(spec.source) | again_asset(spec.name),
@@ -210,11 +212,14 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
 
 
 def inputs(name: str, aggregations: str) -> dict[str, str]:
-    """Choose the source's snapshot for the run's day by the day's signals. Skip a day that a quality gate holds."""
+    """Choose the source's snapshot for the run's day by the day's signals.
+
+    Skip the day if a quality gate holds one of its windows.
+    """
     # Parsing a DAG file must not load PyIceberg.
     from frazil.aggregate.day_input import choose_input, held  # noqa: PLC0415
 
-    with _for_a_person():
+    with _fail_on_user_errors():
         day = _signalled_day(name, aggregations)
         if waiting := held(day.signals):
             raise AirflowSkipException(f"a quality gate holds {', '.join(waiting)}: {day.day} runs when it is released")
@@ -225,8 +230,9 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
 
 
 def _check_needed(day: _SignalledDay) -> None:
-    """Raises AirflowSkipException if an event started a run that is not needed. A run that a person starts or clears
-    always goes on.
+    """Raise AirflowSkipException if an event started the run, and the day is incomplete or already aggregated.
+
+    Runs that a user starts or clears are never skipped.
     """
     from frazil.aggregate.day_input import is_complete  # noqa: PLC0415 - as above
     from frazil.aggregate.due import is_shown  # noqa: PLC0415 - as above
@@ -244,10 +250,13 @@ def _check_needed(day: _SignalledDay) -> None:
 
 
 def again(name: str, aggregations: str) -> None:
-    """Succeed, which sends the event with the run's day as its key. Skip if the day's first run is still to come."""
+    """Succeed, which sends an event with the run's day as its partition key.
+
+    Skip the task if the day's first run is still to come.
+    """
     from frazil.aggregate.day_input import is_complete  # noqa: PLC0415 - as above
 
-    with _for_a_person():
+    with _fail_on_user_errors():
         day = _signalled_day(name, aggregations)
     if not is_complete(day.day, day.signals):
         raise AirflowSkipException(
@@ -259,13 +268,13 @@ def ask_for_late_days(name: str, aggregations: str) -> None:
     """Send an event for each late day that has no run."""
     from frazil.airflow.aggregations.reconcile import reconcile  # noqa: PLC0415 - as above
 
-    with _for_a_person():
+    with _fail_on_user_errors():
         reconcile(name, Path(aggregations), daily_dag_id(name), get_current_context())
 
 
 @contextmanager
-def _for_a_person() -> Iterator[None]:
-    """Errors that may pass are retried; errors that a person has to correct fail the task for good."""
+def _fail_on_user_errors() -> Iterator[None]:
+    """Retry temporary errors; fail the task for good on errors that a user has to correct."""
     try:
         yield
     except FrazilError as error:
@@ -276,7 +285,7 @@ def _for_a_person() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _SignalledDay:
-    """The day that is the run's partition key, and its signals."""
+    """The run's partition key as a day, and the day's signals."""
 
     spec: AggregationSpec
     day: date
@@ -295,7 +304,7 @@ def _signalled_day(name: str, aggregations: str) -> _SignalledDay:
 
 
 def _page(found: _Declared) -> str:
-    """The DAG's page: what is declared, what is wrong with it, and how to run a day."""
+    """Return the DAG's documentation: the declaration, its problem if any, and how to run a day."""
     spec = found.spec
     if spec is None:
         return f"**This declaration cannot be used:**\n\n```\n{found.problem}\n```\n"

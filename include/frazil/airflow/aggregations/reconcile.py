@@ -1,7 +1,7 @@
-"""Asks again for days that are complete by their signals and were never aggregated, whatever Airflow lost.
+"""Requests days again that are complete by their signals and were never aggregated.
 
-Airflow forgets events that arrive while a DAG is paused, and drops half-full roll-ups when a mapper changes or a DAG
-vanishes; a foreign event may start a day too early. The signals forget nothing.
+Airflow forgets events that arrive while a DAG is paused. It drops incomplete roll-ups when a mapper changes or a DAG
+disappears. An event that frazil did not send may start a day too early. The signals table forgets nothing.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST = "frazil.first-day"
-"""Key in Airflow's store of the asset: the first day that is watched. Earlier days run on request only."""
-ASKED = "asked for"
-"""Used like the state of a run: an event of the asset asked for the day."""
+"""Key in Airflow's store of the asset: the first day that is reconciled. Earlier days run on request only."""
+REQUESTED = "asked for"
+"""Stands in place of a run's state in `Runs`: an event of the asset requested the day."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
-"""Run states and start times by partition key, or ASKED and its time. Times are milliseconds since 1970."""
+"""A mapping from partition keys to pairs of a run's state and start time, or of REQUESTED and its time, in
+milliseconds since 1970.
+"""
 CLOCKS_APART = timedelta(days=1)
-ASKED_DAYS = "frazil.asked-days"
-"""Key in the same store: when each day was asked for last, in milliseconds since 1970. Used while Airflow does not list
-events."""
+REQUESTED_DAYS = "frazil.requested-days"
+"""Key in the same store: the time of each day's last request, in milliseconds since 1970. Read only if Airflow cannot
+list events.
+"""
 
 
 def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> None:
-    """Send an event for each late day that has no run. Raises AirflowSkipException if there is none."""
+    """Send an event for each late day that has no run. Raises AirflowSkipException if no day needs an event."""
     spec, asset = find_aggregation(aggregations, name), again_asset(name)
     catalog, store = existing_catalog(spec.catalog), context["asset_state_store"][asset]
     first = first_day(store)
@@ -57,7 +60,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
         raise AirflowSkipException(f"no day of {name} is complete for {spec.within / 2} and not aggregated")
     since = datetime.fromtimestamp(min(w.since_ms for w in found) / 1000, UTC) - CLOCKS_APART
     runs = _runs(dag_id, [asset, partition_asset(spec.source)], since, context)
-    asked_before = _asked_before(store, found)
+    requested_before = _requested_before(store, found)
     if runs is None:
         if going_on := context["ti"].get_dr_count(dag_id, states=[DagRunState.QUEUED, DagRunState.RUNNING]):
             raise AirflowSkipException(
@@ -65,44 +68,45 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
                 "tell their days while a run that they started is queued"
             )
         # That queued run may be of another DAG, paused for ever. Then a day whose run failed is asked for again.
-        runs = {day: [(ASKED, at_ms)] for day, at_ms in asked_before.items()}
-    asked = to_ask(found, runs, asked_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
-    if not asked:
-        raise AirflowSkipException(f"each of {len(found)} days that wait was asked for, or has a run of {dag_id}")
-    for one in asked:
+        runs = {day: [(REQUESTED, at_ms)] for day, at_ms in requested_before.items()}
+    requested = days_to_request(found, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
+    if not requested:
+        raise AirflowSkipException(f"all {len(found)} late days were requested already, or have a run of {dag_id}")
+    for one in requested:
         log.warning("%s: %s is complete (revisions %s) and not aggregated: asking for it", name, one.day, one.revisions)
-    store.set(ASKED_DAYS, {**asked_before, **{str(one.day): now_ms for one in asked}})
+    store.set(REQUESTED_DAYS, {**requested_before, **{str(one.day): now_ms for one in requested}})
     outlet = context["outlet_events"][asset]
-    outlet.add_partitions([str(one.day) for one in asked])
-    outlet.extra = {str(one.day): {"revisions": one.revisions} for one in asked}
+    outlet.add_partitions([str(one.day) for one in requested])
+    outlet.extra = {str(one.day): {"revisions": one.revisions} for one in requested}
 
 
-def to_ask(waiting: Iterable[WaitingDay], runs: Runs, *, asked_after_ms: int) -> list[WaitingDay]:
-    """The days that no run covers and that were not asked for after `asked_after_ms`. Pure."""
+def days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
+    """Return the days that no run covers and that were not requested after `requested_after_ms`. Pure."""
     return [
         one
         for one in waiting
         if not any(
-            _covers(state, at_ms, one, asked_after_ms=asked_after_ms) for state, at_ms in runs.get(str(one.day), ())
+            _covers(state, at_ms, one, requested_after_ms=requested_after_ms)
+            for state, at_ms in runs.get(str(one.day), ())
         )
     ]
 
 
-def _covers(state: str, at_ms: int, one: WaitingDay, *, asked_after_ms: int) -> bool:
-    """Whether a run, or a request for one, leaves nothing to ask for.
+def _covers(state: str, at_ms: int, one: WaitingDay, *, requested_after_ms: int) -> bool:
+    """Whether a run, or an earlier request, makes another request for the day unnecessary.
 
-    An unfinished run may still aggregate the day. A run that failed since the day completed alerted people, who clear
-    it. A run that succeeded counts for nothing, because it read less than the day's last signal.
+    An unfinished run may still aggregate the day. A run that failed after the day completed has alerted people, who
+    clear it. A successful run does not count, because it read less than the day's last signal.
     """
     if state in {DagRunState.QUEUED, DagRunState.RUNNING}:
         return True
-    if state == ASKED:
-        return at_ms >= max(one.since_ms, asked_after_ms)
+    if state == REQUESTED:
+        return at_ms >= max(one.since_ms, requested_after_ms)
     return state == DagRunState.FAILED and at_ms >= one.since_ms
 
 
 def first_day(store: Store) -> date | None:
-    """The first day that is watched; None if it has not been set yet."""
+    """Return the first day that is reconciled; None if it has not been set yet."""
     text = stored_text(store, FIRST)
     try:
         return parse_day(text) if text else None
@@ -111,14 +115,14 @@ def first_day(store: Store) -> date | None:
         return None
 
 
-def _asked_before(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
-    """The entries of ASKED_DAYS for days that still wait."""
-    days, kept = {str(one.day) for one in waiting}, stored_mapping(store, ASKED_DAYS)
+def _requested_before(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
+    """Return the entries of REQUESTED_DAYS for days that are still not aggregated."""
+    days, kept = {str(one.day) for one in waiting}, stored_mapping(store, REQUESTED_DAYS)
     return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}
 
 
 def _runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
-    """The runs of a DAG that events of these assets started; None if Airflow does not say."""
+    """Return the runs of a DAG that events of these assets started; None if Airflow cannot list the events."""
     found: dict[str, list[tuple[str, int]]] = {}
     for asset in assets:
         events: Any = context["inlet_events"][asset]
@@ -129,7 +133,7 @@ def _runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Contex
             return None
         for event in listed:
             if asset.name.startswith(AGAIN) and event.partition_key is not None:
-                found.setdefault(event.partition_key, []).append((ASKED, _ms(event.timestamp)))
+                found.setdefault(event.partition_key, []).append((REQUESTED, _ms(event.timestamp)))
             for run in event.created_dagruns:
                 if run.dag_id == dag_id and run.partition_key is not None:
                     found.setdefault(run.partition_key, []).append((run.state, _ms(run.start_date)))

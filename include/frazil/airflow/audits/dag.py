@@ -1,10 +1,11 @@
-"""One DAG, `frazil_audits`, that audits what the writers of all streams committed, by complete hours.
+"""One DAG, `frazil_audits`, that audits what the writers of all streams committed, in complete hours.
 
-- `audit` audits every stream, side by side, in one task. It hands on the names of those where something is wrong, or
-  whose audit failed. In an hour in which all is well, no other task starts.
-- `stream` is a group of tasks for each of those, because notifiers and retries are a task's. `confirm` audits the
-  stream by itself, and sends the event of `frazil.audit.<stream>`: only a task that succeeds sends one. It fails only
-  if the audit itself is impossible, and is retried. `verdict` fails with the findings, which calls the notifiers.
+- `audit` audits all streams in parallel, in one task. It returns the names of the streams with findings, or whose audit
+  failed. If an hour has no findings, no other task starts.
+- `stream` is a group of two tasks for each returned stream, because Airflow notifies and retries per task. `confirm`
+  audits the stream again and sends an event of `frazil.audit.<stream>`; only a successful task can send events. It
+  fails only if the audit itself is impossible, and is retried. `verdict` fails with the findings, which calls the
+  notifiers.
 """
 
 from __future__ import annotations
@@ -26,33 +27,36 @@ from frazil.errors import SpecError
 from frazil.spec.units import format_duration
 
 MINUTE = 15
-"""Minute of the hour: a commit is dated at its first try and may land ten minutes later (`RetryPolicy`), after its
-hour.
+"""Minute of the hour at which audits run. A commit is dated at its first attempt and may land ten minutes later
+(`RetryPolicy`), after the end of its hour.
 """
 EVERY_VARIABLE = "FRAZIL_AUDIT_EVERY"
 EVERY = (1, 2, 3, 4, 6, 8, 12, 24)
-"""Hours between runs: each divides a day, so that no hour is left out."""
+"""Permitted hours between runs. Each number divides 24, so that no hour of a day is left out."""
 RUNS_AT_ONCE = 6
-"""Concurrent runs: an hour does not wait for the retries of the previous hour."""
+"""Maximum of concurrent runs: an hour's audit does not wait for retries of the previous hour's audit."""
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
 FOUND = {"stream": str, "from": str, "to": str, "findings": int, "sentences": list}
-"""The result of `confirm`."""
+"""The keys and types of the result of `confirm`."""
 AUDITS = AssetAlias("frazil.audit", group=GROUP)
-"""Stands for the assets of all streams: a task sends the events of those that it names when it runs."""
+"""The alias for the audit assets of all streams: a task names the streams of its events only at run time."""
 
 
 def audit_asset(stream: str) -> Asset:
-    """Receives an event for each audit that found something; its extra is what `audit_hours` returns."""
+    """Return the asset that receives an event for each audit with findings.
+
+    An event's extra is the result of `audit_hours`.
+    """
     return Asset(f"frazil.audit.{stream}", group=GROUP)
 
 
 def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure: OnFailure | None = None) -> DAG:
-    """The DAG that audits all declared streams of the folder.
+    """Return the DAG that audits all declared streams of the folder.
 
-    It runs for the complete hours since the run before. Hours missed while Airflow was down or the DAG was paused are
-    made up for by an Airflow backfill, or by a run with more `hours`. A declaration that cannot be read fails the tasks
-    of its own stream only.
+    It audits the complete hours since the previous run. To audit hours that were missed while Airflow was down or the
+    DAG was paused, use an Airflow backfill, or a run with more `hours`. An unreadable declaration fails only the tasks
+    of its own stream.
 
     :param streams: folder of the declared streams.
     :param every: interval between runs; by default FRAZIL_AUDIT_EVERY, or an hour.
@@ -92,7 +96,7 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
     ) as dag:
         # Typed as what the tasks get when they run.
         wrong: Any = task(inlets=[HEALTH])(audit)(names, str(folder.absolute()))
-        _of_a_stream.partial(folder=str(folder.absolute())).expand(name=wrong)
+        _stream_tasks.partial(folder=str(folder.absolute())).expand(name=wrong)
     return dag
 
 
@@ -107,28 +111,31 @@ def _hours(every: timedelta) -> int:
 
 
 @task_group(group_id="stream")
-def _of_a_stream(name: Any, folder: str) -> None:
+def _stream_tasks(name: Any, folder: str) -> None:
     found: Any = task(outlets=[AUDITS], map_index_template="{{ task.op_args[0] }}")(confirm)(name, folder)
-    task(retries=0, map_index_template="{{ task.op_args[0]['stream'] }}")(verdict)(found)
+    task(retries=0, map_index_template="{{ task.op_args[0]['stream'] }}")(report)(found)
 
 
 def audit(names: list[str], streams: str) -> list[str]:
-    """Audit the complete hours before this run; returns the streams with findings, or whose audit failed.
+    """Audit the complete hours before this run. Return the streams with findings, or whose audit failed.
 
-    Raises FrazilError if none of several streams could be audited.
+    Raises FrazilError if there are several streams and all of their audits failed.
     """
     from frazil.airflow.audits.findings import remember  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
     from frazil.airflow.audits.tasks import audit_all  # noqa: PLC0415 - as above
 
     context = get_current_context()
-    asked, store = context["params"]["streams"], context["asset_state_store"][HEALTH]
-    found = audit_all(asked or names, Path(streams), **_window())
+    chosen, store = context["params"]["streams"], context["asset_state_store"][HEALTH]
+    found = audit_all(chosen or names, Path(streams), **_window())
     remember(store, found.audits)
     return found.wrong
 
 
 def confirm(name: str, streams: str) -> dict[str, Any]:
-    """Audit one stream, and send its event and return its findings, if any. Skipped if it has not begun."""
+    """Audit one stream, send an event if there are findings, and return the audit.
+
+    Skipped if the stream has not begun.
+    """
     from frazil.airflow.audits.tasks import audit_hours  # noqa: PLC0415 - as above
 
     found = audit_hours(name, Path(streams), **_window())
@@ -147,8 +154,8 @@ def _window() -> dict[str, Any]:
     }
 
 
-def verdict(found: dict[str, Any]) -> None:
-    """Fail, if anything was found."""
+def report(found: dict[str, Any]) -> None:
+    """Fail if the audit has findings."""
     found = handed_on(found, "confirm", FOUND)
     if found["findings"]:
         raise AirflowFailException(
@@ -160,9 +167,9 @@ def verdict(found: dict[str, Any]) -> None:
 _CRON_HOURS = {1: "*", 24: "0"}
 _PAGE = f"""### Audits
 
-For the complete hours since the run before (one, unless `{EVERY_VARIABLE}` says otherwise): does each record that a
-stream committed in them stand in the table, or in the dead-letter table, exactly once? A run that failed says what is
-off: its tasks `stream.verdict` carry the names of the streams. So does the event of the asset
+Checks the complete hours since the run before: one, unless `{EVERY_VARIABLE}` is set. Each record that a stream
+committed in them must be in the table or the dead-letter table exactly once. A failed run shows what is wrong: its
+tasks `stream.report` carry the names of the streams. So does the event of the asset
 `{audit_asset("<stream>").name}`.
 
 - `frazil audit STREAM`: the whole table, now.

@@ -1,4 +1,4 @@
-"""Stores audit findings that no later audit has cleared, in Airflow's store of `frazil.health`, by stream."""
+"""Stores each stream's uncleared audit findings in Airflow's store of the asset `frazil.health`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,43 @@ from frazil.airflow.untrusted import Store, stored_mapping
 from frazil.timetext import parse_moment
 
 FOUND = "audits"
-"""The store's key. No table has this name."""
-ASKED_KAFKA = "source"
-"""The last entry of a finding of an audit that read Kafka's records."""
+"""The key in the store. No table has this name."""
+LAST = "last audits"
+"""The store's key for a sentence about each stream's last audit."""
+WITH_KAFKA = "source"
+"""The last item of a stored finding whose audit read the records from Kafka."""
 KEPT = timedelta(days=7)
-"""Time that findings stand without a later audit that clears them, for example after rows were erased on request."""
+"""Time for which a finding is kept if no later audit clears it, for example after rows were erased on request."""
 
 
 def audit_findings(store: Store) -> dict[str, str]:
-    """One sentence by stream."""
+    """Return one sentence for each stream with uncleared findings."""
     return {stream: kept[2] for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
 
 
-def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
-    """Keep what audits found; clear it once one of the same hours found nothing, or after a week.
+def last_audits(store: Store) -> dict[str, str]:
+    """One sentence by stream; a stream that was never audited has none."""
+    return {name: said for name, said in stored_mapping(store, LAST).items() if isinstance(said, str)}
 
-    An audit that could not compare everything clears nothing; neither does one without Kafka after one with Kafka.
-    Each is what `audit_hours` returns; times are ISO 8601 of one zone, so that they compare as text.
+
+def _in_words(found: Mapping[str, Any]) -> str:
+    """Describe an audit: its hours, its findings, and what it could not compare."""
+    wrong, open_ = found["findings"], found.get("not-compared") or "not everything was compared"
+    result = f"{wrong} findings" if wrong else "nothing wrong was found"
+    left = "" if found["complete"] else f", but {open_}"
+    return f"of commits from {found['from']} to {found['to']}: {result}{left}"
+
+
+def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
+    """Store the findings of these audits, and remove the findings that these audits clear.
+
+    A finding is cleared when a later audit of the same hours finds nothing, or after a week. An audit that could not
+    compare everything clears no finding. An audit without Kafka clears no finding of an audit with Kafka. Each item of
+    `audits` is a result of `audit_hours`; its times are ISO 8601 of one time zone, so they compare as text.
     """
+    audits = list(audits)
+    if audits:
+        store.set(LAST, {**last_audits(store), **{found["stream"]: _in_words(found) for found in audits}})
     before = {stream: kept for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
     after = dict(before)
     for found in audits:
@@ -36,16 +55,16 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
             begin, end = found["from"], found["to"]
             said = f"{stream}, committed from {begin} to {end}: {found['findings']} findings. {found['sentences'][0]}"
             hours = [min(begin, kept[0]), max(end, kept[1])] if kept else [begin, end]
-            with_kafka = found["source"] or (kept is not None and ASKED_KAFKA in kept[3:])
-            after[stream] = [*hours, said, *([ASKED_KAFKA] if with_kafka else [])]
-        elif kept and (_takes_back(found, kept) or _is_old(kept, found["to"])):
+            with_kafka = found["source"] or (kept is not None and WITH_KAFKA in kept[3:])
+            after[stream] = [*hours, said, *([WITH_KAFKA] if with_kafka else [])]
+        elif kept and (_clears(found, kept) or _is_old(kept, found["to"])):
             del after[stream]
     if after != before:
         store.set(FOUND, after)
 
 
-def _takes_back(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
-    if not found["complete"] or (ASKED_KAFKA in kept[3:] and not found["source"]):
+def _clears(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
+    if not found["complete"] or (WITH_KAFKA in kept[3:] and not found["source"]):
         return False
     return bool(found["from"] <= kept[0] and kept[1] <= found["to"])
 

@@ -12,8 +12,8 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.declared import declared_stream
 from frazil.airflow.side_by_side import side_by_side
-from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit
+from frazil.audit.findings import FindingKind
 from frazil.audit.run import Audit
 from frazil.commit.period import Period, complete_hours
 from frazil.errors import AdoptionRequired, FrazilError
@@ -24,19 +24,21 @@ from frazil.table.tables import load_stream_table
 log = logging.getLogger(__name__)
 
 SENTENCES = 50
-"""Findings in a result: one for each of 1,000 topic-partitions would be too much for Airflow's database."""
+"""Maximum of findings in a result: a finding for each of 1,000 topic-partitions would overload Airflow's database."""
 
 WITHIN = timedelta(minutes=20)
-"""Time after which a stream's audit, for example behind a silent catalog, is left to a separate task."""
+"""Time limit of a stream's audit in the parallel task. After that, for example if a catalog does not respond, a
+separate task audits the stream.
+"""
 
 AuditJson = dict[str, Any]
-"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether everything was compared,
-the number of findings, and the first ones as sentences.
+"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether it read from Kafka, whether it compared everything,
+the number of findings, and the first findings as sentences.
 """
 
 
 class Audited(NamedTuple):
-    """Audits of all streams."""
+    """The result of audits of all streams."""
 
     wrong: list[str]
     """The streams with findings, and those whose audit failed."""
@@ -48,7 +50,7 @@ def audit_all(
 ) -> Audited:
     """Audit the streams in parallel.
 
-    Raises FrazilError if there are several, and none could be audited: then the trouble is a common one.
+    Raises FrazilError if there are several streams and all of their audits failed, which points to a common cause.
     """
 
     def last_audit(stream: str) -> AuditJson | None:
@@ -68,17 +70,17 @@ def audit_all(
     audits = [answer for answer in found.values() if isinstance(answer, dict)]
     off = {audited["stream"] for audited in audits if audited["findings"]}
     wrong = [stream for stream in found if stream in failed or stream in off]
-    log.info("%d of %d streams need a look of their own: %s", len(wrong), len(found), ", ".join(wrong) or "none")
+    log.info("%d of %d streams have findings or failed: %s", len(wrong), len(found), ", ".join(wrong) or "none")
     return Audited(wrong, audits)
 
 
 def audit_hours(
     stream: str, streams: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditJson:
-    """Audit the complete hours before a moment and log each finding.
+    """Audit the complete hours before `moment`, and log each finding.
 
-    Raises AirflowSkipException if the stream has not begun, TableLost if only the catalog has lost its table, and what
-    `audit_stream` raises.
+    Raises AirflowSkipException if the stream has not begun, TableLost if the catalog no longer has the table although
+    its files exist, and the errors of `audit`.
     """
     spec = declared_stream(streams, stream)
     window = complete_hours(moment, hours)
@@ -89,10 +91,11 @@ def audit_hours(
         "to": _iso(window.to_ms),
         "source": with_source,
         "complete": result.complete,
+        "not-compared": next((f.sentence for f in result.findings if f.kind is FindingKind.NOT_COMPARED), None),
         "findings": len(result.wrong),
         "sentences": [f"{f.where}: {f.sentence}" for f in result.wrong[:SENTENCES]],
     }
-    _tell(result, found)
+    _log_findings(result, found)
     return found
 
 
@@ -107,7 +110,7 @@ def _audited(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
         raise AirflowSkipException(str(not_begun)) from not_begun
 
 
-def _tell(result: Audit, found: AuditJson) -> None:
+def _log_findings(result: Audit, found: AuditJson) -> None:
     for finding in result.findings:
         is_open = finding.kind is FindingKind.NOT_COMPARED
         level = logging.ERROR if finding.kind.is_wrong else logging.WARNING if is_open else logging.INFO

@@ -1,11 +1,14 @@
-"""The DAG `frazil_backfill`: a form for records missing from a stream's table; three tasks land them exactly once.
+"""The DAG `frazil_backfill`: a form to land records that a stream's table is missing.
 
-- `plan` validates the form again and says what would be written. A dry run ends there.
+Three tasks land each record once.
+
+- `plan` validates the form and logs which records a run would write. A dry run ends here.
 - `stage` is the Spark application, with the form's resources. It writes chunk by chunk to the stream's backfill branch.
-- `publish` compares the branch with its source and the table, and publishes it in one commit.
+- `publish` compares the branch with its source and the table, and publishes the branch in one commit.
 
-Each task may be interrupted and cleared, or a run triggered again with the same bounds: it goes on where it stopped.
-A run whose backfill was abandoned fails and stays failed, even if its tasks are cleared: start a new run instead.
+Each task may be interrupted and cleared, or a run triggered again with the same bounds: the backfill continues where it
+stopped. If an operator abandons a run's backfill, the run fails for good, even if its tasks are cleared: start a new
+run.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ DAG_ID = "frazil_backfill"
 RETRIES = 2
 RETRY_DELAY = timedelta(minutes=1)
 RUN_PARAMS = frozenset({"dry-run", "cores", "driver-memory"})
-"""Fields of the form that are not part of the request."""
+"""Fields of the form that are not part of the backfill request."""
 
 
 def backfill_dag(
@@ -47,12 +50,14 @@ def backfill_dag(
     conn_id: str = SPARK_CONNECTION,
     on_failure: OnFailure | None = None,
 ) -> DAG:
-    """The DAG that backfills any declared stream that can be. Its runs queue: together they use the resources of one.
+    """Return the DAG that backfills any declared stream that permits backfills.
+
+    One run is active at a time, so that backfills never use the resources of more than one run.
 
     :param streams: folder of the declared streams.
     :param application: the PySpark file, by default the package's own.
     :param conn_id: the Airflow connection to the Spark cluster that stages.
-    :param on_failure: notifiers, called when a backfill needs a person.
+    :param on_failure: notifiers, called when a backfill needs attention.
     """
     folder = Path(streams).absolute()
     with DAG(
@@ -66,8 +71,8 @@ def backfill_dag(
             "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=RETRIES, retry_delay=RETRY_DELAY
         ),
     ) as dag:
-        asked: Any = short_circuit_task(plan)(str(folder))
-        asked >> _stage(folder, application, conn_id) >> task(publish)(str(folder), asked)
+        request: Any = short_circuit_task(plan)(str(folder))
+        request >> _stage(folder, application, conn_id) >> task(publish)(str(folder), request)
     return dag
 
 
@@ -128,7 +133,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def plan(streams: str) -> dict[str, Any] | None:
-    """Say what would be written. Returns the request, unless there is nothing to do or this is a dry run."""
+    """Log what the backfill would write. Return the request; None if nothing is to be written or this is a dry run."""
     from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - not when a DAG file is parsed
 
     context = get_current_context()
@@ -142,13 +147,13 @@ def plan(streams: str) -> dict[str, Any] | None:
             log.info(sentence)
         if last and last.is_open:
             log.info("Backfill %s of this request is under way, with %d chunks: it goes on", last.id, last.chunks)
-        if params["dry-run"] or not (found.records_at_most or (last and last.is_open)):
+        if params["dry-run"] or not (found.max_records or (last and last.is_open)):
             return None
         return backfill.request.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Audit and publish. Returns how the backfill ended, as its lane's marker says."""
+    """Audit and publish the backfill. Return its last state, as the marker of its branch has it."""
     with _opened(streams, request) as backfill:
         last = backfill.publish()
         if last is None:
@@ -160,7 +165,7 @@ def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
 
 @contextmanager
 def _opened(streams: str, request: dict[str, Any]) -> Iterator[Backfill]:
-    """A request that cannot be carried out fails the task for good; errors that may pass are retried."""
+    """Fail the task for good if the request cannot be carried out; retry temporary errors."""
     from frazil.backfill.request import parse_request  # noqa: PLC0415
     from frazil.backfill.run import open_backfill  # noqa: PLC0415
     from frazil.errors import FrazilError  # noqa: PLC0415 - as above

@@ -1,4 +1,4 @@
-"""The Spark application that stages a backfill, started unless an operator has abandoned the backfill."""
+"""The operator that stages a backfill in Spark."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.submit import SubmitOperator
+from frazil.airflow.spark import SubmitOperator
 
 
 class StageOperator(SubmitOperator):
-    """Fails for good, before Spark is started or when it has failed, if an operator abandoned what this run had begun.
+    """Start the Spark application that stages a backfill, unless an operator has abandoned the backfill.
+
+    An abandoned backfill fails the task for good. The task checks this before Spark starts, and again if Spark fails.
 
     :param streams: folder of the declared streams.
     """
@@ -21,7 +23,7 @@ class StageOperator(SubmitOperator):
         self.streams = streams
 
     def execute(self, context: Any) -> None:
-        """Raises AirflowFailException for an abandoned backfill, else what spark-submit raises."""
+        """Raises AirflowFailException for an abandoned backfill; otherwise the errors of spark-submit."""
         request = context["ti"].xcom_pull(task_ids="plan")
         self._check_wanted(request)
         try:

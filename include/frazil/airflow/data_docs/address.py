@@ -1,6 +1,7 @@
-"""Locations of the quality gates' pages: on disk for workers, in Airflow's UI for people.
+"""Locations of the quality gates' pages: the folder to which workers write them, and the URL in Airflow's UI.
 
-Gates write them to a folder below FRAZIL_HOME. If workers and the API server are different hosts, both must see it.
+Gates write the pages to a folder below FRAZIL_HOME. If workers and the API server are different hosts, both must have
+this folder.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from airflow.configuration import conf
 from frazil.home import home
 
 PREFIX = "/frazil/data-docs"
-"""The path on the API server, served by `frazil.airflow.data_docs.app`."""
+"""The path of the pages' URL on the API server; `frazil.airflow.data_docs.app` serves it."""
 
 
 def docs_folder() -> Path:
-    """The folder where gates write their pages."""
+    """Return the folder to which gates write their pages."""
     return home() / "data-docs"
 
 
 def docs_url(page: str) -> str:
-    """The URL of a page, given as a path below the folder."""
+    """Return the URL of a page, given as its path in the folder."""
     base = conf.get("api", "base_url", fallback="").rstrip("/")
     return f"{base}{PREFIX}/{Path(page).relative_to(docs_folder())}"

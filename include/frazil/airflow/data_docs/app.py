@@ -27,11 +27,11 @@ appears here, and this list of all pages.</p>
 
 
 def data_docs() -> FastAPI:
-    """The application that Airflow's API server mounts at PREFIX."""
+    """Return the application that Airflow's API server mounts at PREFIX."""
     app = FastAPI(title="frazil: Data Docs of the quality gates", openapi_url=None)
 
     @app.get("/{page:path}")
-    def show(page: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
+    def show(page: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
         folder = docs_folder().resolve()
         if page == "index.html" and not (folder / page).exists():
             return HTMLResponse(NOTHING_YET, headers=HEADERS)

@@ -1,7 +1,8 @@
 """The DAG `frazil_dead_letters`: a form to decode a stream's dead letters again, or to discard them.
 
-Its task runs `frazil dlq replay` or `frazil dlq discard` in a separate process. Cleared, or triggered again with the
-same form, it continues where it was interrupted. A dry run only counts.
+Its task runs `frazil dlq replay` or `frazil dlq discard` in a separate process. A task that is cleared, or a run that
+is triggered again with the same form, continues where the previous one was interrupted. A dry run only counts dead
+letters.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RETRY_DELAY = timedelta(minutes=1)
 
 
 def dead_letters_dag(streams: str | Path, *, on_failure: OnFailure | None = None) -> DAG:
-    """The DAG that replays or discards the dead letters of any declared stream. Its runs queue.
+    """Return the DAG that replays or discards the dead letters of any declared stream. One run is active at a time.
 
     :param streams: folder of the declared streams.
     :param on_failure: notifiers, called when a run needs attention.

@@ -20,7 +20,7 @@ COMMAND = (sys.executable, "-c", "from frazil.cli.main import main; main()")
 
 
 def settle(streams: str) -> dict[str, Any]:
-    """Replay or discard as the form says. Returns the numbers of dead letters that landed, failed, and so on.
+    """Replay or discard dead letters, as the form requests. Return how many landed, failed, and so on.
 
     An invalid form fails the task for good; temporary errors are retried.
     """
@@ -44,9 +44,9 @@ def settle(streams: str) -> dict[str, Any]:
 
 
 def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:
-    """The arguments of `frazil` for a filled-in form. Pure. Raises AirflowFailException if a field is missing.
+    """Return the command-line arguments of `frazil` for a filled-in form. Pure.
 
-    `by` is the user who wants it.
+    Raises AirflowFailException if a field is missing. `by` is the user who requests the action.
     """
     discards = form["act"] == "discard"
     because = (form.get("because") or "").strip()

@@ -1,9 +1,9 @@
 """The DAG `frazil_health`: every five minutes it measures all tables and reports alerts that fire and that resolve.
 
-- `measure` reads only metadata. Airflow's store of the asset `frazil.health` remembers since when an alert stands.
+- `measure` reads only metadata. Airflow's store of the asset `frazil.health` keeps the start time of each active alert.
 - `changed` sends an event of that asset if an alert fired or resolved; its extra lists both.
-- `alerts` fails as long as an alert stands: a red run means that something is wrong now. Notifiers are called only in
-  the run in which an alert fires.
+- `alerts` fails while an alert is active: a red run means that something is wrong now. Notifiers are called only in the
+  run in which an alert fires.
 - `resolved` succeeds if an alert resolved, which calls `on_resolved`.
 """
 
@@ -46,7 +46,7 @@ metadata alone.
 log = logging.getLogger(__name__)
 
 Measured = dict[str, Any]
-"""`fired`, `resolved` and `active`: lists of alerts, each with table, rule, value, since and sentence."""
+"""The lists `fired`, `resolved` and `active` of alerts, each alert with table, rule, value, since and sentence."""
 MEASURED = dict.fromkeys(("fired", "resolved", "active"), list)
 
 
@@ -54,12 +54,13 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     streams: str | Path,
     *,
     aggregations: str | Path | None = None,
+    expectations: str | Path | None = None,
     every: timedelta | None = None,
     on_failure: OnFailure | None = None,
     on_resolved: OnFailure | None = None,
     on_late: OnLate | None = None,
 ) -> DAG:
-    """The DAG that watches every table of the declared streams.
+    """Return the DAG that watches every table of the declared streams.
 
     :param streams: folder of the declared streams.
     :param aggregations: folder of the declared aggregations, whose days are watched too.
@@ -70,6 +71,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     """
     folder = str(Path(streams).absolute())
     aggregated = str(Path(aggregations).absolute()) if aggregations else None
+    suites = str(Path(expectations).absolute()) if expectations else None
     names = _aggregations(Path(aggregations)) if aggregations else []
     with DAG(
         DAG_ID,
@@ -81,7 +83,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         **dag_profile("Health of all tables and streams", purpose="maintenance", on_failure=on_failure),
     ) as dag:
         inlets = [HEALTH, *map(again_asset, names)]
-        measured: Any = task(inlets=inlets)(measure)(folder, aggregated, names)
+        measured: Any = task(inlets=inlets)(measure)(folder, aggregated, names, suites)
         task(outlets=[HEALTH])(changed)(measured)
         task(on_failure_callback=failure_notifiers(on_failure, _fired))(alerts)(measured)
         task(on_success_callback=resolved_notifiers(on_resolved, _over))(resolved)(measured)
@@ -93,8 +95,11 @@ def _aggregations(folder: Path) -> list[str]:
     return [one.spec.name for one in found if one.spec and not one.removed]
 
 
-def measure(streams: str, aggregations: str | None, names: list[str]) -> Measured:
-    """Measure every table, read every other subject, and update the alerts. `names` are the aggregations."""
+def measure(streams: str, aggregations: str | None, names: list[str], expectations: str | None = None) -> Measured:
+    """Measure every table, read every other subject, and update the alerts.
+
+    `names` are the names of the aggregations.
+    """
     from frazil.airflow.health import subjects as watched  # noqa: PLC0415 - a parsed DAG file needs no PyIceberg
     from frazil.airflow.health import tasks as table_health  # noqa: PLC0415 - as above
 
@@ -105,6 +110,7 @@ def measure(streams: str, aggregations: str | None, names: list[str]) -> Measure
         Path(streams),
         stores[HEALTH],
         aggregations=folder,
+        expectations=Path(expectations) if expectations else None,
         again=again,
         failed=watched.failed_runs,
         is_paused=watched.paused_dag,
@@ -112,7 +118,7 @@ def measure(streams: str, aggregations: str | None, names: list[str]) -> Measure
 
 
 def changed(measured: Measured) -> None:
-    """Send the event, if any alert changed."""
+    """Send an event if any alert fired or resolved."""
     measured = handed_on(measured, "measure", MEASURED)
     extra = {key: measured[key] for key in ("fired", "resolved")}
     if not any(extra.values()):
@@ -121,7 +127,7 @@ def changed(measured: Measured) -> None:
 
 
 def alerts(measured: Measured) -> None:
-    """Fail as long as something is wrong."""
+    """Fail while any alert is active."""
     active = handed_on(measured, "measure", MEASURED)["active"]
     if not active:
         raise AirflowSkipException("nothing is wrong")
@@ -130,7 +136,7 @@ def alerts(measured: Measured) -> None:
         log.error("%s", alert["sentence"])
     rules = sorted({alert["rule"] for alert in active})
     raise AirflowFailException(
-        f"alerts stand ({len(active)}): {', '.join(rules)}. The lines above say what is wrong and what to do, and the "
+        f"active alerts ({len(active)}): {', '.join(rules)}. The lines above say what is wrong and what to do, and the "
         "runbook has an entry for each rule"
     )
 
@@ -142,7 +148,7 @@ def resolved(measured: Measured) -> None:
 
 
 def _fired(context: Any) -> Message | None:
-    """An alert fails every run while it is active, but is reported once."""
+    """Return the message about alerts that fired in this run. An active alert fails every run, but is reported once."""
     try:
         return _message(context, "fired")
     except Exception:  # Airflow did not answer: the task failed, which is reported

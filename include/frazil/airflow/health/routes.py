@@ -1,6 +1,7 @@
-"""Measures the tables that routes have created, up to thousands: some of them in each run.
+"""Measures the tables that routes have created. A route may have thousands of tables, so each run measures a share.
 
-The alerts are the route's, one for each rule, with the number of its tables beyond the threshold, and some names.
+The alerts are on the route, one for each rule. An alert has the number of tables beyond the rule's threshold, and the
+names of some.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any, Self
 
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading, readings
-from frazil.maintenance.load import MadeElsewhere
+from frazil.maintenance.measure import RULE as UNMEASURED
 from frazil.maintenance.measure import measure
 from frazil.maintenance.routed import made_tables
-from frazil.maintenance.unmeasured import RULE as UNMEASURED
+from frazil.maintenance.tables import MadeElsewhere
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.table.catalogs import existing_catalog
@@ -25,8 +26,8 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger(__name__)
 
 RUNS = 12
-"""Runs in which all tables are measured: at one in five minutes, in an hour."""
-FEWEST = 50
+"""Number of runs in which each table is measured once: at a run in five minutes, an hour."""
+MIN_TABLES_PER_RUN = 50
 """Minimum of tables measured in each run."""
 NAMED = 5
 AT_ONCE = 8
@@ -34,19 +35,21 @@ AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class RouteFindings:
-    """Findings about a route's tables, kept between runs."""
+    """The findings about a route's tables, kept between runs."""
 
     beyond: Mapping[str, Sequence[str]]
-    """Rules beyond their thresholds by table, when it was last measured; healthy tables have none."""
+    """Table names with the rules that were beyond their thresholds at the last measurement. Healthy tables have no
+    entry.
+    """
     after: str = ""
-    """The last measured table."""
+    """The last measured table, after which the next run continues."""
 
     def to_json(self) -> dict[str, Any]:
         return {"after": self.after, "beyond": {table: list(rules) for table, rules in self.beyond.items()}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Parse; ignores anything that `to_json` does not write, because others can write to the store too."""
+        """Parse what `to_json` wrote. Other content is ignored, because other users can write to the store too."""
         after, beyond = value.get("after"), value.get("beyond")
         found = beyond.items() if isinstance(beyond, Mapping) else ()
         sound = {
@@ -60,7 +63,10 @@ class RouteFindings:
 def reread_route(
     spec: StreamSpec, specs: Sequence[StreamSpec], before: RouteFindings, *, now_ms: int
 ) -> tuple[RouteFindings, list[Reading]]:
-    """Measure the next tables, and report on all. Raises what the catalog's listing raises."""
+    """Measure the next share of the route's tables, and return findings and readings for all of its tables.
+
+    Raises the errors of the catalog when it lists tables.
+    """
     catalog = existing_catalog(spec.table.catalog)
     tables = made_tables(catalog, spec, specs)
     mine = next_after(before.after, [table.name for table in tables])
@@ -90,8 +96,11 @@ def reread_route(
 
 
 def next_after(last: str, names: Sequence[str]) -> list[str]:
-    """The names in order of their turn, cyclically: each gets its turn within `RUNS` runs."""
-    share = max(FEWEST, ceil(len(names) / RUNS))
+    """Return the next names to measure, in alphabetical order after `last`, then from the start again.
+
+    Each name comes up once in `RUNS` runs.
+    """
+    share = max(MIN_TABLES_PER_RUN, ceil(len(names) / RUNS))
     ordered = sorted(names)
     return [*(name for name in ordered if name > last), *(name for name in ordered if name <= last)][:share]
 

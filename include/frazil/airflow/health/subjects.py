@@ -1,12 +1,12 @@
-"""Subjects that `frazil_health` watches besides the tables' shape: streams, gates, aggregations and their DAGs.
+"""The subjects other than tables that `frazil_health` watches: streams, gates, aggregations and their DAGs.
 
-Reads run folders of this host, tables' metadata and Airflow's answers. Each subject has its own alerts.
+Readings come from run folders of this host, tables' metadata, and Airflow's answers. Each subject has its own alerts.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -34,6 +34,7 @@ from frazil.maintenance.stream_rules import (
 )
 from frazil.maintenance.tables import routes
 from frazil.maintenance.windows import late_window
+from frazil.quality.gate import unused_suites
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.maintenance import Alerts
@@ -46,40 +47,44 @@ from frazil.table.lost import stream_catalog
 log = logging.getLogger(__name__)
 
 FailedRuns = Callable[[str, int], int | None]
-"""The number of consecutive failed runs of a DAG, newest first, counted up to the second argument."""
+"""Counts the consecutive failed runs of a DAG, newest first, up to the second argument."""
 IsPaused = Callable[[str], bool]
 """Whether a DAG is paused."""
 ABOUT_ALL = (AUDITS_DAG, MAINTENANCE_DAG)
-"""DAGs that serve every stream. Their tasks report the stream; here only failed runs in a row and a pause count."""
+"""DAGs that serve every stream. Their tasks report problems of a single stream. Only a pause and consecutive failed
+runs count here.
+"""
 FirstDays = dict[str, date | None]
-"""First watched day by aggregation; None if it has not been set yet."""
+"""The first watched day of each aggregation; None if it has not been set yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What Airflow's stores keep between runs; reading a subject may change the first two."""
+    """The state in Airflow's stores that outlasts a run. Reading a subject may change `first_days` and `routes`."""
 
     first_days: FirstDays
     routes: dict[str, RouteFindings]
     audits: Mapping[str, str]
     """Audit findings that no later audit has cleared, one sentence by stream."""
+    audited: Mapping[str, str]
+    """The last audit, one sentence by stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One watched subject, and how it is read."""
+    """One watched subject, and the function that reads it."""
 
     alerts: Alerts
     read: Callable[[], Iterable[Reading]]
-    """May raise anything that a catalog or a storage raises."""
+    """May raise any error of a catalog or a storage."""
     dags: tuple[str, ...] = ()
-    """The DAGs whose failed runs count for it."""
+    """The DAGs whose failed runs count for this subject."""
 
 
 def read_all(
     subjects: Mapping[str, Subject], failed: FailedRuns, is_paused: IsPaused = lambda _: False, *, at_once: int
 ) -> dict[str, list[Reading] | str]:
-    """The readings of each subject, or a sentence with the reason for their absence."""
+    """Return the readings of each subject, or a sentence that says why there are no readings."""
     # A task may talk to Airflow from one thread only.
     runs = {
         name: [_runs(dag_id, subject.alerts, failed, is_paused) for dag_id in subject.dags]
@@ -98,7 +103,10 @@ def read_all(
 
 
 def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Reading:
-    """Return the reading of a DAG. A pause of a DAG of one table or aggregation shows as late windows or days."""
+    """Return the reading of a DAG: failed runs, and a pause if the DAG serves every stream.
+
+    A paused DAG of one table or aggregation shows as late windows or days instead.
+    """
     paused = dag_id in ABOUT_ALL and is_paused(dag_id)
     return runs_reading(dag_id, failed(dag_id, alerts.failed_runs + 1), alerts.failed_runs, paused=paused)
 
@@ -109,8 +117,9 @@ def subjects_of(
     kept: Kept,
     *,
     now_ms: int,
+    expectations: Path | None = None,
 ) -> dict[str, Subject]:
-    """Streams, tables whose windows complete, routes, and aggregations, by the subject in their alerts.
+    """Return all watched subjects by their name in alerts: streams, tables with windows, routes, aggregations and DAGs.
 
     Reading an aggregation for the first time sets its first watched day; reading a route replaces its findings.
     """
@@ -118,15 +127,20 @@ def subjects_of(
     found = {f"the DAG {dag_id}": Subject(Alerts(), list, (dag_id,)) for dag_id in ABOUT_ALL}
     specs: dict[str, StreamSpec] = {}
     for stream in declared:
-        found[f"stream {stream.name}"] = _stream(stream, kept.audits.get(stream.name), now_ms)
+        found[f"stream {stream.name}"] = _stream(stream, kept, now_ms)
         if stream.spec is not None:
             for seen in with_windows(stream.spec):
                 specs.setdefault(seen.table.identifier, seen)
+    if expectations is not None:
+        gated = {table for table, spec in specs.items() if spec.window is not None}
+        found["the quality gates"] = Subject(Alerts(), lambda: [_gates(expectations, gated)])
     sound = [stream.spec for stream in declared if stream.spec is not None]
     feeds = [seen for one in sound for seen in with_windows(one)]
     for table, spec in specs.items():
         if spec.window is not None:
-            found[f"care of {table}"] = _care(table, [one for one in feeds if one.table.identifier == table], now_ms)
+            found[f"care of {table}"] = _windows_subject(
+                table, [one for one in feeds if one.table.identifier == table], now_ms
+            )
     for name, spec in routes(sound).items():
         if spec.route is not None and spec.route.template is not None:
             found[name] = Subject(spec.maintenance.alerts, _made(name, spec, sound, kept.routes, now_ms))
@@ -138,10 +152,10 @@ def subjects_of(
     return found
 
 
-def _stream(stream: DeclaredStream, audited: str | None, now_ms: int) -> Subject:
+def _stream(stream: DeclaredStream, kept: Kept, now_ms: int) -> Subject:
     spec, problem = stream.spec, None if stream.missing else stream.problem
     if spec is None:
-        said = f"the declaration of stream {stream.name} is broken, and has never been sound: {problem}"
+        said = f"the declaration of stream {stream.name} is invalid, and has never been valid: {problem}"
         return Subject(Alerts(), lambda: [flag("declaration", True, said)])
     alerts = spec.maintenance.alerts
 
@@ -149,12 +163,12 @@ def _stream(stream: DeclaredStream, audited: str | None, now_ms: int) -> Subject
         state = stream_state(spec, now_ms=now_ms, problem=problem, in_full=False)
         yield from stream_readings(state, alerts, now_ms=now_ms)
         if alerts.enabled:
-            yield audit_reading(spec.name, audited)
+            yield audit_reading(spec.name, kept.audits.get(spec.name), kept.audited.get(spec.name))
 
     return Subject(alerts, read)
 
 
-def _care(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Subject:
+def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Subject:
     alerts = specs[0].maintenance.alerts
 
     def read() -> Iterable[Reading]:
@@ -169,6 +183,16 @@ def _care(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Subject:
         yield from held_reading(table, held, alerts)
 
     return Subject(alerts, read, (partitions_dag_id(table),))
+
+
+def _gates(folder: Path, tables: Collection[str]) -> Reading:
+    """Whether each suite gates a table: one with a misspelt name would let every window pass."""
+    unused = unused_suites(folder, tables)
+    sentence = (
+        f"{', '.join(suite.name for suite in unused)} in {folder} gate no window: no stream declares windows of such a "
+        "table. Name each suite `<namespace.table>.json` like its table, or remove it"
+    )
+    return flag("declaration", bool(unused), sentence)
 
 
 def _made(
@@ -189,7 +213,7 @@ def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: First
 
 
 def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:
-    """Whether the declaration is broken, and which days are late. Sets the first watched day."""
+    """Return whether the declaration is broken, and which days are late. Sets the first watched day."""
     name, spec = file.path.stem, file.spec
     sentence = f"the declaration of aggregation {name} is broken; the last sound one is in use: {file.problem}"
     yield flag("declaration", file.problem is not None and not file.missing, sentence)
@@ -202,12 +226,15 @@ def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, n
         yield late_reading(name, spec.target, late(waiting, within=spec.within, now_ms=now_ms), spec.within)
 
 
-def failed_runs(dag_id: str, most: int) -> int | None:
-    """Consecutive failed runs as Airflow reports them, without unfinished ones. None if Airflow does not answer."""
+def failed_runs(dag_id: str, limit: int) -> int | None:
+    """Return the number of consecutive failed runs as Airflow reports them.
+
+    Unfinished runs do not count. None if Airflow does not answer.
+    """
     try:
         good = _newest(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
         failed, before = 0, datetime.now(UTC) + timedelta(days=1)
-        while failed < most and (bad := _newest(dag_id, DagRunState.FAILED, before)) and (not good or bad > good):
+        while failed < limit and (bad := _newest(dag_id, DagRunState.FAILED, before)) and (not good or bad > good):
             failed, before = failed + 1, bad
     except Exception as error:
         log.warning("the runs of the DAG %s are not known: %s", dag_id, error)
@@ -216,7 +243,7 @@ def failed_runs(dag_id: str, most: int) -> int | None:
 
 
 def paused_dag(dag_id: str) -> bool:
-    """Whether Airflow has the DAG paused. A DAG that Airflow does not have is not paused."""
+    """Whether the DAG is paused in Airflow. False for a DAG that Airflow does not have."""
     try:
         answer = task_runner.SUPERVISOR_COMMS.send(GetDag(dag_id=dag_id))
     except Exception as error:
@@ -226,8 +253,8 @@ def paused_dag(dag_id: str) -> bool:
 
 
 def _newest(dag_id: str, state: DagRunState, before: datetime) -> datetime | None:
-    asked = GetPreviousDagRun(dag_id=dag_id, logical_date=before, state=state)
-    answer = task_runner.SUPERVISOR_COMMS.send(asked)
+    request = GetPreviousDagRun(dag_id=dag_id, logical_date=before, state=state)
+    answer = task_runner.SUPERVISOR_COMMS.send(request)
     if not isinstance(answer, PreviousDagRunResult):
         raise TypeError(f"{answer!r}")
     return answer.dag_run.logical_date if answer.dag_run else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from frazil import clock
 from frazil.airflow.aggregations.reconcile import FIRST, first_day
-from frazil.airflow.audits.findings import audit_findings
+from frazil.airflow.audits.findings import audit_findings, last_audits
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.gauges import tell_health
 from frazil.airflow.health.routes import RouteFindings
@@ -25,9 +25,8 @@ from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import AlertStates, AlertStep, reported_alone, step, step_readings
 from frazil.maintenance.due import due
 from frazil.maintenance.health import TableHealth
-from frazil.maintenance.measure import measure
+from frazil.maintenance.measure import gone, measure, unmeasured
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
-from frazil.maintenance.unmeasured import gone, unmeasured
 from frazil.operations.message import ALONE
 from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts
@@ -37,11 +36,11 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""Tables measured in parallel, so that a silent catalog costs its timeout once."""
+"""Number of tables measured in parallel, so that a catalog that does not respond costs its timeout once."""
 MADE = "made by routes"
-"""The store's key for findings about the tables that routes have created."""
+"""The key in the store for findings about the tables that routes have created."""
 TABLES = "tables"
-"""The store's key for the names of the tables whose states it has."""
+"""The key in the store for the names of all tables and subjects with a stored alert state."""
 
 
 def measure_all(  # noqa: PLR0913 - keywords, each with a default
@@ -49,17 +48,19 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     store: Store,
     *,
     aggregations: Path | None = None,
+    expectations: Path | None = None,
     again: Mapping[str, Store] = MappingProxyType({}),
     failed: FailedRuns = lambda *_: None,
     is_paused: IsPaused = lambda _: False,
 ) -> dict[str, Any]:
     """Measure the tables of all declarations, read every other subject, and update the alerts that `store` keeps.
 
-    `again` has the stores of the assets `frazil.again.<name>`, by aggregation. Whichever runs first, this or
-    the reconciliation, writes there the first day that is watched. An aggregation without a store is not watched.
+    `again` has the stores of the assets `frazil.again.<name>`, by aggregation. The first watched day is written to such
+    a store by this task or by the reconciliation, whichever runs first. An aggregation without a store is not watched.
 
-    Returns the alerts that `fired` and `resolved` now, all that are `active`, and by table what is `due`. The alerts of
-    undeclared tables resolve; while a file has never been valid, they stay, because the table may be its.
+    Returns the alerts that `fired` and that `resolved` now, all `active` alerts, and the `due` actions by table. The
+    alerts of undeclared tables resolve. While a file has never been valid, they stay active, because that file may
+    declare the table.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
@@ -70,8 +71,8 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = dict(zip(tables, pool.map(partial(_measured, now_ms=now_ms), tables.values()), strict=True))
     with _first_days(again) as first_days, _findings(store) as findings:
-        kept = Kept(first_days, findings, audit_findings(store))
-        subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms)
+        kept = Kept(first_days, findings, audit_findings(store), last_audits(store))
+        subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
         seen = read_all(subjects, failed, is_paused, at_once=AT_ONCE)
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, TABLES)]):
@@ -81,29 +82,34 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
         elif name in tables:
             steps[name] = _table(name, before, health, tables[name], now_ms=now_ms)
         elif problems and " " not in name:
-            problem = f"a declaration is not sound: {'; '.join(problems)}"
+            problem = f"a declaration is invalid: {'; '.join(problems)}"
             steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
             steps[name] = gone(before, name, "no stream declares it")
     changes = _remembered(reported_alone(steps, ALONE), store)
     tell_health(found, changes["active"])
-    return {**changes, "due": _due(found, tables)}
+    audited = {stream.name: kept.audited.get(stream.name) for stream in declared}
+    return {**changes, "due": _due(found, tables), "audited": audited}
 
 
 def _due(found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]) -> dict[str, list[str]]:
-    """Return the due actions of each table, for the page; maintenance decides again when it runs."""
-    due_now = {
-        name: [str(action) for action, answer in due(health, tables[name].settings).items() if answer.due]
-        for name, health in found.items()
-        if isinstance(health, TableHealth)
-    }
-    unmeasured = {name: [NOT_MEASURED] for name, health in found.items() if isinstance(health, str)}
-    return {name: actions for name, actions in due_now.items() if actions} | unmeasured
+    """Return the due actions of each table, for the page; maintenance decides again when it runs.
+
+    A table that was not measured is left out, or has `NOT_MEASURED`.
+    """
+
+    def actions(name: str, health: TableHealth | str | None) -> list[str]:
+        if isinstance(health, str):
+            return [NOT_MEASURED]
+        decided = due(health, tables[name].settings) if health else {}
+        return [str(action) for action, answer in decided.items() if answer.due]
+
+    return {name: actions(name, health) for name, health in found.items()}
 
 
 @contextmanager
 def _first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | None]]:
-    """The first day that is watched, by aggregation; those that become known meanwhile are stored."""
+    """Yield the first watched day of each aggregation, and store the days that were set meanwhile."""
     known = {name: first_day(kept) for name, kept in again.items()}
     days = dict(known)
     yield days
@@ -114,7 +120,7 @@ def _first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | None]]:
 
 @contextmanager
 def _findings(store: Store) -> Iterator[dict[str, RouteFindings]]:
-    """Findings about the tables that routes have created, by route; stored afterwards as they then are."""
+    """Yield the findings about the tables of each route, and store them afterwards, with their changes."""
     kept = stored_mapping(store, MADE).items()
     found = {name: RouteFindings.from_json(known) for name, known in kept if isinstance(known, Mapping)}
     yield found
@@ -139,7 +145,7 @@ def _subject(name: str, before: AlertStates, seen: list[Reading] | str, alerts: 
 
 
 def _remembered(steps: Mapping[str, AlertStep], store: Store) -> dict[str, list[dict[str, Any]]]:
-    """Store the states, and return what changed."""
+    """Store the alert states, and return the alerts that fired, resolved or are active."""
     for name, made in steps.items():
         store.set(name, made.states.to_json())
     store.set(TABLES, sorted(name for name, made in steps.items() if made.states.rules))
@@ -154,7 +160,7 @@ def _remembered(steps: Mapping[str, AlertStep], store: Store) -> dict[str, list[
 
 
 def _measured(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
-    """The table's health; None if there is no table; or a sentence that says why it cannot be measured."""
+    """Return the table's health, None if the table does not exist, or a sentence on why it cannot be measured."""
     try:
         found = measure(existing_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
     except Exception as error:  # whatever a catalog, a storage or a network raises: the other tables are still measured
@@ -164,7 +170,7 @@ def _measured(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | Non
 
 
 def _measurement(found: TableHealth) -> str:
-    """The measurement, in one line."""
+    """Return the measurement as one line."""
     waits = [f"{s.name} {'unknown' if s.lag is None else f'{s.lag:,}'}" for s in found.streams]
     return (
         f"{found.data_files:,} data files of {rounded_bytes(found.average_file_bytes)} on average, {found.rows:,} "

@@ -1,13 +1,15 @@
 """One DAG, `frazil_maintenance`, that keeps all tables in shape.
 
-- `check_due` measures every table whose turn it is, from metadata and in parallel, and logs for each action whether it
-  is due and why. It returns the names of the tables where something is due; no JVM starts for the others.
-- `table` is a group of tasks for each of those. `rewrite` is its Spark application, in the pool that limits Spark's
-  work: compaction, manifests, snapshot expiry. It decides again, from all manifests. `orphans` deletes, once a day,
-  files that no snapshot, journal or backfill refers to, and never during a rewrite of the same table.
+- `check_due` measures, in parallel and from metadata, every table that is due for a check. It logs for each action
+  whether it is due and why, and returns the names of the tables with due actions. No JVM starts for the other tables.
+- `table` is a group of tasks for each returned table. `rewrite` is a Spark application in the pool that limits Spark's
+  work: compaction, manifests, snapshot expiry. It checks again, from all manifests, which actions are due. `orphans`
+  deletes, once a day, files that no snapshot, journal or backfill refers to, and never during a rewrite of the same
+  table.
 
-A table whose rewrite takes hours delays no other: the next runs look at all but that one. All tables of a route, up to
-thousands, are one name there: one Spark application rewrites those that need it most, and the next run goes on.
+A table whose rewrite takes hours delays no other table: the next runs check all other tables. A route may have
+thousands of tables; they share one name and one task. Its Spark application rewrites the tables with the greatest need,
+and the next run continues with the others.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ ACTIONS = (*map(str, Action), "orphans")
 LATE_AFTER = timedelta(hours=2)
 RETRIES, RETRY_DELAY = 1, timedelta(minutes=5)
 RUNS_AT_ONCE = 32
-"""Concurrent runs: a run lasts as long as its slowest table."""
+"""Maximum of concurrent runs: a run lasts as long as its slowest table."""
 
 
 def maintenance_dag(
@@ -49,15 +51,15 @@ def maintenance_dag(
     on_failure: OnFailure | None = None,
     on_late: OnLate | None = None,
 ) -> DAG:
-    """The DAG that maintains every table that streams feed, with their dead-letter tables, and `frazil.signals`.
+    """Return the DAG that maintains every table that streams feed, with their dead-letter tables, and `frazil.signals`.
 
-    It runs as soon as it is unpaused, and then hourly, or as often as a table's `maintenance.every` asks for. Each
-    table is looked at as often as it declares.
+    It runs as soon as it is unpaused, and then hourly, or more often if a table's `maintenance.every` is shorter. Each
+    table is checked at its own `maintenance.every`.
 
     :param streams: folder of the declared streams.
     :param application: the PySpark file, by default the package's own.
-    :param spark: Spark properties of the application, such as `spark.driver.memory`, over those of the connection.
-    :param on_failure: notifiers, called once for each table that needs a person.
+    :param spark: Spark properties of the application, such as `spark.driver.memory`; they override the connection's.
+    :param on_failure: notifiers, called once for each table that needs attention.
     :param on_late: called when a run has not ended in time; by default the triggerer logs it.
     """
     folder = str(Path(streams).absolute())
@@ -123,12 +125,12 @@ def _form(names: list[str]) -> dict[str, Param]:
 
 
 def check_due(names: list[str], streams: str) -> list[str]:
-    """The tables that need a task of their own."""
+    """Return the tables that need a task of their own."""
     from frazil.airflow.maintenance import due  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
     context = get_current_context()
     run, params = context["dag_run"], context["params"]
-    asked = due.Run(
+    request = due.Run(
         run_id=run.run_id,
         moment_ms=(run.run_after - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1),
         chosen=params["tables"],
@@ -138,17 +140,17 @@ def check_due(names: list[str], streams: str) -> list[str]:
     )
     states = partial(context["ti"].get_task_states, MAINTENANCE_DAG, task_ids=list(due.TASKS))
     store = context["asset_state_store"][HEALTH]
-    return due.due_tables(names, Path(streams), asked, store, lambda run_ids: states(run_ids=run_ids))
+    return due.due_tables(names, Path(streams), request, store, lambda run_ids: states(run_ids=run_ids))
 
 
 def orphans(table: str, streams: str) -> dict[str, Any]:
-    """Delete orphan files unless today's clean-up is done; returns what was found, by table."""
+    """Delete orphan files unless today's clean-up is done. Return the reports by table."""
     from frazil.airflow.maintenance import tasks as table_care  # noqa: PLC0415 - as above
 
     context = get_current_context()
     params, store = context["params"], context["asset_state_store"][HEALTH]
     if "orphans" not in params["actions"]:
-        raise AirflowSkipException("this run was not asked to look for orphans")
+        raise AirflowSkipException("this run's `actions` do not include orphans")
     return table_care.clean(table, Path(streams), store, dry_run=params["dry-run"])
 
 

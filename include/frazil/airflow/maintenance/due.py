@@ -1,4 +1,4 @@
-"""One look at all tables: which of them need a task of their own. It runs without Spark, and starts no JVM."""
+"""Checks all tables in one task and returns the tables that need a task of their own. Starts no Spark and no JVM."""
 
 from __future__ import annotations
 
@@ -22,41 +22,45 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger(__name__)
 
 WITHIN = timedelta(minutes=20)
-"""A table that was not measured by then, as behind a silent catalog, is left to a task of its own."""
+"""Time limit of a table's measurement. After that, for example if a catalog does not respond, the table gets a task of
+its own.
+"""
 MAX_TABLES = 250
-"""Tables that get tasks in one run; others that need some come first in the next. Airflow maps up to 1,024."""
+"""Maximum of tables that get tasks in one run; the remaining tables come first in the next run. Airflow maps up to
+1,024.
+"""
 TURNS = "maintenance turns"
-"""The store's key. No table has this name."""
+"""The key in the store. No table has this name."""
 ALWAYS = timedelta(0)
 
 TASKS = ("table.rewrite", "table.orphans")
-"""What works on a table."""
+"""Ids of the tasks that work on a table."""
 
 StatesOf = Callable[[list[str]], States]
-"""Airflow's answer for these runs."""
+"""Returns Airflow's states of the task instances in the runs with these ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The run that looks, and what its form says."""
+    """The current DAG run, with the values of its form."""
 
     run_id: str
     moment_ms: int
-    """When it was to begin."""
+    """The time for which the run was scheduled."""
     chosen: Collection[str]
-    """Tables; all, if it is empty."""
+    """Names of the chosen tables; empty for all tables."""
     actions: Collection[str]
     dry_run: bool
     by_hand: bool
-    """A person wants it now, whenever the tables were looked at last."""
+    """Whether a user started the run, which checks tables regardless of their last check."""
 
 
 def due_tables(names: Sequence[str], streams: Path, run: Run, store: Store, states_of: StatesOf) -> list[str]:
-    """The tables that need a task: something is due, or they could not be measured. In a dry run all that are chosen.
+    """Return the tables that need a task: an action is due, or the table could not be measured.
 
-    Each name stands for its dead-letter tables too, and a route's for all of its tables. Left out are those whose turn
-    has not come, and those that an earlier run still works on. Raises FrazilError if there are several, and none of
-    them could be measured.
+    A dry run returns all chosen tables. Each name stands for a table and its dead-letter tables, or for all tables of a
+    route. Tables whose next check is not due yet, and tables that an earlier run still works on, are left out. Raises
+    FrazilError if there are several tables and none could be measured.
     """
     declared = [stream.spec for stream in all_streams(streams) if stream.spec is not None and not stream.removed]
     together, routed = maintained_together(declared), routes(declared)
@@ -65,13 +69,13 @@ def due_tables(names: Sequence[str], streams: Path, run: Run, store: Store, stat
     turns = {name: turn for name, value in kept if name in names and (turn := Turn.from_json(value))}
     working = _working(turns, run, states_of)
     every = {name: ALWAYS if run.by_hand else _every(name, together, routed) for name in wanted if name not in working}
-    asked = whose_turn(every, turns, moment_ms=run.moment_ms)
+    chosen = whose_turn(every, turns, moment_ms=run.moment_ms)
     if run.dry_run:
-        return asked[:MAX_TABLES]
-    needy = _needy(asked, together, [RouteTables(name, spec, declared) for name, spec in routed.items()], run, store)
+        return chosen[:MAX_TABLES]
+    needy = _needy(chosen, together, [RouteTables(name, spec, declared) for name, spec in routed.items()], run, store)
     needy, left = needy[:MAX_TABLES], needy[MAX_TABLES:]
     turns = {name: turn if name in working else Turn(turn.at_ms) for name, turn in turns.items()}
-    turns |= {name: Turn(run.moment_ms) for name in asked if name not in left}
+    turns |= {name: Turn(run.moment_ms) for name in chosen if name not in left}
     turns |= {name: Turn(run.moment_ms, run.run_id, index) for index, name in enumerate(needy)}
     store.set(TURNS, {name: turn.to_json() for name, turn in turns.items()})
     return needy
@@ -96,7 +100,7 @@ def _every(name: str, together: Mapping[str, Sequence[MaintainedTable]], routed:
 
 
 def _needy(
-    asked: Sequence[str],
+    chosen: Sequence[str],
     together: Mapping[str, Sequence[MaintainedTable]],
     routed: Sequence[RouteTables],
     run: Run,
@@ -105,7 +109,7 @@ def _needy(
     # A task may talk to Airflow from one thread only.
     dirty = {
         table.name
-        for name in asked
+        for name in chosen
         for table in together.get(name, ())
         if "orphans" in run.actions and orphans_due(table, store)
     }
@@ -125,11 +129,11 @@ def _needy(
             needs = needs or (table.name in dirty and catalog.table_exists(table.identifier))
         return needs
 
-    found = side_by_side(asked, check, within_s=WITHIN.total_seconds())
+    found = side_by_side(chosen, check, within_s=WITHIN.total_seconds())
     failed = {name: error for name, error in found.items() if isinstance(error, Exception)}
     for name, error in failed.items():
         log.error("%s was not measured: %r", name, error)
     if len(failed) == len(found) > 1:
         name, error = next(iter(failed.items()))
         raise FrazilError(f"none of {len(failed)} tables could be measured; {name}: {error!r}") from error
-    return [name for name in asked if found[name]]
+    return [name for name in chosen if found[name]]

@@ -1,4 +1,4 @@
-"""The Spark application of one table, started only if the table needs it."""
+"""The operator that rewrites one table in Spark, started only if the table needs it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from frazil.airflow.submit import SubmitOperator
+from frazil.airflow.spark import SubmitOperator
 
 
 class RewriteOperator(SubmitOperator):
-    """Measures a table and its dead-letter tables, or those of a route, again, and rewrites what is due, all in one
-    Spark session.
+    """Measure a table and its dead-letter tables, or a route's tables, again, and rewrite them in one Spark session.
 
-    Skipped if nothing is due, and in a dry run, which logs the plans. Fails, and is retried, if a table cannot be
-    measured.
+    Only due actions run. The task is skipped if no action is due, and in a dry run, which logs the plans. It fails, and
+    is retried, if a table cannot be measured.
 
-    :param table: the first of the tables.
+    :param table: the first of the tables, or the name of the route.
     :param streams: folder of the declared streams.
     """
 
@@ -29,7 +28,7 @@ class RewriteOperator(SubmitOperator):
         self.streams = streams
 
     def execute(self, context: Any) -> None:
-        """Raises AirflowFailException where this worker has never read the table's declaration sound."""
+        """Raises AirflowFailException if this worker has never read a valid declaration of the table."""
         from frazil.airflow.maintenance import tasks as table_care  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
         params, folder = context["params"], Path(self.streams)

@@ -1,4 +1,4 @@
-"""The tables of one route, up to thousands: as many of them as one task can maintain have their turn."""
+"""Maintains the tables of one route, which may be thousands: each run takes as many tables as one task can maintain."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from frazil.airflow.side_by_side import side_by_side
 from frazil.airflow.untrusted import Store, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
-from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
 from frazil.maintenance.routed import DueTable, due_of_route, tables_of_route
-from frazil.maintenance.tables import routes
+from frazil.maintenance.tables import MadeElsewhere, routes
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.table.catalogs import existing_catalog
@@ -26,16 +25,18 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger(__name__)
 
 MAX_TABLES = 500
-"""Tables of a route that are rewritten, or cleaned, in one run: at five seconds a table, most of an hour."""
+"""Maximum of a route's tables that one run rewrites or cleans: at five seconds per table, about 40 minutes."""
 WITHIN = timedelta(minutes=20)
-"""Time after which an unmeasured table, for example behind a silent catalog, is left to a later run."""
+"""Time limit of a table's measurement. After that, for example if a catalog does not respond, a later run measures the
+table.
+"""
 DAY_MS = 23 * 3_600_000
-"""Interval of full checks, as for other tables: less than a day, because a run may come some minutes early."""
+"""Interval of full checks, as for other tables: less than a day, because a run may start some minutes early."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteTables:
-    """A route among the tables of all declared streams."""
+    """A route, with the declarations of all streams."""
 
     name: str
     spec: StreamSpec
@@ -43,14 +44,14 @@ class RouteTables:
 
     @classmethod
     def found(cls, name: str, specs: Sequence[StreamSpec]) -> RouteTables | None:
-        """The route with this name, or None."""
+        """Return the route with this name; None if no stream has such a route."""
         spec = routes(specs).get(name)
         return None if spec is None else cls(name, spec, specs)
 
     def due(self, actions: Collection[str]) -> list[str]:
-        """The tables of one run: those that need it most, then those that cannot be measured.
+        """Return the tables to rewrite in one run: tables with the greatest need, then tables that cannot be measured.
 
-        Raises FrazilError if there are several, and none of them can be measured.
+        Raises FrazilError if there are several tables and none can be measured.
         """
         if not {*Action} & {*actions}:
             return []
@@ -73,7 +74,7 @@ class RouteTables:
         return [*(one.table.name for one in due), *broken][:MAX_TABLES]
 
     def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
-        """Log why some tables were not measured, and return those that need attention."""
+        """Log why some tables were not measured, and return the tables that need attention."""
         others = [name for name, error in errors.items() if isinstance(error, MadeElsewhere)]
         if others:
             log.info("%s did not make %s: left alone", self.name, ", ".join(others[:MAX_TABLES]))
@@ -88,11 +89,14 @@ class RouteTables:
         return list(broken)
 
     def orphans_due(self, store: Store) -> bool:
-        """Whether a round over all tables is under way, or the last one began a day ago."""
+        """Whether a clean-up round over all tables is under way, or the last round began a day ago."""
         return self.spec.maintenance.orphans.enabled and self._round(store) is not None
 
     def _round(self, store: Store) -> tuple[int, str] | None:
-        """When the round began that is under way, or begins now, and the last table that it has cleaned."""
+        """Return the start time of the current clean-up round and the last table that it cleaned.
+
+        If the last round began a day ago, a new round begins now, without a last table. None if no round is due.
+        """
         kept, now_ms = stored_mapping(store, self._key), clock.now_ms()
         began_ms, after = kept.get("began-ms"), kept.get("after")
         if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (after or now_ms - began_ms < DAY_MS):
@@ -104,9 +108,10 @@ class RouteTables:
         return f"orphans:{self.name}"
 
     def clean(self, store: Store, *, dry_run: bool) -> dict[str, Any]:
-        """Clean the next tables of the round; in a dry run, look at the first. Returns how many files there were.
+        """Clean the next tables of the round; a dry run checks the first tables.
 
-        Raises AirflowSkipException if no round is due, and AirflowFailException at the end if a table refused, or could
+        Returns the numbers of checked tables, deleted files and remaining tables. Raises AirflowSkipException if no
+        round is due. Raises AirflowFailException at the end if the clean-up of a table was refused, or a table could
         not be read.
         """
         began_ms, after = (0, "") if dry_run else self._round(store) or (0, None)

@@ -1,4 +1,4 @@
-"""What the tasks of one table do in their own process, with PyIceberg and without Spark."""
+"""The work of one table's maintenance tasks, in their own process, with PyIceberg and without Spark."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger(__name__)
 
 DAY_MS = 23 * 3_600_000
-"""Less than a day, because a run may come some minutes earlier than the one of the day before."""
+"""Less than a day, because a run may start some minutes earlier than the previous day's run."""
 
 
 def to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """The tables to give to Spark, if anything is due: one with its dead-letter tables, or what is due of a route's.
+    """Return the tables to pass to Spark: a table with its dead-letter tables, or the due tables of a route.
 
-    None in a dry run, which logs what would be done.
+    Returns none if no action is due, and none in a dry run, which logs what would be done.
     """
     if route := RouteTables.found(name, _declared(streams)):
         found = route.due(actions)
@@ -42,14 +42,17 @@ def to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: b
 
 
 def clean(name: str, streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
-    """Delete the orphans of a table and its dead-letter tables, or of a route's tables; raises as `orphans` does."""
+    """Delete the orphan files of a table and its dead-letter tables, or of a route's tables.
+
+    Raises as `orphans` does.
+    """
     if route := RouteTables.found(name, _declared(streams)):
         return route.clean(store, dry_run=dry_run)
     return orphans(tables_with(name, streams), streams, store, dry_run=dry_run)
 
 
 def tables_with(name: str, streams: Path) -> list[str]:
-    """The tables that are maintained together with this one, itself the first."""
+    """Return the tables that are maintained together with this table, which comes first."""
     return [table.name for table in maintained_together(_declared(streams)).get(name, ())] or [name]
 
 
@@ -58,7 +61,7 @@ def _declared(streams: Path) -> list[StreamSpec]:
 
 
 def due_actions(catalog: Catalog, table: MaintainedTable, actions: Collection[str]) -> Mapping[Action, Due]:
-    """The due ones of these actions, from metadata; empty if the table does not exist yet."""
+    """Return for each of these actions whether it is due, from metadata; empty if the table does not exist yet."""
     health = measure(catalog, table, now_ms=clock.now_ms())
     answers = due(health, table.settings, full_check_at=table.full_check_at) if health else {}
     return {action: answer for action, answer in answers.items() if action in actions}
@@ -69,12 +72,15 @@ def sentence(name: str, action: Action, answer: Due) -> str:
 
 
 def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """What is due, a sentence each. A dry run only logs what would be done, from all manifests, and returns nothing."""
+    """Return a sentence for each due action.
+
+    A dry run returns none, and logs what would be done, from all manifests.
+    """
     found = []
     for table, catalog in _tables(names, streams):
         answers = due_actions(catalog, table, actions)
         if not answers:
-            log.info("%s: nothing to look at: there is no table yet, or only orphans were asked for", table.name)
+            log.info("%s: nothing to measure: the table does not exist yet, or only orphans were requested", table.name)
         for action, answer in answers.items():
             said = sentence(table.name, action, answer)
             log.info("%s", said)
@@ -86,11 +92,11 @@ def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[
 
 
 def orphans_due(table: MaintainedTable, store: Store) -> bool:
-    """Whether the table's last clean-up was a day ago, according to `store`."""
+    """Whether the table's last clean-up, according to `store`, was a day ago."""
     if not table.settings.orphans.enabled:
         return False
     now_ms = clock.now_ms()
-    return now_ms - (stored_number(store, _orphans_key(table), most=now_ms) or 0) >= DAY_MS
+    return now_ms - (stored_number(store, _orphans_key(table), limit=now_ms) or 0) >= DAY_MS
 
 
 def _orphans_key(table: MaintainedTable) -> str:
@@ -98,10 +104,10 @@ def _orphans_key(table: MaintainedTable) -> str:
 
 
 def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
-    """Clean up the tables whose last clean-up, according to `store`, was a day ago; in a dry run, look at all of them.
+    """Clean up the tables whose last clean-up, according to `store`, was a day ago; a dry run checks all tables.
 
-    Raises AirflowSkipException if there is none. After all were tried, raises AirflowFailException if one refused or
-    could not be read.
+    Raises AirflowSkipException if no table was cleaned. Raises AirflowFailException at the end if the clean-up of a
+    table was refused, or a table could not be read.
     """
     reports, problems = {}, []
     for table, catalog in _tables(names, streams):
@@ -131,9 +137,9 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
 
 
 def _tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
-    """The named tables, as the folder declares them now, or did when it was sound last.
+    """Yield the named tables by their last valid declaration in the folder.
 
-    Raises AirflowFailException at the end if one of them may be declared by a file that this worker never read sound.
+    Raises AirflowFailException at the end if a file that this worker never read as valid may declare one of the names.
     """
     declared = all_streams(streams)
     specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]

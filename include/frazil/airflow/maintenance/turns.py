@@ -1,7 +1,7 @@
-"""Chooses the tables that a run checks, without those that an earlier run still works on.
+"""Chooses the tables that a run checks, without tables that an earlier run still works on.
 
-Airflow's store of the asset `frazil.health` remembers of each table when it was looked at last, and which run got work
-of it. Whether that run still works is Airflow's to say, so a killed one holds its table no longer than it lives.
+Airflow's store of the asset `frazil.health` keeps for each table the time of its last check, and the run that got a
+task for it. Airflow's own task states decide whether that run still works, so a killed run does not block its table.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"}
 """States of a finished task instance."""
 
 States = Mapping[str, Mapping[str, Any]]
-"""By run and by task, with `_<map index>` behind a mapped one's name: the state, None before it is scheduled."""
+"""Task states by run and by task; None before a task is scheduled. A mapped instance's key is `<task>_<map index>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is remembered of one table."""
+    """The stored state of one table."""
 
     at_ms: int
-    """The time of the run that looked at it last."""
+    """The time of the run that checked the table last."""
     run_id: str | None = None
-    """The run that got work of it, until that has ended."""
+    """The run that got a task for the table, until that task has ended."""
     index: int = 0
-    """Index among that run's mapped task instances."""
+    """The table's index among that run's mapped task instances."""
 
     def to_json(self) -> list[Any]:
         return [self.at_ms] if self.run_id is None else [self.at_ms, self.run_id, self.index]
 
     @staticmethod
     def from_json(value: Any) -> Turn | None:
-        """Parse; None for what `to_json` never returns, because others can write to the store too."""
+        """Parse; None for values that `to_json` never returns, because other users can write to the store too."""
         match value:
             case [int(at_ms)] if at_ms >= 0:
                 return Turn(at_ms)
@@ -45,14 +45,14 @@ class Turn:
 
 
 def pause_between(every: Iterable[timedelta]) -> timedelta:
-    """How often the DAG must run, so that each table can be looked at as often as it declares."""
+    """Return the DAG's interval, short enough that each table can be checked as often as it declares."""
     return max(SHORTEST, min([LONGEST, *every]))
 
 
 def whose_turn(every: Mapping[str, timedelta], turns: Mapping[str, Turn], *, moment_ms: int) -> list[str]:
-    """The tables that a scheduled run looks at, those first that have waited longest.
+    """Return the tables that a scheduled run checks, longest wait first.
 
-    `every` is what they declare, by name. A run that is tried again looks at the same tables again.
+    `every` maps tables to the interval that they declare. A retry of the same run checks the same tables again.
     """
 
     def waited_ms(name: str) -> int | None:
@@ -67,7 +67,7 @@ def whose_turn(every: Mapping[str, timedelta], turns: Mapping[str, Turn], *, mom
 
 
 def busy(turns: Mapping[str, Turn], states: States, *, tasks: Collection[str]) -> dict[str, str]:
-    """The tables that a run still works on, each with that run."""
+    """Return the tables that a run still works on, each with the id of that run."""
     return {
         name: turn.run_id
         for name, turn in turns.items()

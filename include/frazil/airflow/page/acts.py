@@ -41,7 +41,6 @@ from frazil.airflow.partitions.dag import RELEASE_DAG
 from frazil.errors import CommitUnavailable, DesiredMoved, SpecError
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes
-from frazil.operations.abandoning import plan_abandon, staged_words
 from frazil.operations.acts import (
     BY_THE_TABLE,
     DEPENDS,
@@ -58,7 +57,7 @@ from frazil.operations.acts import (
 )
 from frazil.operations.fetch import fetch_signals, fetch_standing
 from frazil.operations.offers import Standing, refusal
-from frazil.operations.resetting import plan_reset
+from frazil.operations.resetting import plan_abandon, plan_reset, staged_words
 from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import send_again
 from frazil.spec.model import StreamSpec
@@ -66,13 +65,13 @@ from frazil.supervise.desired import DesiredStore, open_desired
 from frazil.table.lost import stream_catalog
 
 WITHIN_S = 20.0
-"""The longest wait for an action, which continues after that."""
+"""The longest wait for an action; the action itself continues after that."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The result of an action. `run` is the path in Airflow's UI of the run that it started."""
+    """The result of an action. `run` is the path in Airflow's UI of the DAG run that the action started."""
 
     said: str
     run: str | None = None
@@ -87,9 +86,11 @@ class Subject:
     dag: str
     """The DAG whose permissions apply."""
     method: str
-    """The permission that the action needs: POST to start a run of the DAG, PUT to change its stream or table."""
+    """The HTTP method whose permission the action needs: POST to start a run of the DAG, PUT to change its stream or
+    table.
+    """
     turn: str | None = None
-    """The name under which the tables of a route are maintained together."""
+    """The name under which the maintenance DAG knows all tables of a route; None for other tables."""
 
 
 def subject_of(act: Act, name: str, sees: Sees) -> Subject | None:
@@ -129,7 +130,7 @@ def planned(act: Act, subject: Subject, form: Form) -> Plan:
 
 
 def _planned(act: Act, subject: Subject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
-    """Return the plan, with the effects on the table for a prepared action."""
+    """Return the plan, and the prepared reset or abandonment if the action needs one."""
     plan = plan_of(act, _situation(act, subject), dry=is_dry(form))
     plan = replace(plan, missing=missing_value(act, subject.turn or subject.name, form, now_ms=clock.now_ms()))
     spec = subject.spec
@@ -171,7 +172,7 @@ def _with_desired(found: Situation, spec: StreamSpec) -> Situation:
     store = open_desired(spec)
     try:
         desired = store.read()
-    except SpecError:  # an act replaces what nobody can read
+    except SpecError:  # an act replaces what no one can read
         return replace(found, has_table=store.beside_table)
     return replace(found, desired=str(desired.mode), generation=desired.generation, has_table=store.beside_table)
 
@@ -212,7 +213,9 @@ def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done
         raise Invalid(problem)
     seal = text_of(form, "seal")
     if not seal and plan.seal:
-        raise Invalid(f"Nobody has looked at what it would do to {subject.name}: look, and confirm what it says")
+        raise Invalid(
+            f"Nothing was done to {subject.name}: the request confirms no plan. Read the plan, then confirm it"
+        )
     if plan.seal != seal:
         what = moved(act, seal, plan.seal)
         raise Invalid(f"{subject.name} has moved since you looked: {what}. Look again, and confirm what it says now")
@@ -227,23 +230,23 @@ def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done
     return Done(within(lambda: _set_desired(act, spec, by=by, reason=reason, generation=seen)))
 
 
-def _begin_run(subject: Subject, asked: dict[str, Any], *, run_id: str | None, person: str) -> Done:
+def _begin_run(subject: Subject, conf: dict[str, Any], *, run_id: str | None, person: str) -> Done:
     try:
         run = trigger_dag(
             dag_id=subject.dag,
             run_id=run_id,
             triggered_by=DagRunTriggeredByType.UI,
             triggering_user_name=person,
-            conf=asked,
+            conf=conf,
         )
     except (DagRunAlreadyExists, IntegrityError) as error:
         raise Invalid(
-            f"Somebody asked for the same just now: {subject.dag} has the run {run_id}. Look at what that one does"
+            f"The same was requested just now: {subject.dag} has the run {run_id}. Look at what that one does"
         ) from error
     if run is None:
         raise Invalid(f"Airflow did not start {subject.dag}")
     path = f"/dags/{quote(subject.dag)}/runs/{quote(run.run_id, safe='')}"
-    return Done(f"The run {run.run_id} of {subject.dag} is queued. Its log says what it comes to.", path)
+    return Done(f"The run {run.run_id} of {subject.dag} is queued. Its log will show the result.", path)
 
 
 def _ended(act: Act, name: str) -> str:
@@ -263,8 +266,8 @@ def _set_desired(act: Act, spec: StreamSpec, *, by: str, reason: str, generation
         DesiredStore.of_application(spec.application).resume(by=by, reason=reason)
     runs = open_launcher(spec.name).observe().process.is_alive
     paused = "is pausing: its writer stops after the current batch" if runs else "is paused"
-    done = {Act.PAUSE: paused, Act.RESUME: "is to run", Act.RESTART: "gets a new writer"}[act]
-    where = "" if desired.beside_table else " This holds on this host alone, for there is no table to keep it beside."
+    done = {Act.PAUSE: paused, Act.RESUME: "is resumed", Act.RESTART: "gets a new writer"}[act]
+    where = "" if desired.beside_table else " This holds on this host alone, for there is no table to keep it next to."
     return f"{spec.name} {done}.{where}"
 
 

@@ -1,4 +1,4 @@
-"""Airflow components without a recent heartbeat, for every view and for each action that waits for them."""
+"""Airflow components without a recent heartbeat. Every view shows them, and so does each action that waits for one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def silent_now() -> tuple[Silent, ...]:
 
 
 def sentences() -> tuple[str, ...]:
-    """Return a sentence for each of them."""
+    """Return a sentence for each component without a recent heartbeat."""
     found = silent_now()
     if not found:
         return ()

@@ -1,28 +1,41 @@
-"""Serves the operations page in Airflow's UI to signed-in users: static files, and JSON below `api/`."""
+"""Serves the operations page in Airflow's UI to signed-in users: static files, and JSON below `api/`.
+
+Checks that a request comes from our page and that Airflow permits its user to act, and writes the audit log.
+
+A browser sends the session's cookie with requests from any site, and Airflow has no CSRF token. Another site cannot set
+our header without a preflight request, which the server never grants. Another site cannot hide its origin either.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.configuration import conf
+from airflow.models import Log
+from airflow.models.dag import DagModel
+from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from frazil import installed
-from frazil.airflow.page.guard import conclude, may, readable, record, record_refusal, refusal
-from frazil.safe_text import safe
+from frazil.safe_text import MAX_REASON_CHARACTERS, safe
 
 # Scripts and styles come from here alone, and whatever a record or a sentence contains is text.
 HEADERS = {
@@ -49,7 +62,7 @@ def operations_page() -> FastAPI:
     app.add_exception_handler(RequestValidationError, _unreadable)
 
     @app.get("/")
-    def root(user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
+    def root(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
         return RedirectResponse("index.html")
 
     @app.get("/api/overview")
@@ -78,19 +91,19 @@ def operations_page() -> FastAPI:
         return _shown(found)
 
     @app.post("/api/plan/{act}/{name}")
-    def plan(asked: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
+    def plan(action: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
         from frazil.airflow.page import acts  # noqa: PLC0415 - as above
 
-        return answered(_said(lambda: acts.planned(asked.act, asked.subject, form)))
+        return answered(_said(lambda: acts.planned(action.act, action.subject, form)))
 
     @app.post("/api/act/{act}/{name}")
-    def carry_out(asked: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
+    def carry_out(action: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
         from frazil.airflow.page import acts  # noqa: PLC0415 - as above
 
-        entry = record(asked.user, asked.act, asked.subject.name, dag_id=asked.subject.dag, form=form)
-        person = asked.user.get_name()
+        entry = record(action.user, action.act, action.subject.name, dag_id=action.subject.dag, form=form)
+        person = action.user.get_name()
         try:
-            done = _said(lambda: acts.carry_out(asked.act, asked.subject, form, person=person))
+            done = _said(lambda: acts.carry_out(action.act, action.subject, form, person=person))
         except HTTPException as error:
             conclude(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
             raise
@@ -98,7 +111,7 @@ def operations_page() -> FastAPI:
         return answered(done)
 
     @app.get("/{name}")
-    def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
+    def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
         kind = KINDS.get(name.rpartition(".")[2])
         file = next((file for file in (files("frazil.airflow.page") / "static").iterdir() if file.name == name), None)
         if kind is None or file is None:
@@ -109,7 +122,7 @@ def operations_page() -> FastAPI:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AllowedAction:
     """An action that the user is permitted to take."""
 
     act: Any
@@ -117,23 +130,23 @@ class Asked:
     user: Any
 
 
-def allowed(request: Request, name: str, act: str, user: GetUserDep) -> Asked:
-    """Return the requested action. Raises HTTPException unless our page sent it and the user may take it.
+def allowed(request: Request, name: str, act: str, user: GetUserDep) -> AllowedAction:
+    """Return the requested action. Raises HTTPException if another page sent the request or the user may not act.
 
-    Refused actions are written to the audit log, too.
+    Refused actions are also written to the audit log.
     """
     from frazil.operations.acts import Act  # noqa: PLC0415 - as above
 
     known = Act(act) if act in set(Act) else None
     try:
-        return _asked(request, name, known, user)
+        return _allowed_action(request, name, known, user)
     except HTTPException as error:
         if known is not None:
             _record_refusal(request, user, known, name, error)
         raise
 
 
-def _asked(request: Request, name: str, act: Any, user: Any) -> Asked:
+def _allowed_action(request: Request, name: str, act: Any, user: Any) -> AllowedAction:
     from frazil.airflow.page import acts  # noqa: PLC0415 - as above
 
     if said := refusal(request.headers):
@@ -145,15 +158,15 @@ def _asked(request: Request, name: str, act: Any, user: Any) -> Asked:
         raise HTTPException(
             403, f"Airflow does not let you do that: you need {subject.method} for runs of {subject.dag}"
         )
-    return Asked(act, subject, user)
+    return AllowedAction(act, subject, user)
 
 
-async def sent_form(request: Request, asked: Annotated[Any, Depends(allowed)]) -> dict[str, Any]:
+async def sent_form(request: Request, action: Annotated[Any, Depends(allowed)]) -> dict[str, Any]:
     """Read the form from the body, up to its size limit. Raises HTTPException if the body is not a form."""
     try:
         return await _form(request)
     except HTTPException as error:
-        await run_in_threadpool(_record_refusal, request, asked.user, asked.act, asked.subject.name, error)
+        await run_in_threadpool(_record_refusal, request, action.user, action.act, action.subject.name, error)
         raise
 
 
@@ -229,12 +242,12 @@ def _warm() -> None:
     try:
         page_servers.announce()
     except OSError as error:
-        log.warning("`frazil doctor` will not know of this API server: %s", error)
+        log.warning("`frazil doctor` cannot list this API server: %s", error)
     views.declared()
 
 
 def _shown(view: Any) -> Response:
-    """Return a view of one stream or table, with the sentences on Airflow's components."""
+    """Return a view of one stream or table, with sentences about silent Airflow components."""
     from frazil.airflow.page import alive  # noqa: PLC0415 - as above
 
     return answered(replace(view, airflow=alive.sentences()))
@@ -261,3 +274,96 @@ def visible(user: Any, dags: Mapping[str, str]) -> set[str]:
     """Return the streams whose writer's DAG the user may read in Airflow. `dags` maps streams to these DAGs."""
     allowed = readable(user, set(dags.values()))
     return {stream for stream, dag_id in dags.items() if dag_id in allowed}
+
+
+HEADER, OURS = "x-frazil", "page"
+OUTCOME = "outcome"
+FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run")
+"""The fields of all forms, except `seal`."""
+
+
+def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:
+    """Return why a request does not come from our page; None if it does. Pure; `headers` has names in lower case."""
+    if headers.get(HEADER) != OURS:
+        return f"the header X-Frazil: {OURS} is missing"
+    if headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        return "another site sent it"
+    origin = headers.get("origin")
+    ours = {headers.get("host", ""), urlsplit(base_url).netloc} - {""}
+    if origin is not None and urlsplit(origin).netloc not in ours:
+        return f"it comes from {origin}"
+    return None
+
+
+def refusal(headers: Mapping[str, str]) -> str | None:
+    """Return why this API server refuses a request, by its headers; None if the request comes from our page."""
+    return foreign(headers, base_url=conf.get("api", "base_url", fallback=""))
+
+
+def may(user: Any, method: str, dag_id: str) -> bool:
+    """Whether the user may start (POST) or change (PUT) runs of a DAG, and so act on the DAG's streams and tables."""
+    details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+    manager = get_auth_manager()
+    return manager.is_authorized_dag(method=method, access_entity=DagAccessEntity.RUN, details=details, user=user)  # type: ignore[arg-type]
+
+
+def readable(user: Any, dag_ids: Collection[str]) -> set[str]:
+    """Return the DAGs that the user may read. If Airflow has several teams, each DAG is checked for its own team."""
+    manager = get_auth_manager()
+    by_team: dict[str | None, set[str]] = {}
+    for dag_id, team in _teams(dag_ids).items():
+        by_team.setdefault(team, set()).add(dag_id)
+    needed = (
+        manager.filter_authorized_dag_ids(dag_ids=ids, user=user, method="GET", team_name=team)
+        for team, ids in by_team.items()
+    )
+    return set().union(*needed)
+
+
+def _teams(dag_ids: Collection[str]) -> dict[str, str | None]:
+    teams: dict[str, str | None] = dict.fromkeys(dag_ids)
+    if teams and conf.getboolean("core", "multi_team", fallback=False):
+        teams |= DagModel.get_dag_id_to_team_name_mapping(list(teams))
+    return teams
+
+
+def record(  # noqa: PLR0913 - an entry
+    user: Any, act: str, subject: str, *, dag_id: str | None, form: Mapping[str, Any], outcome: str = "not known yet"
+) -> int:
+    """Write to Airflow's audit log that a user is about to act. Return the id of the log entry, for `conclude`.
+
+    The entry has the form's known fields, with long values shortened.
+    """
+    name = user.get_name()
+    filled_in = {field: _kept(form[field]) for field in FIELDS if field in form}
+    extra = json.dumps({OUTCOME: _kept(outcome), **filled_in, "subject": _kept(subject)})
+    entry = Log(event=f"frazil_{act}", owner=name, owner_display_name=name, extra=extra, dag_id=dag_id)
+    with create_session() as session:
+        session.add(entry)
+        session.flush()
+        return int(entry.id)
+
+
+def record_refusal(user: Any, act: str, subject: str, outcome: str) -> None:
+    """Write a refused action to the audit log. If that fails, the action is still refused."""
+    try:
+        record(user, act, subject, dag_id=None, form={}, outcome=outcome)
+    except SQLAlchemyError:
+        log.warning("Airflow's audit log does not have a refused act: %s", outcome, exc_info=True)
+
+
+def _kept(value: object) -> object:
+    if value is None or isinstance(value, bool):
+        return value
+    return safe(value if isinstance(value, str) else f"({type(value).__name__})")[:MAX_REASON_CHARACTERS]
+
+
+def conclude(entry: int, outcome: str) -> None:
+    """Write the outcome of an action to its entry in the audit log. If that fails, the action still counts as done."""
+    try:
+        with create_session() as session:
+            found = session.get(Log, entry)
+            if found is not None:
+                found.extra = json.dumps({**json.loads(found.extra or "{}"), OUTCOME: _kept(outcome)})
+    except SQLAlchemyError:
+        log.warning("Airflow's audit log does not have what came of an act: %s", outcome, exc_info=True)

@@ -20,7 +20,7 @@ TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
 LABELS = {"from-time": "From", "to-time": "To, and before", "at": "That time", "partition": "Window", "day": "Day"}
 """The fields' labels in the dialogs."""
 HELD_NAMED = 5
-"""Held windows that one sentence names."""
+"""Maximum of held windows that one sentence names."""
 Form = Mapping[str, Any]
 
 
@@ -29,17 +29,17 @@ class Invalid(Exception):
 
 
 class NotKnown(Exception):
-    """It is unknown whether the action was applied; the message says why."""
+    """Whether the action was applied is unknown; the message says why."""
 
 
 def missing_value(act: Act, name: str, form: Form, *, now_ms: int) -> str | None:
     """Return what must be changed in the form before the action can be confirmed; None if it is complete."""
     try:
         if act in RUNS_A_DAG:
-            asked = run_form(act, name, form)
+            conf = run_form(act, name, form)
             if act is Act.BACKFILL:
-                asked.pop("dry-run")
-                check_not_ahead(parse_request(asked), now_ms)
+                conf.pop("dry-run")
+                check_not_ahead(parse_request(conf), now_ms)
         elif act is Act.RESET:
             target_of(form)
         elif act is Act.SEND_AGAIN:
@@ -52,10 +52,13 @@ def missing_value(act: Act, name: str, form: Form, *, now_ms: int) -> str | None
 
 
 def not_held(form: Form, cursor: Cursor | None) -> str | None:
-    """Why the window that a form names cannot be released; None if its gate holds it. `cursor` is its table's."""
+    """Return why the window in a form cannot be released; None if a gate holds it.
+
+    `cursor` is the cursor of the table's windows.
+    """
     window, label = _window(form, "partition"), LABELS["partition"]
     if cursor is None:
-        return f"{label}: no window of this table has been judged by a gate yet, so none is held"
+        return f"{label}: no gate has evaluated a window of this table yet, so no window is held"
     held = sorted(Window(us, cursor.grain) for us in cursor.held)
     if window in held:
         return None
@@ -80,7 +83,7 @@ def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:
     if act is Act.RELEASE:
         reason, window = text_of(form, "reason"), _window(form, "partition")
         if len(reason) < 3:
-            raise Invalid("Say why: the reason stands beside the window for ever")
+            raise Invalid("Say why: the reason stays next to the window")
         return {"table": name, "partition": window.key, "reason": reason}
     if act is Act.REPLAY:
         return {"stream": name, "act": "replay", **dry}
@@ -104,7 +107,7 @@ def day_of(form: Form) -> Window:
     """Return the day whose windows are sent again. Raises Invalid."""
     day = _window(form, "day")
     if day.grain is not Grain.DAY:
-        raise Invalid("Name a day, such as 2013-12-30: a single hour would leave what rolls up its day waiting")
+        raise Invalid("Name a day, such as 2013-12-30: after an hour, roll-ups of its day would wait for the others")
     return day
 
 

@@ -26,7 +26,9 @@ class Measured:
     alerts: tuple[StandingAlert, ...] = ()
     at_ms: int | None = None
     due: Mapping[str, Sequence[str]] | None = None
-    """Due maintenance by table; None in measurements of an earlier version."""
+    """Due maintenance actions by table; None in measurements of an earlier version."""
+    audited: Mapping[str, str] | None = None
+    """The last audit by stream, without those never audited; None in measurements of an earlier version."""
 
 
 def standing_alerts() -> Measured:
@@ -42,7 +44,7 @@ def standing_alerts() -> Measured:
         if found is None:
             return Measured()
         value, at = XComModel.deserialize_value(found), found.timestamp
-    return Measured(alerts_in(value), int(at.timestamp() * 1000), due_in(value))
+    return Measured(alerts_in(value), int(at.timestamp() * 1000), due_in(value), _audited_in(value))
 
 
 def alerts_in(value: Any) -> tuple[StandingAlert, ...]:
@@ -63,7 +65,7 @@ def _runbook(alert: Mapping[str, Any]) -> str:
 
 
 def due_in(value: Any) -> dict[str, list[str]] | None:
-    """Return the due actions of an XCom, by table; None if it has none."""
+    """Return the due actions in an XCom, by table; None if the XCom has no due actions."""
     due = value.get("due") if isinstance(value, Mapping) else None
     if not isinstance(due, Mapping):
         return None
@@ -74,8 +76,15 @@ def due_in(value: Any) -> dict[str, list[str]] | None:
     }
 
 
+def _audited_in(value: Any) -> dict[str, str] | None:
+    audited = value.get("audited") if isinstance(value, Mapping) else None
+    if not isinstance(audited, Mapping):
+        return None
+    return {name: said for name, said in audited.items() if isinstance(said, str)}
+
+
 def paused_dags(dag_ids: Collection[str]) -> dict[str, bool]:
-    """Return whether each of these DAGs is paused, without those that Airflow does not have."""
+    """Return whether each of these DAGs is paused. DAGs that Airflow does not have are left out."""
     with create_session() as session:
         rows = session.execute(
             select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)
@@ -84,16 +93,16 @@ def paused_dags(dag_ids: Collection[str]) -> dict[str, bool]:
 
 
 def newest_run(dag_id: str) -> str | None:
-    """Return the id of the newest run."""
+    """Return the id of the DAG's newest run."""
     newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1)
     with create_session() as session:
         return session.scalar(newest)
 
 
 def next_run_id(dag_id: str, stream: str) -> str:
-    """Return the id of the stream's next run from this page, which changes once that run exists.
+    """Return the id for the stream's next run from this page. The next id differs once a run with this id exists.
 
-    Run ids are unique, so if two users start a run at the same moment, only one succeeds.
+    Run ids are unique, so if two users start a run at the same moment, only one of them succeeds.
     """
     ours = f"manual__{stream}."  # no stream has a dot in its name
     newest = select(func.max(DagRun.id)).where(DagRun.dag_id == dag_id, DagRun.run_id.startswith(ours, autoescape=True))
@@ -102,7 +111,7 @@ def next_run_id(dag_id: str, stream: str) -> str:
 
 
 def run_under_way(dag_id: str, stream: str) -> Run | None:
-    """Return the oldest queued or running run that changes a stream's tables, without dry runs."""
+    """Return the oldest queued or running run that changes a stream's tables. Dry runs do not count."""
     unfinished = (
         select(DagRun.run_id, DagRun.state, DagRun.conf)
         .where(DagRun.dag_id == dag_id, DagRun.state.in_((DagRunState.QUEUED, DagRunState.RUNNING)))

@@ -13,14 +13,14 @@ from frazil import clock
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, STREAM_TASK, partitions_dag_id, writer_dag_id
 from frazil.airflow.declared import DeclaredStream
 from frazil.airflow.page import views
-from frazil.airflow.page.known import newest_run, paused_dags, standing_alerts
+from frazil.airflow.page.known import Measured, newest_run, paused_dags, standing_alerts
 from frazil.airflow.page.views import KEEP_S, WITHIN_S, Sees, answers, declared, group_of, seen_of, status_key
 from frazil.airflow.writers.dag import TASK_ID
 from frazil.history.points import finished
 from frazil.host.launcher import Observation
 from frazil.maintenance.tables import made_table
 from frazil.offsets.spans import TopicPartition
-from frazil.operations.answers import Answer, Asked
+from frazil.operations.answers import Answer, PendingAnswer
 from frazil.operations.fetch import fetch_history, fetch_routed, fetch_topics, fetch_writers
 from frazil.operations.offers import offered, standing_of
 from frazil.operations.overview import Around, line_of
@@ -47,7 +47,7 @@ from frazil.status.state import Level, StreamState
 T = TypeVar("T")
 
 TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
-"""The environment variable with the address of a topic viewer, with {topic} for the topic's name."""
+"""Environment variable with the URL of a topic viewer; {topic} in it stands for the topic's name."""
 KEEP_ROUTED_S = 15.0
 """Short, because a replay or a writer may create a table at any time."""
 
@@ -79,13 +79,13 @@ def stream(name: str, wish: Wish, sees: Sees, may_act: Callable[[str], bool]) ->
 class Requests:
     """The requested answers for one stream, which are read in parallel."""
 
-    status: Asked[StreamState]
-    history: Asked[History | None]
-    ends: Asked[Mapping[TopicPartition, int]]
-    writers: Asked[Observation]
-    dags: Asked[dict[str, bool]]
-    run: Asked[str | None]
-    routed: Asked[dict[str, str]] | None
+    status: PendingAnswer[StreamState]
+    history: PendingAnswer[History | None]
+    ends: PendingAnswer[Mapping[TopicPartition, int]]
+    writers: PendingAnswer[Observation]
+    dags: PendingAnswer[dict[str, bool]]
+    run: PendingAnswer[str | None]
+    routed: PendingAnswer[dict[str, str]] | None
 
     @classmethod
     def begin(cls, spec: StreamSpec, shown: Range) -> Self:
@@ -132,6 +132,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         partitions_in_all=len(partitions),
         runs=runs_of(runs.value),
         dags=dags,
+        audited=_audited(name=spec.name),
         log=_log(spec, _gathered(requests.run).value),
         topics=topics_of(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
         routes=spec.route is not None or (seen.value is not None and seen.value.routed),
@@ -156,7 +157,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
 def _routed(
     spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
-    """Return the tables of its route: those that were `found`, and those with a problem in its status."""
+    """Return the tables of the stream's route: tables in `found`, and tables with a problem in the stream's status."""
     names, specs = found or {}, [one.spec for one in declared().value or () if one.spec]
     amiss = {
         names.get(table) or made_table(spec, table, specs).name: said
@@ -165,8 +166,8 @@ def _routed(
     return routed_of(tuple(names.values()), search, amiss=amiss, level=level)
 
 
-def _gathered(asked: Asked[T], within_s: float = 0.1) -> Answer[T]:
-    return answers().gather([asked], within_s=within_s)[0]
+def _gathered(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:
+    return answers().gather([pending], within_s=within_s)[0]
 
 
 def _dags(spec: StreamSpec) -> tuple[str, ...]:
@@ -175,20 +176,29 @@ def _dags(spec: StreamSpec) -> tuple[str, ...]:
 
 
 def _log(spec: StreamSpec, run_id: str | None) -> str | None:
-    """Return the path in Airflow's UI of the log of the writer's newest task."""
+    """Return the path in Airflow's UI of the log of the writer's task in this run."""
     if run_id is None:
         return None
     task = f"{STREAM_TASK}{spec.name}" if spec.application else TASK_ID
     return f"/dags/{quote(_dags(spec)[0])}/runs/{quote(run_id, safe='')}/tasks/{quote(task)}"
 
 
+def _measured() -> Measured | None:
+    return answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=0.2).value
+
+
+def _audited(name: str) -> str | None:
+    """Describe the stream's last audit; None if `frazil_health` has not reported any stream's."""
+    audited = (_measured() or Measured()).audited
+    return None if audited is None else audited.get(name, "none yet: nothing is known about its rows")
+
+
 def _around(one: DeclaredStream, dags: Mapping[str, bool] | None) -> Around:
-    """Return the known surroundings of a stream: its table's windows, its alerts and its DAGs."""
+    """Return what is known around a stream: its table's windows, its alerts and its DAGs."""
     everything = declared().value or []
-    measured = answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=0.2)
-    care = views.care_of(measured.value, everything)
+    care = views.care_of(_measured(), everything)
     specs = views.feeding(everything)[views.place_of(one.spec)] if one.spec else ()
     if not specs or not specs[0].window:
         return care(one, None, dags)
     (windows,) = answers().gather([views.ask_windows(specs, KEEP_S)], within_s=0.3)
-    return care(one, windows.value, dags)
+    return care(one, windows, dags)

@@ -1,4 +1,4 @@
-"""The view of one table: a stream's own, one of its dead letters, or one of a route."""
+"""The view of one table: a stream's own table, a dead-letter table, or a table of a route."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ from frazil.spec.units import format_duration
 
 
 def find_table(name: str) -> MaintainedTable | None:
-    """Return a table that streams write. A table with a name from a route's template may not exist."""
+    """Return a table that streams write to; None if there is none.
+
+    A table with a name from a route's template may not exist.
+    """
     try:
         found = find_maintained([one.spec for one in declared().value or () if one.spec], name)
     except SpecError:
@@ -42,18 +45,18 @@ def find_table(name: str) -> MaintainedTable | None:
 
 
 def views_of(table: MaintainedTable) -> tuple[StreamSpec, ...]:
-    """Return a table's streams; empty for tables without windows, which are dead letters and tables of templates."""
+    """Return a table's streams; empty for tables without windows (dead-letter tables and tables of templates)."""
     return tuple(seen for one in table.streams if (seen := seen_by(one, table.identifier)) is not None)
 
 
 def feeders_of(table: MaintainedTable, sees: Sees) -> set[str]:
-    """Return the streams that write a table and that the user may see."""
+    """Return the streams that write to a table and that the user may see."""
     names = {spec.name for spec in table.streams}
     return set(sees({one.name: writer_dag_of(one) for one in declared().value or () if one.name in names}))
 
 
 def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | None:
-    """Return the view of one table; None if the user may not see any stream that writes it."""
+    """Return the view of one table; None if the user may not see any stream that writes to the table."""
     found = find_table(name)
     if found is None:
         return None
@@ -77,7 +80,8 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     amiss = amiss_of(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
     files, partitions = seen.value or (None, None)
     shown_windows = together(complete.value, partitions)
-    state = state_of(None if seen.problem else files, shown_windows, standing, amiss)
+    unknown = [complete.problem] if complete.problem and not complete.outdated else []
+    state = state_of(None if seen.problem else files, shown_windows, standing, [*amiss, *unknown])
     return TableView(
         at_ms=clock.now_ms(),
         table=name,

@@ -15,7 +15,7 @@ from frazil.airflow.declared import DeclaredStream, declared_streams
 from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
 from frazil.home import home
 from frazil.maintenance.tables import TableKind, maintained_tables
-from frazil.operations.answers import Answer, Answers, Asked
+from frazil.operations.answers import Answer, Answers, PendingAnswer
 from frazil.operations.fetch import (
     fetch_stream,
     fetch_windows,
@@ -40,18 +40,21 @@ from frazil.table.catalogs import catalogs_kept
 from frazil.timetext import utc
 
 WITHIN_S = 1.3
-"""The longest wait for a response of the page: slightly longer than `SILENT_AFTER_S`."""
+"""The longest wait before the page gets a response: slightly longer than `SILENT_AFTER_S`."""
 OVERVIEW_WITHIN_S, MORE_WITHIN_S = 0.4, 0.2
-"""The overview's wait if no state is known yet, and its wait otherwise. Both are short, because the page refreshes
-soon, and one stream that hangs must not delay the others."""
+"""The overview's wait if no stream's state is known yet, and its wait otherwise. Both are short, because the page
+refreshes soon, and one stream that hangs must not delay the others.
+"""
 SAVED_EVERY_S, FOREVER_S = 60.0, 1e9
 KEEP_S, KEEP_DECLARED_S, KEEP_WINDOWS_S = 8.0, 8.0, 30.0
 MAX_FETCHES_PER_S = 5
-"""Streams that are refreshed per second, so that an open page costs the API server the same with many streams."""
+"""Maximum of streams refreshed per second, so that an open page costs the API server the same with few and many
+streams.
+"""
 MAX_FINGERPRINTS = 5_000
 MEASURED_LATE_MS = 20 * 60_000
 PAUSED = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
-"""DAGs of all streams, and what is not done while they are paused."""
+"""DAGs that serve all streams, each with the work that is not done while the DAG is paused."""
 
 Sees = Callable[[Mapping[str, str]], Collection[str]]
 """Returns the streams that the signed-in user may see, from a mapping of streams to their writers' DAGs."""
@@ -77,7 +80,7 @@ def declared() -> Answer[list[DeclaredStream]]:
 def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     """Return the overview, with a line for each stream that the user may see.
 
-    `airflow` has a sentence for each of its components without a recent heartbeat.
+    `airflow` has a sentence for each Airflow component without a recent heartbeat.
     """
     found = declared()
     everything = found.value or []
@@ -103,11 +106,11 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     lines = []
     for one in shown:
         complete = known.get(place_of(one.spec)) if one.spec else None
-        around = care(one, complete.value if complete else None, paused.value)
+        around = care(one, complete, paused.value)
         lines.append(line_of(one.name, one.spec, seen_of(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, paused.value or {}, now_ms=now_ms))
-    # Whoever may not see all streams is not told of what several of them may share.
+    # A user who may not see all streams does not get what several streams may share.
     needs = care.about_none if len(shown) == len(everything) else ()
     said = headline(lines, airflow=airflow)
     return Overview(now_ms, ordered(lines), pending, notes, needs, airflow, said)
@@ -127,7 +130,7 @@ def _recall(streams: Iterable[DeclaredStream]) -> None:
 
 
 def _save(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[StreamState]]) -> None:
-    """Save the overview, in another thread, for an API server that starts later."""
+    """Save the overview, in another thread, for the next API server process."""
     known = [
         Remembered(one.name, fingerprint_of(one.spec), answer.at_ms, answer.value)
         for one in streams
@@ -145,29 +148,34 @@ def _remembered_file() -> Path:
 
 
 def writer_dag_of(one: DeclaredStream) -> str:
-    """Return the DAG that runs a stream's writer, or that of its shared application."""
+    """Return the DAG that runs a stream's writer, or the writer of the application that it shares."""
     return writer_dag_id((one.spec.application if one.spec else None) or one.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Care:
-    """The last measurement of `frazil_health`, by stream."""
+    """The last measurement of `frazil_health`, arranged by stream."""
 
     standing: Mapping[str, Sequence[StandingAlert]]
     tables: Mapping[str, Collection[str]]
     """The tables that each stream writes."""
     due: Mapping[str, Sequence[str]] | None
     names: Mapping[str, Mapping[str, str]]
-    """Maintenance's names of tables by stream and identifier. They include the catalog if two catalogs have the table.
+    """The maintenance DAG's names of tables, by stream and table identifier. A name includes the catalog if two
+    catalogs have the table.
     """
 
-    def __call__(self, one: DeclaredStream, windows: Windows | None, dags: Mapping[str, bool] | None) -> Around:
-        """Return the surroundings of one stream. `dags` are the DAGs in Airflow, and whether each is paused."""
+    def __call__(
+        self, one: DeclaredStream, windows: Answer[Windows | None] | None, dags: Mapping[str, bool] | None
+    ) -> Around:
+        """Return what is known around one stream. `dags` maps the DAGs in Airflow to whether they are paused."""
+        windows = windows or Answer()
+        problem = None if windows.outdated else windows.problem
         writer = writer_dag_of(one)
         alerts = self.standing.get(one.name, ())
         health = health_of(self.tables.get(one.name, ()), alerts, self.due)
         paused = writer if (dags or {}).get(writer) else None
-        return Around(windows, alerts, health, self.names.get(one.name, {}), paused)
+        return Around(windows.value, alerts, health, self.names.get(one.name, {}), paused, problem)
 
     @property
     def about_none(self) -> tuple[Need, ...]:
@@ -175,7 +183,7 @@ class Care:
 
 
 def care_of(measured: Measured | None, streams: Iterable[DeclaredStream]) -> Care:
-    """Assign a measurement to the streams of each table."""
+    """Arrange a measurement by the streams that write to each table."""
     written: dict[str, set[str]] = {}
     writers: dict[str, list[str]] = {}
     names: dict[str, dict[str, str]] = {}
@@ -204,14 +212,14 @@ def _unread(name: str, answer: Answer[Any]) -> str | None:
     return f"{name} cannot be read: {answer.problem}"
 
 
-def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> Asked[StreamState]:
+def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> PendingAnswer[StreamState]:
     """Request the state of a stream."""
     fetch = partial(fetch_stream, spec)
     return answers().ask(group_of(spec), status_key(spec), fetch, keep_s=keep_s, first=first)
 
 
 def status_key(spec: StreamSpec) -> tuple[str, str, str]:
-    """Return the cache key of a stream's status, which changes with its declaration."""
+    """Return the cache key of a stream's status. The key changes with the stream's declaration."""
     return ("status", spec.name, fingerprint_of(spec))
 
 
@@ -243,15 +251,15 @@ def feeding(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], t
     return found
 
 
-def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> Asked[Windows | None]:
-    """Request a table's completeness. `specs` are all streams that feed it."""
+def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Windows | None]:
+    """Request the completeness of a table's windows. `specs` are all streams that feed the table."""
     key = ("windows", *map(fingerprint_of, specs))
     fetch = partial(fetch_windows, specs)
     return answers().ask(group_of(specs[0]), key, fetch, keep_s=max(KEEP_WINDOWS_S, keep_s))
 
 
 def group_of(spec: StreamSpec) -> str:
-    """Return the group of reads that share threads: those of one catalog."""
+    """Return the name of the stream's group of reads. All reads of one catalog are a group, and share threads."""
     return f"catalog {spec.table.catalog or 'default'}"
 
 
@@ -270,7 +278,7 @@ def seen_of(one: DeclaredStream, answer: Answer[StreamState] | None) -> Seen:
 def _notes(
     found: Answer[list[DeclaredStream]], alerts: Answer[Measured], dags: Mapping[str, bool], *, now_ms: int
 ) -> Iterator[str]:
-    """Yield sentences that concern all streams. `dags` says whether each DAG is paused."""
+    """Yield sentences that concern all streams. `dags` maps each DAG to whether it is paused."""
     if found.problem:
         yield f"The declarations in {streams_folder()} cannot be read: {found.problem}"
     elif not found.value and not found.pending:

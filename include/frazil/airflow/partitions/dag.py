@@ -1,9 +1,10 @@
-"""One DAG per table whose windows complete: it checks every minute, and reports complete partitions to Airflow.
+"""One DAG per table whose windows complete. It checks the table every minute and reports complete windows to Airflow.
 
-- `watch` waits in the triggerer until a window is complete, signals it in `frazil.signals`, and goes on with the tasks
-  that have something to do.
-- `complete` and `reopened` send the asset events, one partition key per window. The next run sends what was lost.
-- `held` fails with the sentences of the quality gates that hold windows, which calls the notifiers.
+- `watch` waits in the triggerer until a window is complete, and signals it in `frazil.signals`. Of the tasks below, it
+  starts those that have something to do.
+- `complete` and `reopened` send the asset events, one partition key per window. If an event was lost, the next run
+  sends it.
+- `held` fails with a sentence for each window that a quality gate holds, which calls the notifiers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ EVERY = timedelta(minutes=1)
 RETRIES, RETRY_DELAY = 3, timedelta(minutes=1)
 RELEASE_DAG = "frazil_release"
 NAMED = 5
-"""Held windows that one sentence lists."""
+"""Maximum of held windows that one sentence lists."""
 
 
 def partition_dags(
@@ -44,7 +45,7 @@ def partition_dags(
     every: timedelta = EVERY,
     on_failure: OnFailure | None = None,
 ) -> dict[str, DAG]:
-    """The partition DAGs by DAG id, one for each table whose windows complete, and the DAG that releases held windows.
+    """Return the partition DAGs by DAG id: one for each table whose windows complete, and one to release held windows.
 
     :param streams: folder of the declared streams.
     :param expectations: folder of the quality gates' suites, `<table>.json`; without it no window is gated.
@@ -73,7 +74,10 @@ def _dag(
     every: timedelta | None,
     on_failure: OnFailure | None,
 ) -> DAG:
-    """`every` is None if no stream feeds the table: a current run ends, and no other starts."""
+    """Return the partition DAG of a table.
+
+    `every` is None if no stream feeds the table any longer: a current run ends, and no new run starts.
+    """
     streams = str(folders[0])
     assets = {"complete": partition_asset(table), "reopened": reopened_asset(table)}
     with DAG(
@@ -110,14 +114,14 @@ def _dag(
 
 
 def send(table: str, streams: str, name: str) -> None:
-    """Send one asset's missing events."""
+    """Send the missing events of one asset, by its name `complete` or `reopened`."""
     from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
     windows.send(table, Path(streams), name, get_current_context())
 
 
 def held(table: str, streams: str) -> None:
-    """Fail with what the gates found."""
+    """Fail with the failures that the gates found."""
     from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - as above
 
     found = windows.held(table, Path(streams), get_current_context())
@@ -170,7 +174,7 @@ def release(streams: str) -> None:
 
 
 def _page(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
-    """The DAG's page."""
+    """Return the DAG's documentation."""
     lateness = ", ".join(f"{spec.name} {spec.lateness}" for spec in specs)
     return f"""### Complete {specs[0].window}s of {table}
 
@@ -188,7 +192,10 @@ that late rows reopen it. The events' extra says, by key: revision, rows, dead l
 
 
 def _gate(table: str, suites: Path | None) -> str:
-    """Whether its windows have a gate: a suite with a misspelt name gates nothing, and only this shows it."""
+    """Return a sentence on the gate of the table's windows.
+
+    A suite with a misspelt name gates no window, and only this sentence shows it.
+    """
     if suites is None:
         return "Its windows have no quality gate: `partition_dags` is given no `expectations`."
     if suite := find_suite(suites, table):

@@ -1,10 +1,14 @@
-"""A sensor for DAGs that no asset starts: it waits for a table's partition to be complete, in the triggerer.
+"""A sensor for DAGs that no asset starts: it waits in the triggerer for a table's partition to be complete.
 
-Purpose: `PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")` before the tasks that read the day. How
-it works: it searches the window's row in `frazil.signals`. Meanwhile the task is deferred and holds no slot, and its
-log shows what the window waits for, whenever that changes. A day of a table with hourly windows is complete when its 24
-hours are. What it does not do: decide completeness; the table's partition DAG does, and must run. Known limits: a
-window before the first signalled one never comes, and fails the task at once.
+Purpose: put `PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")` before the tasks that read the day.
+
+How it works: the sensor searches `frazil.signals` for the window's row. Until then the task is deferred and uses no
+worker slot. Its log shows why the window is not complete, whenever the reason changes. A day of a table with hourly
+windows is complete when its 24 hours are complete.
+
+What it does not do: decide completeness. The table's partition DAG decides, and must run.
+
+Known limits: a window before the first signalled window never completes, and fails the task at once.
 """
 
 from __future__ import annotations
@@ -27,11 +31,11 @@ DEFAULT_STREAMS = "include/streams"
 
 
 class PartitionCompleteSensor(BaseSensorOperator):
-    """Succeeds when a window of event time is complete; its XCom has the facts about it, by window key.
+    """Succeeds when a window of event time is complete. Its XCom has the facts about the window, by window key.
 
     :param table: the table's identifier, such as `demo.flights`.
     :param partition: an hour (`2013-12-30T15`) or a day (`2013-12-30`). (templated)
-    :param streams: folder of the declared streams; FRAZIL_STREAMS if not given, else `include/streams`.
+    :param streams: folder of the declared streams; by default FRAZIL_STREAMS, or else `include/streams`.
     """
 
     template_fields: Sequence[str] = ("table", "partition")
@@ -42,7 +46,7 @@ class PartitionCompleteSensor(BaseSensorOperator):
         self.streams = str(Path(streams or os.environ.get("FRAZIL_STREAMS") or DEFAULT_STREAMS).absolute())
 
     def execute(self, context: Context) -> Any:
-        """Return the facts about the window if it is complete; else defer."""
+        """Return the facts about the window if it is complete; otherwise defer."""
         trigger = PartitionTrigger(
             table=self.table, partition=self.partition, streams=self.streams, poll_seconds=self.poke_interval
         )
@@ -60,10 +64,10 @@ class PartitionCompleteSensor(BaseSensorOperator):
 
 
 class PartitionTrigger(WaitingTrigger):
-    """Searches a window's signals. Its arguments: table, partition, streams."""
+    """Polls for the signals of a window. Its arguments are `table`, `partition` and `streams`."""
 
     def poll(self) -> tuple[Payload | None, str]:
-        """The facts about the window if all of it was signalled; else what it waits for."""
+        """Return the facts about the window if all of it was signalled; otherwise why it is not complete."""
         from frazil.airflow.declared import streams_feeding  # noqa: PLC0415 - as above
         from frazil.airflow.partitions.tasks import facts  # noqa: PLC0415 - loads PyIceberg
         from frazil.signals.window_status import window_status  # noqa: PLC0415 - as above

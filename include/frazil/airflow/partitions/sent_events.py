@@ -1,8 +1,9 @@
 """Finds which signals Airflow's assets have received, and which are missing.
 
-The events themselves show it. But Airflow 3.3 refuses to list events if one of them started a run that is still queued
-(its answer has no place for a run without a start), and a paused DAG keeps such a run forever. Then the notes count
-that sending tasks wrote before they succeeded, because their events went out with their success.
+Normally Airflow's list of an asset's events shows this. But Airflow 3.3 refuses to list events if one of them started a
+run that is still queued (its response cannot hold a run without a start time). A paused DAG keeps such a run queued for
+ever. In that case the records that sending tasks wrote before they succeeded are used: Airflow publishes a task's
+events when the task succeeds.
 """
 
 from __future__ import annotations
@@ -27,37 +28,44 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SENT_TO = "frazil.sent-to"
-"""Key in Airflow's store of an asset: the number of the signal up to which all are among Airflow's events."""
+"""Key in the asset's store in Airflow: a signal's number. Airflow has the events of all signals up to this number."""
 SENDING = "frazil.sending"
-"""Signals sent after that: by a task of a run that may have failed, and before it."""
+"""Key in the same store: the signals that the last sending task was to send, and the signals after SENT_TO that were
+sent before it. That task may have failed.
+"""
 CLOCKS_APART = timedelta(days=1)
-"""Largest difference between the clocks of a worker and of Airflow's server, when searching a signal's events."""
+"""Maximum difference between the clocks of a worker and of Airflow's server. A signal's events are searched from this
+time before the signal.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """Signals that are missing from one asset."""
+    """The signals that one asset has not received."""
 
     missing: tuple[Signal, ...] = ()
     sent: SentSignals = frozenset()
-    """Signals after SENT_TO that the asset has."""
+    """Signals after SENT_TO that the asset has received."""
 
 
 def meet(signals: TableSignals, asset: Asset, context: Context) -> None:
-    """Begin with the table's current signals: an Airflow that meets a table receives nothing older.
+    """Mark all current signals of a table as sent, if this Airflow does not know the table yet.
 
-    If its store no longer has what was sent, begin with its first event instead.
+    Otherwise an Airflow that is new to a table would get an event for each old signal. If the stored number is
+    unusable, begin with the first event that Airflow has instead.
     """
     store: Store = context["asset_state_store"][asset]
     if store.get(SENT_TO) is None:
         store.set(SENT_TO, signals.number)
-    elif stored_number(store, SENT_TO, most=signals.number) is None:
+    elif stored_number(store, SENT_TO, limit=signals.number) is None:
         published = [number for _, number in _published(asset, context, since=None) if number <= signals.number]
         store.set(SENT_TO, min(published) - 1 if published else signals.number)
 
 
 def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
-    """An asset's signals that Airflow does not have; if there are none, the next check begins after them.
+    """Return the signals that an asset has not received.
+
+    If there are none, the next check begins after the last signal.
 
     Raises AirflowException if that is currently unknown.
     """
@@ -74,7 +82,7 @@ def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
 
 
 def write_down(sending: Collection[Signal], sent: SentSignals, asset: Asset, context: Context) -> None:
-    """Record which signals this task will send to an asset if it succeeds, and which were sent before."""
+    """Record the signals that this task sends to an asset if it succeeds, and the signals that were sent before."""
     record: dict[str, Any] = {
         "run_id": context["ti"].run_id,
         "task_id": context["ti"].task_id,
@@ -85,11 +93,12 @@ def write_down(sending: Collection[Signal], sent: SentSignals, asset: Asset, con
 
 
 def to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]], *, reopened: bool) -> list[Signal]:
-    """The signals of one asset that Airflow does not have, by number: the newest of each window, as keys have one
-    event.
+    """Return the signals to send to one asset, by number.
 
-    `sent` are the signals among Airflow's events, by partition key and number. Requested repetitions go to the first
-    asset whatever their revision, because its consumers missed them.
+    Of each window only the newest, because a partition key has one event.
+
+    `sent` are the signals among Airflow's events, by partition key and number. Signals that an operator requested again
+    go to the first asset whatever their revision, because the first asset's consumers missed them.
     """
     newest = {
         s.partition: s

@@ -1,8 +1,8 @@
 """The tasks of a table's partition DAG, run in their own process, with PyIceberg and without Spark.
 
-A signal happens once because its row in `frazil.signals` is appended once. If an event is lost between the row and
-Airflow, a later run finds it missing among Airflow's own events and sends it. An existing event is not sent again, even
-if a task is repeated.
+A signal happens once because its row in `frazil.signals` is appended once. If the event of a row does not reach
+Airflow, a later run finds that Airflow does not have it, and sends it. An event that Airflow has is not sent again,
+even if a task is repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.declared import streams_feeding
 from frazil.airflow.gauges import tell_windows
-from frazil.airflow.partitions.gates import gates_of
 from frazil.airflow.partitions.sent_events import meet, unsent, write_down
 from frazil.airflow.untrusted import stored_number
 from frazil.partitions.completeness import moment
@@ -30,32 +29,49 @@ from frazil.table.lost import stream_catalog
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from frazil.airflow.dag_ids import partitions_dag_id
+from frazil.airflow.data_docs.address import docs_folder, docs_url
+from frazil.airflow.spark import SPARK_CONNECTION
+from frazil.airflow.untrusted import Store, extra_text
+from frazil.errors import SpecError
+from frazil.partitions.windows import Window
+from frazil.quality.gate import GateRequest, find_suite, run_gates
+from frazil.quality.suite import read_suite
+from frazil.signals.completion import Assessment, Gate, RunGates
+from frazil.table.branches import head_of
 
 log = logging.getLogger(__name__)
 
 PUBLISHED_TO = "frazil.published-to"
 """Key in Airflow's store of the first asset: the number of the last signal whose held windows were reported."""
 MAX_GATED_WINDOWS = 12
-"""Windows that one run evaluates by a quality gate, one after the other; the next run continues."""
+"""Maximum of windows that one run evaluates by a quality gate, one after the other; the next run continues."""
 MAX_EVENTS = 100
-"""Events of one task; each carries the facts of all. The next run sends the rest."""
+"""Maximum of events of one task, because each event carries the facts of all of them. The next run sends the rest."""
 
 
 def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
-    """The number of the table's last signal, and the tasks with events to send that Airflow does not have."""
+    """Return the number of the table's last signal, and the tasks with events to send that Airflow does not have."""
     signals = _signals(table, streams)
     for asset in _assets(table).values():
         meet(signals, asset, context)
     store = context["asset_state_store"][partition_asset(table)]
-    if stored_number(store, PUBLISHED_TO, most=signals.number) is None:
+    if stored_number(store, PUBLISHED_TO, limit=signals.number) is None:
         store.set(PUBLISHED_TO, signals.number if store.get(PUBLISHED_TO) is None else 0)
     return signals.number, _following(signals, context)
 
 
 def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
-    """Whether a window is complete, or was signalled after number `after`; and what the next window waits for.
+    """Return whether a window is complete or was signalled after number `after`, and why the next window waits.
 
-    Reads only metadata. Raises what `assess` raises.
+    Reads only metadata. Raises the errors of `assess`.
     """
     specs = streams_feeding(streams, table)
     seen = assess(existing_catalog(specs[0].table.catalog), specs)
@@ -66,14 +82,14 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
 
 
 def act(table: str, streams: Path, context: Context, *, expectations: Path | None = None) -> list[str]:
-    """Signal complete windows. Returns the tasks to continue with: `complete`, `reopened`, `held`.
+    """Signal complete windows. Return the tasks to continue with: `complete`, `reopened`, `held`.
 
-    Raises what `assess` and `signal` raise.
+    Raises the errors of `assess` and `signal`.
     """
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
-    gates = gates_of(expectations, table)
-    seen = assess(catalog, specs, **({"most": MAX_GATED_WINDOWS} if gates else {}))
+    gates = gates_of(expectations, table, context["asset_state_store"][partition_asset(table)])
+    seen = assess(catalog, specs, **({"limit": MAX_GATED_WINDOWS} if gates else {}))
     if seen is None:
         return []
     made = signal(catalog, seen, clock_ms=clock.now_ms(), gates=gates)
@@ -86,7 +102,7 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
 
 
 def send(table: str, streams: Path, name: str, context: Context) -> None:
-    """Send missing events. Raises AirflowSkipException if none is missing: success would send an event."""
+    """Send missing events. Raises AirflowSkipException if no event is missing, because success would send an event."""
     asset = _assets(table)[name]
     left = unsent(_signals(table, streams), asset, context)
     sending = left.missing[:MAX_EVENTS]
@@ -99,7 +115,7 @@ def send(table: str, streams: Path, name: str, context: Context) -> None:
 
 
 def held(table: str, streams: Path, context: Context) -> list[Signal]:
-    """The windows of a table that gates hold, for the caller to report."""
+    """Return the signals of a table's held windows, for the caller to report."""
     signals = _signals(table, streams)
     starts = signals.cursor.held if signals.cursor else frozenset()
     newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
@@ -108,7 +124,7 @@ def held(table: str, streams: Path, context: Context) -> list[Signal]:
 
 
 def facts(s: Signal) -> dict[str, Any]:
-    """The facts about a partition in an event's extra, by partition key."""
+    """Return the facts about a window, as an event's extra has them under the window's partition key."""
     return {
         "revision": s.revision,
         "rows": s.rows,
@@ -131,7 +147,7 @@ def _assets(table: str) -> dict[str, Asset]:
 
 
 def _following(signals: TableSignals, context: Context) -> list[str]:
-    """The tasks with something to send or to report, including what an earlier run left undone."""
+    """Return the tasks that have something to send or to report, including work that an earlier run left undone."""
     missing = [name for name, asset in _assets(signals.table).items() if unsent(signals, asset, context).missing]
     published_to = stored_number(context["asset_state_store"][partition_asset(signals.table)], PUBLISHED_TO) or 0
     unpublished = any(not s.sent for s in signals.after(published_to))
@@ -144,3 +160,68 @@ def _sentence_of(s: Signal) -> str:
         f"{s.table} {s.partition} {what}: revision {s.revision}, {s.rows} rows, {s.late_rows} of them late, up to "
         f"{s.dead_letters} dead letters, snapshot {s.snapshot_id}" + (f"; {s.note}" if s.note else "")
     )
+
+
+GATED = "gated"
+"""The store's key for whether the table's suite had expectations when it was last read."""
+TIMEOUT_S = 300.0
+"""Timeout for one window, in seconds; a window of 1 M rows takes less than a minute."""
+
+
+def gates_of(expectations: Path | None, table: str, store: Store) -> RunGates | None:
+    """Return a function that runs the quality gate of a table's windows; None if the table has no suite."""
+    suite = find_suite(expectations, table) if expectations else None
+    if suite is not None:
+        if store.get(GATED) != (gated := bool(read_suite(suite).content["expectations"])):
+            store.set(GATED, gated)
+        return partial(_evaluate, suite)
+    if expectations is not None and store.get(GATED) is True:
+        raise SpecError(
+            f"the quality gate of {table}, {expectations / f'{table}.json'}, is gone: no window is signalled without "
+            'it. Put the file back. To end the gate, put it back with `"expectations": []`, and remove it after a run '
+            f"of {partitions_dag_id(table)}"
+        )
+    return None
+
+
+def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, Gate]:
+    head = head_of(seen.table.metadata)
+    if head is None:
+        return {}
+    properties = _spark_properties()
+    requests = [
+        GateRequest(
+            suite=suite,
+            catalog=seen.specs[0].table.catalog,
+            table=seen.signals.table,
+            snapshot_id=head.snapshot_id,
+            event_time=seen.specs[0].event_time.column,
+            from_us=window.start_us,
+            to_us=window.end_us,
+            partition=window.key,
+            docs=docs_folder(),
+            spark=properties,
+        )
+        for window in windows
+    ]
+    results = run_gates(requests, timeout_s=TIMEOUT_S * len(windows))
+    verdicts = {}
+    for window, result in zip(windows, results, strict=True):
+        page = docs_url(result.docs)
+        said = "meets its suite" if result.passed else "does not meet its suite"
+        log.info("%s of %s, %d rows, %s: %s", window, seen.signals.table, result.rows, said, page)
+        verdicts[window] = Gate(result.passed, None if result.passed else f"{'; '.join(result.failures)} ({page})")
+    return verdicts
+
+
+def _spark_properties() -> dict[str, str]:
+    """Return the Spark properties of the connection, for windows that do not fit into one process's memory."""
+    try:
+        named = extra_text(Connection.get(SPARK_CONNECTION).extra_dejson, "properties-file")
+    except AirflowNotFoundException:
+        return {}
+    if not named or not Path(named).is_file():
+        return {}
+    lines = [line.strip() for line in Path(named).read_text().splitlines()]
+    pairs = [re.split(r"\s*[=:\s]\s*", line, maxsplit=1) for line in lines if line and not line.startswith("#")]
+    return {pair[0]: pair[1] for pair in pairs if len(pair) > 1}

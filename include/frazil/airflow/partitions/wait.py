@@ -1,7 +1,7 @@
-"""Waits in the triggerer until windows of a table are complete, or another process signalled some; then a worker acts.
+"""Waits in the triggerer until a table has windows to signal, or another process has signalled one.
 
-Reading the metadata takes some 50 ms; an Airflow task takes seconds before it does anything. So one deferred task
-polls, and a worker is used only when there is something to signal, to evaluate or to send.
+Reading the metadata takes about 50 ms; an Airflow task takes seconds to start. So one deferred task polls, and a worker
+is used only when there is something to signal, to evaluate or to send.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CompletionOperator(BaseBranchOperator):
-    """Signals the complete windows of one table, and continues with the downstream tasks that have something to do.
+    """Signals the complete windows of one table, and starts the downstream tasks that have something to do.
 
     :param table: the table's identifier.
     :param streams: folder of the declared streams.
@@ -54,7 +54,7 @@ class CompletionOperator(BaseBranchOperator):
         return self._act(context)
 
     def execute_complete(self, context: Context, event: Payload) -> Any:
-        """Signal, and branch. Raises AirflowException if the table cannot be read; the task is then retried."""
+        """Signal windows, and branch. Raises AirflowException if the table cannot be read; the task is then retried."""
         if event["problem"]:
             raise AirflowException(f"{self.table} cannot be read: {event['problem']}")
         return self._act(context)
@@ -72,14 +72,14 @@ def _removed(table: str) -> str:
 
 
 class CompletionTrigger(WaitingTrigger):
-    """Polls a table, and fires when there is something to do.
+    """Polls a table, and fires when windows can be signalled or were signalled.
 
     Its arguments are `table`, `streams`, and `number`: the number of the table's last signal when the task was
-    deferred. A later signal is another process's, such as a release.
+    deferred. A signal with a higher number came from another process, for example from a release.
     """
 
     def poll(self) -> tuple[Payload | None, str]:
-        """Whether there is something to do, and what the next window waits for."""
+        """Return an event if there is something to do, and a sentence on why the next window is not complete."""
         from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - loads PyIceberg
 
         table, streams, number = (self.arguments[key] for key in ("table", "streams", "number"))

@@ -17,31 +17,33 @@ from frazil.airflow.writers.log_lines import shape
 from frazil.errors import FrazilError
 
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-looks")
-"""A separate pool: one silent catalog must not block the triggerer's other work."""
+"""A separate thread pool: a catalog that does not respond must not block the triggerer's other work."""
 
 QUIET_SECONDS = 3_600.0
-"""Minimum time between two lines that differ only in their numbers.
+"""Minimum time between two log lines that differ only in their numbers.
 
-The reason why a window waits contains a watermark, which moves with each commit, and Airflow never rotates the log of a
+The reason why a window waits contains a watermark, which moves with each commit. Airflow never rotates the log of a
 task that is deferred for weeks. The task itself shows newer information (`frazil.airflow.shown_state`).
 """
 MAX_KINDS = 30
-"""Kinds of lines in that time."""
+"""Maximum of lines of different shape that are logged within QUIET_SECONDS."""
 
 FAILED = "the check failed, and is tried again"
 
 Payload = dict[str, Any]
-"""The task's input. `problem` is set if polling again would not help; with `removed` the task ends as skipped."""
+"""The event, which is the task's input. `problem` is set if polling again would not help. With `removed`, the task ends
+as skipped.
+"""
 
 
 class WaitingTrigger(BaseTrigger):
-    """Calls `poll` every `poll_seconds` in a thread and fires once.
+    """Calls `poll` in a thread every `poll_seconds`, and fires once.
 
-    Logs what it waits for when that is of another kind, and each hour what changed. Its task has polled before it
-    deferred, so it begins with a wait of `SETTLED_SECONDS` or more.
+    It logs why the task waits: at once if the reason changes, at most once an hour if only its numbers change. The task
+    has polled before it deferred, so the trigger first waits for `SETTLED_SECONDS` or more.
 
-    It holds no state: a restarted triggerer creates another from the same arguments. A failed poll is repeated, except
-    for an error of frazil's that an operator must correct: that ends the wait.
+    The trigger has no state: a restarted triggerer creates it again from the same arguments. A failed poll is repeated,
+    except for errors of frazil that an operator must correct, which end the wait.
     """
 
     def __init__(self, *, poll_seconds: float, **arguments: Any) -> None:
@@ -54,7 +56,7 @@ class WaitingTrigger(BaseTrigger):
 
     @abstractmethod
     def poll(self) -> tuple[Payload | None, str]:
-        """The event to fire, if any, and what the task waits for."""
+        """Return the event to fire, if any, and a sentence on why the task waits."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, poll and log until there is an event."""

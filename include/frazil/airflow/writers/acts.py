@@ -1,4 +1,4 @@
-"""A user's action in Airflow on a deferred task, inferred from the task's state now."""
+"""Infers a user's action in Airflow on a deferred task from the task's state now."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _ENDED = frozenset(
 
 class Act(StrEnum):
     MARKED = "marked"
-    """Marked failed or success: the writer stops, and stays stopped."""
+    """A user marked the task failed or success: the writer stops, and stays stopped."""
     CLEARED = "cleared"
-    """A new writer replaces the running one."""
+    """A user cleared the task: a new writer replaces the running writer."""
     DELETED = "deleted with its run"
-    """The writer stops; the stream's desired state does not change."""
+    """A user deleted the run: the writer stops, and the stream's desired state does not change."""
     TAKEN_OVER = "taken over by another triggerer"
     """No action by a user: Airflow also kills a trigger when it moves it to another triggerer."""
     UNKNOWN = "changed in a way that cannot be looked up"
@@ -43,17 +43,17 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeferredTask:
-    """A task as it was when its trigger began, and as it is now."""
+    """A task's try number when its trigger began, and the task's state now."""
 
     try_number: int
     state_now: str | None
     exists_now: bool
     try_number_now: int | None
-    """The try that supervises now; None if that is another run's, or if there is none."""
+    """The number of the try that supervises now; None if it belongs to another run, or if no try supervises."""
 
 
 def act_of(task: DeferredTask) -> Act:
-    """Return the action that leads from the previous state to the current one."""
+    """Return the user's action that explains the task's state now."""
     if not task.exists_now:
         return Act.DELETED
     if task.state_now in _ENDED:
@@ -69,9 +69,9 @@ async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try
 
     A trigger cannot read a try number from Airflow, so the supervising try is read from its claim.
     """
-    asked = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
+    request = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
     # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
-    answer = await task_runner.SUPERVISOR_COMMS.asend(asked)
+    answer = await task_runner.SUPERVISOR_COMMS.asend(request)
     if not isinstance(answer, TaskStatesResult):
         raise AirflowRuntimeError(answer) if isinstance(answer, ErrorResponse) else TypeError(f"{answer!r}")
     tasks = answer.task_states.get(run_id, {})
@@ -81,7 +81,7 @@ async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try
 
 
 def follow(act: Act, supervisor: Supervisor, *, run_id: str) -> Step:
-    """Apply a user's action on the task to the writer."""
+    """Apply a user's action on the task to the writer. Return the supervisor's step."""
     if act is Act.MARKED:
         return supervisor.person_stopped(by=BY, reason=f"the run {run_id} was marked failed or success")
     if act is Act.CLEARED:

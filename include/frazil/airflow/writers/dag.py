@@ -1,6 +1,7 @@
-"""One DAG per writer application: the Airflow UI shows each as a running DAG run.
+"""One DAG per writer application: Airflow's UI shows each application as a running DAG run.
 
-An application is a stream's own, or shared by several streams; the DAG of a shared one has a task for each stream.
+A stream has its own application, or shares one with other streams. The DAG of a shared application has a task for each
+stream.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from frazil.spec.units import format_bytes, format_duration
 
 TASK_ID = "write"
 RETRIES = 1_000_000
-"""Retries only cover a worker or triggerer that broke down: the supervisor restarts writers without the task."""
+"""Retries cover only a failed worker or triggerer: the supervisor restarts writers without ending the task."""
 RETRY_DELAY = timedelta(seconds=10)
 
 
@@ -60,7 +61,7 @@ def writer_dags(
 
 
 def _applications(found: Iterable[DeclaredStream]) -> tuple[list[DeclaredStream], dict[str, list[DeclaredStream]]]:
-    """Return the streams with their own application, and the others by the application that they share."""
+    """Return the streams with their own application, and the other streams by the application that they share."""
     own, shared = [], defaultdict(list)
     for one in found:
         if one.spec is None or one.spec.application is None:
@@ -130,7 +131,7 @@ def _shared_page(name: str, members: Sequence[DeclaredStream]) -> str:
             "",
             f"""Pausing this DAG leaves the application running. `frazil pause`, `resume` and `restart` take the name of
 a stream, or `{name}` for all of them. In this DAG, *Clear* of `{TASK_ID}` replaces the whole application, and *Mark
-failed* ends it until it is cleared or resumed; the same on a stream's task restarts or pauses that stream alone.
+failed* ends it until it is cleared or resumed. On a stream's task they restart or pause that stream alone.
 """,
         ]
     )
@@ -179,7 +180,7 @@ def _summary(found: DeclaredStream) -> str:
 
 
 def _page(found: DeclaredStream) -> str:
-    """Return the DAG's page: the declaration, its errors, and the commands for operators."""
+    """Return the DAG's documentation: the declaration, its errors, and the commands for operators."""
     lines = [f"### {_summary(found)}", ""]
     if found.problem:
         lines += ["**This declaration has a problem:**", "", "```", found.problem, "```", ""]

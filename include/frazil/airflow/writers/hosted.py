@@ -1,4 +1,4 @@
-"""The task of one stream in the DAG of a shared application. It shows the stream, and does not supervise it."""
+"""The task of one stream in the DAG of a shared application. It shows the stream's state, and does not supervise it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 class HostedStreamOperator(BaseOperator):
     """Shows one stream of an application that streams share, for as long as the application runs it.
 
-    The application supervises its streams itself. This task fails when it gives up on the stream. To run the stream
+    The application supervises its streams itself. If it gives up on the stream, this task fails. To run the stream
     again, fix the cause, then *Clear* this task or use `frazil resume STREAM`.
 
-    *Clear* of a running stream restarts it. *Mark failed* (or *success*) pauses it until this task is cleared or the
-    stream is resumed; *Clear* does not undo `frazil pause`. None of them affects the other streams.
+    *Clear* of a running stream's task restarts the stream. *Mark failed* (or *success*) pauses the stream until this
+    task is cleared or the stream is resumed. *Clear* does not undo `frazil pause`. These actions do not affect the
+    other streams.
 
     :param stream: name of the declared stream.
     :param application: name of the application.

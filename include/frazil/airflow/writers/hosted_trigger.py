@@ -38,7 +38,7 @@ class Seen:
     state: str
     """The state as a sentence."""
     known: StreamState | None = None
-    """The state for the task; None if the application does not run on this host."""
+    """The state that the task shows; None if the application does not run on this host."""
     belongs: bool = True
     """Whether the stream still belongs to the application."""
     is_alive: bool = False
@@ -46,7 +46,7 @@ class Seen:
 
 
 class HostedStreamTrigger(FollowingTrigger):
-    """Observes the stream's run folder. Fires when its application gives up on the stream or no longer runs it."""
+    """Observes the stream's run folder. Fires when the application gives up on the stream or no longer runs it."""
 
     def __init__(self, *, stream: str, application: str, streams: str, resume: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -92,7 +92,10 @@ class HostedStreamTrigger(FollowingTrigger):
             await asyncio.sleep(POLL_SECONDS)
 
     async def _follow_person(self) -> None:
-        """Apply marks and clears to the stream. After any other change, its application keeps running it."""
+        """Apply a mark or a clear of the task to the stream.
+
+        After other changes, the application keeps running the stream.
+        """
         act = await self._act()
         self.log.info("In Airflow the task was %s.", act)
         if act is Act.MARKED:
@@ -101,9 +104,9 @@ class HostedStreamTrigger(FollowingTrigger):
             await in_thread(self._restart)
 
     def _begin(self) -> None:
-        """Claim the stream, and resume it if a user cleared the task after a mark or a failure.
+        """Claim the stream. Resume the stream if a user cleared the task after a mark or after the application gave up.
 
-        A retry after a worker or a triggerer broke down does not resume it.
+        A retry after a worker or a triggerer failed does not resume the stream.
         """
         from frazil.host.claim import Claim, write_claim  # noqa: PLC0415 - needed by a running trigger only
         from frazil.host.given_up import announced_given_up  # noqa: PLC0415
@@ -117,11 +120,9 @@ class HostedStreamTrigger(FollowingTrigger):
         failed_for_it = given_up is not None and announced is not None and announced.subject == given_up.subject
         desired = self._desired()
         now = desired.read()
-        if now.mode == "paused":
-            if now.by == BY and now.reason == self._marked():
-                desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared")
-        elif failed_for_it:
-            desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared")
+        if (now.by == BY and now.reason == self._marked()) if now.mode == "paused" else failed_for_it:
+            with suppress(DesiredMoved):  # what a person did meanwhile counts
+                desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared", after=now.generation)
 
     def _observe(self) -> Seen:
         from frazil.home import run_folder  # noqa: PLC0415
@@ -145,7 +146,7 @@ class HostedStreamTrigger(FollowingTrigger):
         last = seen.exits[-1] if seen.exits and not seen.process.is_alive else None
         ended = _ending(last) if last else ""
         given_up = standing_given_up(self.stream, seen)
-        held = "; given up: when that is mended, clear this task" if given_up else ""
+        held = "; given up: when that is fixed, clear this task" if given_up else ""
         said = f"{seen.process}{ended}{held}"
         declared = next(spec.fingerprint() for spec in application.streams if spec.name == self.stream)
         # Whether it is paused is read only where no writer runs.
@@ -169,7 +170,7 @@ class HostedStreamTrigger(FollowingTrigger):
         return f"; paused by {desired.by}: {desired.reason}; `frazil resume {self.stream}` starts it"
 
     def _announce(self, given_up: GivenUp) -> None:
-        """Record the cause of this try's failure, for the try after a *Clear*."""
+        """Record that this try fails because the application gave up, for the try after a *Clear*."""
         from frazil.host.given_up import announce_given_up  # noqa: PLC0415 - needed by a running trigger only
 
         if (instance := self.task_instance) is not None:
@@ -187,7 +188,7 @@ class HostedStreamTrigger(FollowingTrigger):
             desired.pause(by=BY, reason=self._marked())
 
     def _restart(self) -> None:
-        """Restart the stream. Undoes a pause by Airflow, and no other."""
+        """Restart the stream. Undoes a pause that was made in Airflow, and no other pause."""
         desired = self._desired()
         now = desired.read()
         if now.mode == "paused" and now.by != BY:

@@ -1,8 +1,8 @@
 """Selects the lines of a writer's log that are copied into its task's log. The whole log is in writer.log.
 
-A deferred task may run for weeks, and Airflow never rotates a task's log, so each hour has a limit. Of lines that
-differ only in their numbers, such as the two of each batch, the first are copied, then the newest once an hour with a
-count. Warnings beyond the limit are counted.
+A deferred task may run for weeks, and Airflow never rotates a task's log, so the lines per hour are limited. Lines that
+differ only in their numbers, such as the two lines of each batch, have the same shape. The first lines of a shape are
+copied; after that the newest line is copied once an hour, with a count. Warnings beyond the limit are counted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 WARNINGS_AN_HOUR, OTHERS_AN_HOUR = 200, 30
-"""Lines that are copied per hour: the first ones, so that a start is shown in full."""
+"""Maximum of copied lines per hour: the first lines of the hour, so that a start is shown in full."""
 ALIKE_WARNINGS, ALIKE_OTHERS = 10, 1
-"""Lines of one shape that are copied before the hourly line."""
+"""Maximum of copied lines of one shape before the hourly line."""
 HOUR_S = 3_600.0
 _NUMBERS = re.compile(r"\d[\d.,:]*")
 
@@ -39,21 +39,21 @@ class Alike:
 
 @dataclass(slots=True)
 class WriterLines:
-    """Counts the copied lines by shape, across pieces of the log."""
+    """Decides which lines are copied. Keeps counts by shape, across pieces of the log."""
 
     _logged_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-    """Times of copied warnings, and of other copied lines."""
+    """Times of copied warnings (True), and of other copied lines (False)."""
     _alike: dict[str, Alike] = field(default_factory=dict)
-    """Shapes of the last hour; bounded by the hour's limit."""
+    """Shapes of the last hour; bounded by the limit of lines per hour."""
     _left_out: int = 0
-    """Warnings omitted because of the hour's limit."""
+    """Number of warnings omitted because of the limit per hour."""
 
     def begin(self) -> None:
-        """Start with a new writer: its lines count as new, even if the last writer had similar ones."""
+        """Start with a new writer: its lines count as new, even if the previous writer logged similar lines."""
         self._alike.clear()
 
     def telling(self, lines: Iterable[tuple[int, str]], *, now_s: float) -> Iterator[tuple[int, str]]:
-        """Yield the lines to copy, each with its level, after the lines that count omitted ones."""
+        """Yield the lines to copy, each with its level. Lines that count omitted lines come first."""
         yield from self._after_an_hour(now_s)
         for level, line in lines:
             warns, kind = level >= logging.WARNING, shape(line)

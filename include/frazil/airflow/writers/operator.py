@@ -21,23 +21,23 @@ class WriterOperator(BaseOperator):
     """Keeps the writer of one declared stream running for as long as the task is deferred.
 
     How it works: the task defers to a `WriterTrigger`, which launches the writer as a detached process, watches it, and
-    restarts it when it dies. It holds no worker slot. Scheduler, API server, workers and triggerer may be restarted
-    while the writer runs. A retry, or a later run, finds the running writer and continues to supervise it.
+    restarts it when it dies. The task uses no worker slot. Scheduler, API server, workers and triggerer may be
+    restarted while the writer runs. A retry, or a later run, finds the running writer and continues to supervise it.
 
-    *Mark failed* (or *success*) stops the writer after the current batch. It stays stopped until `frazil resume STREAM`
-    or until the run that holds for it is cleared. *Clear* replaces the writer by a new one after the current batch.
-    Pausing the DAG does not stop the writer: `frazil pause STREAM` does.
+    *Mark failed* (or *success*) stops the writer after the current batch. The writer stays stopped until `frazil resume
+    STREAM`, or until a user clears the next run, which waits without a writer. *Clear* replaces the writer by a new
+    writer after the current batch. Pausing the DAG does not stop the writer: `frazil pause STREAM` does.
 
-    The task fails only when the supervisor gives up, after an exit code with which a restart would fail in the same
-    way, or after repeated crashes without a commit. The next run holds, and describes the remedy.
+    The task fails only when the supervisor gives up: after an exit code with which a restart would fail in the same
+    way, or after repeated crashes without a commit. The next run waits without a writer, and shows the fix.
 
-    What it does *not* do: start a writer on another host than the triggerer's, or move one that runs elsewhere.
+    What it does *not* do: start a writer on another host than the triggerer's, or move a writer that runs elsewhere.
 
     :param stream: name of the declared stream.
     :param streams: folder of the declared streams.
     :param application: the writer's Python file, by default the package's own.
     :param poll_seconds: seconds between two observations of the writer.
-    :param shared: `stream` is an application that streams share, and `application` its Python file.
+    :param shared: whether `stream` is the name of an application that streams share, and `application` its Python file.
     :param queue: the queue of the triggerer (`airflow triggerer --queues …`) on whose host the writer runs, if
         Airflow's `[triggerer] queues_enabled` is set.
     """
@@ -81,10 +81,10 @@ class WriterOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Fail: the supervisor gave up.
+        """Fail the task, because the supervisor gave up.
 
-        The failure is confirmed here, so that it is not lost if a process dies in between. If the worker runs on
-        another host than the triggerer, the next run's trigger confirms it.
+        The failure is confirmed here, on disk, so that it is not lost if a process dies in between. If the worker runs
+        on another host than the triggerer, the next run's trigger confirms it.
         """
         from frazil.host.given_up import confirm_given_up  # noqa: PLC0415 - needed by a running task only
 

@@ -31,36 +31,40 @@ if TYPE_CHECKING:
     from frazil.supervise.supervisor import Step, Supervisor
 
 PROGRESS_SECONDS = 3_600.0
-"""The interval at which an unchanged state is logged. It is long, because Airflow never rotates a deferred task's log.
-
-The task itself shows the newest state (`frazil.airflow.shown_state`)."""
+"""Seconds between two log lines of an unchanged state. It is long, because Airflow never rotates a deferred task's log.
+The task itself shows the newest state (`frazil.airflow.shown_state`).
+"""
 REMOVED_SECONDS = 60.0
-"""The wait before the task of a removed stream ends: its DAG may still have a schedule, or its file may come back."""
+"""Seconds before the task of a removed stream ends: its DAG may still have a schedule, or its file may come back."""
 CONNECTION_SECONDS = 30.0
 CLAIM_SECONDS = 3.0
-"""The time in which the trigger of a cleared task's next try, if on this host, writes its claim."""
+"""Seconds in which the next try of a cleared task writes its claim, if its trigger runs on this host."""
 FETCH_SECONDS = 20.0
 KILL_SECONDS = 28.0
-"""Below the 30 s that Airflow allows for a kill."""
+"""Less than the 30 s that Airflow allows a trigger for a kill."""
 
 THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
-"""Separate from the event loop's few threads, in which one unresponsive catalog would delay every writer."""
+"""Separate from the event loop's few threads, where one catalog that does not respond would delay every writer."""
 
 FOLLOWING: set[asyncio.Task[None]] = set()
-"""Running work of killed triggers. The event loop keeps only weak references to it."""
+"""Unfinished work of killed triggers. The event loop keeps only weak references to its tasks."""
 
 T = TypeVar("T")
 
 
 class FollowingTrigger(BaseTrigger):
-    """A trigger that applies a user's action on its task to the stream. Airflow kills it when the user acts."""
+    """A trigger that applies a user's action on its task to the stream.
+
+    When a user acts on the task, Airflow kills the trigger.
+    """
 
     stream: str
 
     async def on_kill(self) -> None:
         """Apply a user's action to the writer, now that the task is no longer deferred.
 
-        Airflow 3.3 cancels a trigger again each second until it has ended, also during this call. The work continues.
+        Airflow 3.3 cancels a trigger again each second until the trigger has ended, also during this call. The work
+        continues.
         """
         work = asyncio.create_task(self._follow_person())
         FOLLOWING.add(work)
@@ -77,7 +81,7 @@ class FollowingTrigger(BaseTrigger):
         raise NotImplementedError
 
     async def _act(self) -> Act:
-        """Return the action on the task; UNKNOWN if Airflow does not respond in time."""
+        """Return the user's action on the task; UNKNOWN if Airflow does not respond in time."""
         try:
             act = act_of(await asyncio.wait_for(self._fetch_task(), FETCH_SECONDS))
         except Exception:
@@ -102,7 +106,7 @@ class FollowingTrigger(BaseTrigger):
         )
 
     async def _ask_ahead(self) -> None:
-        """Read the task's state once, so that Airflow's imports are loaded before a kill, which leaves no time."""
+        """Read the task's state once, so that Airflow's modules are imported before a kill leaves no time for that."""
         with suppress(Exception):
             await self._fetch_task()
 
@@ -110,8 +114,8 @@ class FollowingTrigger(BaseTrigger):
 class WriterTrigger(FollowingTrigger):
     """Steps the supervisor of one writer every few seconds.
 
-    It holds no state and no secret: a restarted triggerer creates another from the same arguments, which finds the
-    writer by its run folder. It fires once, when the supervisor gives up or nothing is left to supervise. Blocking
+    The trigger has no state and no secret: a restarted triggerer creates it again from the same arguments, and it finds
+    the writer by the run folder. It fires once, when the supervisor gives up or nothing is left to supervise. Blocking
     calls run in separate threads.
     """
 
@@ -157,7 +161,7 @@ class WriterTrigger(FollowingTrigger):
         settled_at_s = time.monotonic() + SETTLED_SECONDS
         while True:
             step = await in_thread(supervisor.step)
-            self._tell(step)
+            self._log_step(step)
             self._show(step)
             if step.decision.action == "give up":
                 await in_thread(partial(self._announce, step))
@@ -183,7 +187,7 @@ class WriterTrigger(FollowingTrigger):
         supervisor = await self._make_supervisor()
         run_id = self.task_instance.run_id if self.task_instance else "unknown"
         step = await in_thread(partial(follow, act, supervisor, run_id=run_id))
-        self._tell(step)
+        self._log_step(step)
         if act is Act.MARKED:  # the state of a task that was cleared is its next try's
             self._show(step)
 
@@ -228,7 +232,7 @@ class WriterTrigger(FollowingTrigger):
             self.log.warning("%s: cannot record that its writer was given up on: %s", self.stream, error)
 
     async def _make_supervisor(self) -> Supervisor:
-        """Create it in a thread, because importing PyIceberg takes a second."""
+        """Create the supervisor in a thread, because importing PyIceberg takes a second."""
         if self._supervisor is None:
             loop = asyncio.get_running_loop()
             self._supervisor = await in_thread(partial(self._supervise, loop))
@@ -246,8 +250,11 @@ class WriterTrigger(FollowingTrigger):
         program = kind(self.stream, Path(self.streams), Path(self.application), self.parent)
         return Supervisor(program, connections=connections)
 
-    def _tell(self, step: Step) -> None:
-        """Log the selected lines of the writer's log, and the decision if it changed or was not logged for long."""
+    def _log_step(self, step: Step) -> None:
+        """Log the selected lines of the writer's log.
+
+        Log the decision if it changed, or was last logged an hour ago.
+        """
         from frazil.host.writer_log import leveled  # noqa: PLC0415 - as above
 
         for level, line in self._lines.telling(leveled(step.writer_log), now_s=time.monotonic()):
@@ -256,7 +263,7 @@ class WriterTrigger(FollowingTrigger):
         decision = step.decision
         if decision.action is WriterAction.START:
             self._lines.begin()
-        said, now_s, now_ms = self._what(step), time.monotonic(), clock.now_ms()
+        said, now_s, now_ms = self._stable_parts(step), time.monotonic(), clock.now_ms()
         if said == self._said and now_s - self._said_at_s < PROGRESS_SECONDS:
             return
         since = f", as since {utc(self._said_since_ms)}" if said == self._said else ""
@@ -267,13 +274,13 @@ class WriterTrigger(FollowingTrigger):
             self.log.error("%s: that failed, and is tried again: %s", self.stream, step.problem)
 
     @staticmethod
-    def _what(step: Step) -> tuple[object, ...]:
-        """The parts of a decision that do not change at each step."""
+    def _stable_parts(step: Step) -> tuple[object, ...]:
+        """Return the parts of a step that are compared to find a new decision."""
         decision = step.decision
         return (decision.action, decision.cause, decision.until_ms, shape(step.problem or ""))
 
     def _tell_stall(self, stall: Stall | None) -> None:
-        """Warn when a stall begins and when it ends, not when its numbers change."""
+        """Warn when a stall begins and when it ends, but not when only its numbers change."""
         before, self._stall = self._stall, stall
         if (before and before.kind) == (stall and stall.kind):
             return
@@ -304,7 +311,9 @@ async def _connections(ids: frozenset[str]) -> dict[str, str]:
         try:
             found[name] = _as_json(await Connection.async_get(name))
         except AirflowNotFoundException:
-            raise SpecError(f"the spec refers to the Airflow connection {name!r}, which is not there; add it") from None
+            raise SpecError(
+                f"the spec refers to the Airflow connection {name!r}, which does not exist; add it"
+            ) from None
     return found
 
 

@@ -1,4 +1,4 @@
-"""The formats of records, by their type in `source.format`. Each is a package next to `json`."""
+"""The record formats, by their type in `source.format`. Each format has a package in this folder."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ from frazil.spec.formats import (
 )
 
 PlainFormat = str | Mapping[str, Any]
-"""The result of `plain_format`: a format's name, or a mapping."""
+"""A format as returned by `plain_format`: a format's name, or a mapping."""
 
 DecoderMaker = Callable[[Any, Schema, Mapping[int, str]], Decoder]
-"""Makes a decoder from a format, an Iceberg schema and units. Raises SpecError for a column that it cannot fill."""
+"""Makes a decoder from a format, an Iceberg schema and units. Raises SpecError for a column that the format cannot
+fill.
+"""
 
 
 def _json(declared: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
@@ -98,10 +100,12 @@ CHECKS: Mapping[str, Callable[[StructType], None]] = {
     "avro": lambda schema: json_types.check_supported(schema, "avro"),
     "protobuf": lambda schema: json_types.check_supported(schema, "protobuf"),
 }
-"""Checks by format; each raises SpecError for a column that its format cannot fill."""
+"""Check of each format. A check raises SpecError for a column that its format cannot fill."""
 
 Quoter = Callable[[bytes, Sequence[str]], str | None]
-"""Given a decoded record and a path of fields, returns the value as it was sent, as text, or None."""
+"""Function that takes a decoded record and the path of a value, and returns the value as text, as sent. It returns None
+for a value that cannot be quoted.
+"""
 
 
 def decoder(
@@ -110,11 +114,13 @@ def decoder(
     units: Mapping[int, str],
     evolution: Literal["off", "additive", "full"] = "off",
 ) -> Decoder:
-    """Return a decoder of chunks to Arrow tables of this Iceberg schema, including field ids.
+    """Return a decoder that converts chunks to Arrow tables with this Iceberg schema, including field ids.
 
-    `plain` names its columns or fields, as `StreamSpec.value_format` does. `units` maps a timestamp column's field id
-    to the unit of the number in records. Unless `evolution` is off, the decoder also reports what records have beyond
-    the schema. Raises SpecError for a format or column type that cannot be decoded.
+    `plain` must name its columns or fields, as `StreamSpec.value_format` does. `units` gives the unit of a timestamp
+    column's numbers, by field id. Unless `evolution` is off, the decoder also reports fields and types beyond the
+    schema.
+
+    Raises SpecError for an unknown format, and for a column type that the format cannot fill.
     """
     declared = _parsed(plain)
     if envelope := envelope_of(declared):
@@ -130,7 +136,7 @@ def decoder(
 
 
 def quoter(plain: PlainFormat) -> Quoter:
-    """Return a function that quotes records of a format. Raises SpecError as `decoder` does."""
+    """Return a function that quotes values of records in this format. Raises SpecError as `decoder` does."""
     declared = _parsed(plain)
     if isinstance(declared, CsvFormat):
         return Line(declared).quoted
@@ -147,12 +153,12 @@ def has_lines(plain: PlainFormat) -> bool:
 
 
 def has_several_rows(plain: PlainFormat) -> bool:
-    """Whether a record may be several rows: lines, or an update that changes its key."""
+    """Return whether one record may become several rows: lines, or an update that changes its key."""
     return has_lines(plain) or envelope_of(_parsed(plain)) is not None
 
 
 def check_supported(schema: Schema, declared: ValueFormat) -> None:
-    """Raise SpecError for a column that no record could fill, or an invalid declared schema."""
+    """Raise SpecError for a column that no record could fill, or for an invalid declared schema."""
     CHECKS[_known(declared.type)](schema.as_struct())
     if isinstance(declared, AvroFormat) and declared.registry is None:
         try:

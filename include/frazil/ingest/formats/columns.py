@@ -1,4 +1,6 @@
-"""Columns that a compiled loop fills, and their conversion to Arrow. `json.words` describes the layout."""
+"""Memory for the columns that a compiled loop fills, and their conversion to Arrow. `json.words` describes the
+layout.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ from frazil.ingest.formats.json.words import ROOM, USED, gathered
 from frazil.ingest.schema_drift import Path
 
 WORDS_AT_ONCE = 4 * 2**20
-"""Wide rows are read in parts of about this many 64-bit words, whose memory is reused."""
+"""Approximate number of 64-bit words read at once. Chunks with wide rows are read in parts, which reuse the memory."""
 MIN_RECORDS = 1024
-"""Minimum of records that are read together."""
+"""Minimum number of records that are read at once."""
 
 
 class Columns:
-    """Memory for the columns of one schema, reused for the next records; Arrow tables get copies."""
+    """Memory for the columns of one schema. It is reused for the next records; Arrow tables get copies."""
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self.arrow_schema = arrow_schema
@@ -52,7 +54,7 @@ class Columns:
         self._allocate()
 
     def watch(self, paths: Sequence[Path]) -> None:
-        """Search for new keys only in the structs at these paths, and in what they contain."""
+        """Search for new keys only in the structs at these paths, and in everything inside them."""
         self.nodes[:, WATCHED] = 0
         for path in paths:
             k = 0
@@ -65,13 +67,13 @@ class Columns:
         return bytes(self.names[first : first + self.nodes[k, LENGTH]]).decode()
 
     def parts(self, count: int) -> Iterator[slice]:
-        """Slices of `count` records that are each read at once."""
+        """Split `count` records into slices that are read one after another."""
         of_row = int(self._width[self.nodes[:, DOMAIN] == 0].sum()) + 1
         step = max(MIN_RECORDS, WORDS_AT_ONCE // of_row)
         return (slice(start, start + step) for start in range(0, count, step))
 
     def begin(self, rows: int, text: bytes = b"") -> None:
-        """Clear all values and make room for `rows`; the column of texts begins with `text`."""
+        """Remove all values, and make room for `rows` rows. `text` becomes the beginning of the memory for texts."""
         if rows > self.domains[0, ROOM] or len(text) > self.domains[-1, ROOM]:
             self.domains[0, ROOM] = max(rows, self.domains[0, ROOM])
             self.domains[-1, ROOM] = max(len(text), self.domains[-1, ROOM])
@@ -90,7 +92,7 @@ class Columns:
         self.text = np.zeros(self.domains[-1, ROOM], np.uint8)
 
     def grow(self, domain: int) -> None:
-        """Double the room of one domain and keep its values."""
+        """Double the room of one domain. Its values are kept."""
         table, words, valid, text = self.nodes.copy(), self.words, self.valid, self.text
         self.domains[domain, ROOM] *= 2
         self._allocate()
@@ -101,7 +103,9 @@ class Columns:
             self.valid[new[FLAG] :][:count] = valid[old[FLAG] :][:count]
 
     def table(self, data: NDArray[np.uint8]) -> pa.Table:
-        """The rows, whose strings are in `data` (the bytes of the records) or in `text`."""
+        """Return the rows as an Arrow table. Strings are copied from `data` (the bytes of the records) or from
+        `text`.
+        """
         arrays = [
             self._array(int(child), field.type, data)
             for child, field in zip(self._fields(0), self.arrow_schema, strict=True)
@@ -160,7 +164,7 @@ def _offsets(ends: Numbers, kind: type[np.signedinteger[Any]]) -> pa.Array:
 
 
 def _spread(octets: NDArray[np.uint8], valid: NDArray[np.bool_], length: int) -> NDArray[np.uint8]:
-    """Fixed-length values, with zeros where a value is missing."""
+    """Return fixed-length values with zeros where a value is null. `octets` has only the valid values."""
     spread = np.zeros((len(valid), length), np.uint8)
     spread[valid] = octets.reshape(-1, length)
     return spread

@@ -1,8 +1,8 @@
-"""Decodes Debezium's envelopes: events of row changes, with the row before and after, become rows of a change file.
+"""Decodes Debezium's envelopes: events with a row before and after its change become rows of a change file.
 
-The format's own decoder reads an envelope as a record of nested structs, which is flattened in Arrow: `after` for a
-create, update or snapshot read, the key in `before` for a delete. An update with another key in `before` is both. In
-JSON, the envelope may be the `payload` next to its schema.
+The format's own decoder reads an envelope as a record of nested structs, which is then flattened in Arrow. A create,
+update or snapshot read takes the row from `after`; a delete takes the key from `before`. An update with another key in
+`before` is both. In JSON, the envelope may be the `payload` next to its schema.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from frazil.spec.formats import POSITION, Envelope
 MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
 
 BEFORE_IDS, PAYLOAD_IDS, OWN_IDS = 1_000_000_000, 500_000_000, 1_900_000_000
-"""First field ids of `before`, of everything within `payload`, and of fields that are not columns."""
+"""First field ids of the columns in `before`, of everything within `payload`, and of fields that are not columns."""
 NOT_AN_ENVELOPE, TRUNCATED, UNAVAILABLE = "NotAnEnvelope", "Truncated", "UnavailableValue"
 UNAVAILABLE_NULL = (
     "null, which the connector also writes for a large value of this type that the update left unchanged: set replica "
     "identity full on the source's table"
 )
 UNAVAILABLE_TEXT = (
-    "the placeholder for a value that the event omits, although the event makes the row: its key changed, and the log "
+    "the placeholder for a value that the event omits, although the event creates a row: its key changed, and the log "
     "does not have this value. Set replica identity full on the source's table"
 )
 _SKIPPED = ("m",)
-"""Operations without a row: messages that an application wrote to the log."""
+"""Operations that concern no row: `m` is a message that an application wrote to the log."""
 _STATES = ("c", "u", "r")
 _DRIFT_WITHIN = tuple(
     Within(path, beside="op", values=frozenset(_STATES)) for path in (("after",), ("payload", "after"))
@@ -63,11 +63,12 @@ _DRIFT_WITHIN = tuple(
 class EnvelopeDecoder:
     """Decodes the events of one stream.
 
-    A tombstone is neither a row nor a rejection, since its delete came before it; so is an event that changes no row.
+    A tombstone becomes neither a row nor a rejection, because its delete event came before it. The same holds for an
+    event that changes no row.
     """
 
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], envelope: Envelope) -> None:
-        """`schema` has the columns that an event fills; only the key is required."""
+        """`schema` has the columns that an event fills. Only the key's columns are required."""
         self._envelope = envelope
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._key = [[field.name] for field in schema.fields if field.required]  # each with its aliases
@@ -89,7 +90,7 @@ class EnvelopeDecoder:
         return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
 
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        """Report new fields of the row's state after the event; `within` is ignored."""
+        """Report new fields of `after`, the row after its change. `within` is ignored."""
         assert within == WHOLE
         self._widening = widening
         if isinstance(self._decode, DriftDecoder):
@@ -110,7 +111,7 @@ class EnvelopeDecoder:
         return {name for names in self._key for name in names}
 
     def _layers(self, schema: Schema) -> list[NestedField]:
-        """The fields of an envelope."""
+        """Return the fields of an envelope."""
         own = _Ids(OWN_IDS + 1)
         after = [_optional(field, self._arriving(field.field_type, own)) for field in self._columns]
         before = _moved([field for field in after if field.name in self._key_names], BEFORE_IDS)
@@ -128,7 +129,7 @@ class EnvelopeDecoder:
         ]
 
     def _arriving(self, kind: IcebergType, own: _Ids) -> IcebergType:
-        """The type of a column's value in an event."""
+        """Return the type with which a column's value arrives in an event."""
         if isinstance(kind, StructType):
             return self._unavailable.within(kind, own)
         if self._envelope.times == "iso":
@@ -155,7 +156,7 @@ class EnvelopeDecoder:
             for row in np.flatnonzero(missing & (deletes | states)).tolist():
                 where = "before" if deletes[row] else "after"
                 wrong.setdefault(row, ("MissingRequired", f"{where}.{names[0]}: required, and missing or null"))
-        for row, why in self._untold(parts, op, columns, self._named(chunk, decoded, parts)):
+        for row, why in self._ambiguous_nulls(parts, op, columns, self._named(chunk, decoded, parts)):
             wrong.setdefault(row, why)
         snapshot = true_where(pc.equal(op, "r"))
         unavailable, columns = self._kept(columns, snapshot=snapshot)
@@ -202,7 +203,7 @@ class EnvelopeDecoder:
         return rows.filter(pa.array(moved))
 
     def _other_events(self, chunk: Chunk, decoded: Decoded, op: pa.Array) -> list[int]:
-        """The rows of events that change no row."""
+        """Return the rows that come from events that change no table row."""
         assert isinstance(self._decode, EventDecoder)  # true for all formats that have envelopes
         without_op = np.flatnonzero(true_where(op.is_null())).tolist()
         is_other = self._decode.is_other_event
@@ -215,7 +216,7 @@ class EnvelopeDecoder:
         for row in np.flatnonzero(~deletes & ~states & ~true_where(pc.is_in(op, pa.array(_SKIPPED)))).tolist():
             said = op[row].as_py()
             if said == "t":
-                text = "op: t: the source's table was truncated; its rows are still in this one: delete them by hand"
+                text = "op: t: the source's table was truncated; its rows are still in this table: delete them by hand"
                 found[row] = (TRUNCATED, text)
             elif said is None:
                 text = "op: missing: this is not a Debezium event; if a transform unwraps them, declare no envelope"
@@ -229,7 +230,7 @@ class EnvelopeDecoder:
         return found
 
     def _values(self, parts: _Parts, deletes: NDArray[np.bool_]) -> dict[str, pa.Array]:
-        """The values of all columns; for a delete, only those of the key and the metadata."""
+        """Return the values of all columns. For a delete, only the key and metadata columns have valid values."""
         found, key = {}, self._key_names
         for field in self._columns:
             values = parts.of_column("after", field.name)
@@ -243,10 +244,10 @@ class EnvelopeDecoder:
     def _kept(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
-        """Return the mask of rows by column that keep its value, because the event omits it; and the columns, null
-        there.
+        """Find the values that events omit because the update left them unchanged.
 
-        An event that was read from a table has all values: there, and in a key, the placeholder is an ordinary value.
+        Returns, by column, the mask of rows without a value; and the columns with null in those rows. Events read by a
+        snapshot have all values, and so do keys: a placeholder in these counts as an ordinary value.
         """
         masks: dict[str, NDArray[np.bool_]] = {}
         key = self._key_names
@@ -262,18 +263,18 @@ class EnvelopeDecoder:
         return masks, columns
 
     def _lists(self, masks: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
-        """The field ids of the columns that each row keeps."""
+        """Return, for each row, the field ids of the columns whose values the event leaves unchanged."""
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
             lists[row] = [self._ids[name] for name, mask in masks.items() if mask[row]]
         return pa.array(lists, pa.list_(pa.int32()))
 
-    def _untold(
+    def _ambiguous_nulls(
         self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array], named: Callable[[int], Collection[str]]
     ) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Updates whose null may mean "unchanged", because the event has no row from before the update.
+        """Yield the updates whose null may mean "unchanged", because the event does not have the row before the update.
 
-        A missing field is no such null: the connector omits the column.
+        A missing field is not such a null: the connector omits the whole column.
         """
         bare = true_where(pc.equal(op, "u")) & ~parts.there("before") & parts.there("after")
         for names in self._hiding.values() if bare.any() else ():
@@ -298,7 +299,7 @@ class EnvelopeDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Decoded envelopes: bare ones, and those within `payload`."""
+    """Decoded envelopes, whether they are the record itself or its `payload`."""
 
     rows: dict[str, pa.Array]
     payload: pa.StructArray
@@ -345,7 +346,7 @@ def _optional(field: NestedField, kind: IcebergType) -> NestedField:
 
 
 def _moved(fields: list[NestedField], by: int) -> list[NestedField]:
-    """The fields with their ids shifted at every level."""
+    """Return the fields with their ids shifted by `by`, at every level."""
     text = StructType(*fields).model_dump()
 
     def moved(value: object) -> object:
@@ -378,7 +379,7 @@ def _fields(tree: Mapping[str, object], ids: _Ids) -> list[NestedField]:
 
 
 def _timed(values: pa.Array, kind: IcebergType) -> pa.Array:
-    """Days and microseconds from dates and times as Debezium writes them."""
+    """Convert dates and times from the numbers that Debezium writes."""
     if isinstance(kind, DateType):
         return values.cast(pa.int32()).cast(pa.date32())
     return values.cast(pa.time64("us")) if isinstance(kind, TimeType) else values

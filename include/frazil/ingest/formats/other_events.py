@@ -1,7 +1,7 @@
-"""Recognises Debezium's events that change no row: heartbeats, schema changes, transaction metadata, tombstones.
+"""Recognises Debezium events that change no row: heartbeats, schema changes, transaction metadata, and tombstones.
 
-They have topics of their own, but a topic pattern, a transform or a connector setting may mix them with row changes.
-They are recognised by their schema's name or, in JSON without a schema, by having exactly their fields.
+Debezium writes such events to topics of their own, but a topic pattern, a transform or a connector setting may mix them
+with row changes. They are recognised by their schema's name or, in JSON without a schema, by their exact set of fields.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _NAMES = re.compile(r"io\.debezium\.connector\.(common\.(Heartbeat|TransactionMe
 _OF_END = frozenset({"status", "id", "event_count", "data_collections"})
 _OF_SCHEMA_CHANGE = frozenset({"source", "databaseName", "schemaName", "ddl", "tableChanges"})
 _MAYBE = frozenset({"ts_ms"})
-"""Optional fields: versions before Debezium 2 wrote it only into heartbeats."""
+"""Optional fields. Before Debezium 2, only heartbeats had `ts_ms`."""
 
 
 def is_other_schema(name: str) -> bool:
-    """Whether a Kafka Connect schema of this name belongs to such events."""
+    """Return whether a Kafka Connect schema with this name belongs to an event that changes no row."""
     return _NAMES.fullmatch(name) is not None
 
 
 def is_other_event(record: bytes) -> bool:
-    """Whether a JSON record is such an event, with or without its schema."""
+    """Return whether a JSON record, with or without its schema, is an event that changes no row."""
     try:
         value = json.loads(record)
     except (ValueError, RecursionError):
@@ -54,7 +54,7 @@ def _has_form(value: Mapping[str, Any]) -> bool:
 
 
 def _is_boundary(value: Mapping[str, Any]) -> bool:
-    """Whether an event begins or ends a transaction."""
+    """Return whether an event begins or ends a transaction."""
     if not isinstance(value["id"], str):
         return False
     if value["status"] == "BEGIN":

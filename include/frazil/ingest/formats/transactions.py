@@ -1,4 +1,4 @@
-"""Reads transactions from Debezium's records: which one an event belongs to, and how many events it had."""
+"""Reads transactions from Debezium's records: to which one an event belongs, and how many events it had."""
 
 from __future__ import annotations
 
@@ -21,31 +21,35 @@ from frazil.ingest.source_log import positions
 from frazil.spec.formats import AvroFormat, JsonFormat
 
 _OF_POSTGRES = re.compile(r"(\d+):\d+")
-"""PostgreSQL's transaction id and, after the colon, the position of the single event."""
+"""PostgreSQL's transaction id and, after the colon, the log position of the single event."""
 _COMMIT_BEFORE = r'^\["(?P<lsn>[0-9]{1,18})"'
-"""Position of the last commit, in PostgreSQL's `source.sequence`, a JSON array as text."""
+"""The log position of the previous commit, in PostgreSQL's `source.sequence`, a JSON array as text."""
 _CHANGES = frozenset("cudt")
 MAX_ID_CHARACTERS = 200
-"""Longer transaction ids are shortened and end with their hash: markers, heartbeats and messages contain them."""
+"""Maximum length of a transaction id. Longer ids are cut and end with their hash, because markers, heartbeats and
+messages contain them.
+"""
 
 
 class Said(NamedTuple):
-    """A record's transaction. A tombstone or a snapshot's row has none."""
+    """The transaction of a record. A tombstone, or a row read by a snapshot, has none."""
 
     transaction: str = ""
-    """Empty if the record belongs to none."""
+    """The transaction's id; empty if the record belongs to no transaction."""
     order: int = 0
-    """Number of an event among its transaction's events in this table, from 1."""
+    """Number of the event among the transaction's events for this table, starting at 1."""
     position: str | None = None
-    """Position of an event's transaction in the source's log (`frazil.ingest.source_log`): for PostgreSQL the
-    previous commit's position, because those of single events interleave; for MySQL a binlog's file and position.
+    """Position of the event's transaction in the source's log (`frazil.ingest.source_log`).
+
+    For PostgreSQL, the position of the previous commit, because the events of concurrent transactions interleave. For
+    MySQL, a binlog's file and position.
     """
     tables: tuple[str, ...] = ()
-    """Names that the end of a transaction may use for an event's table."""
+    """Names that the end event of a transaction may use for this event's table."""
     unmarked: bool = False
-    """Whether a row's change does not name its transaction."""
+    """Whether the record changes a row, but does not name its transaction."""
     unreadable: bool = False
-    """Whether the record has a value that cannot be read."""
+    """Whether the record has a value that cannot be decoded."""
 
 
 class Ended(NamedTuple):
@@ -53,11 +57,11 @@ class Ended(NamedTuple):
 
     transaction: str
     events: dict[str, int]
-    """Number of events by table."""
+    """Number of events, by table."""
 
 
 class TransactionDecoder:
-    """Reads records of a table's topic and of the topic of transactions."""
+    """Reads the records of a table's topic and of the topic with transaction metadata."""
 
     def __init__(self, declared: JsonFormat | AvroFormat) -> None:
         content = declared.model_copy(update={"envelope": None})
@@ -66,7 +70,7 @@ class TransactionDecoder:
         """Unreadable records among those searched for ends; any of them may have been an end."""
 
     def events(self, chunk: Chunk) -> list[Said]:
-        """The transaction of each record, in order."""
+        """Return the transaction of each record, in order."""
         said = [Said(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
         for records, rows in self._forms(chunk):
             of = [_inside(rows, "transaction", name).to_pylist() for name in ("id", "data_collection_order")]
@@ -80,7 +84,7 @@ class TransactionDecoder:
         return said
 
     def ends(self, chunk: Chunk) -> list[Ended]:
-        """The ends among the records."""
+        """Return the transaction ends among the records."""
         forms = [rows for _, rows in self._forms(chunk)]
         self.unreadable += int((chunk.values.lengths != NULL).sum()) - sum(rows.num_rows for rows in forms)
         return [
@@ -91,7 +95,7 @@ class TransactionDecoder:
         ]
 
     def _forms(self, chunk: Chunk) -> Iterator[tuple[list[int], pa.Table]]:
-        """The readable records, bare ones and those within `payload`, each group with the records' numbers."""
+        """Yield the decoded records in two groups (plain, and wrapped in `payload`), each with the records' indexes."""
         decoded = self._decode(chunk)
         wrapped = decoded.rows["payload"].is_valid().combine_chunks()
         for form, rows in ((pc.invert(wrapped), decoded.rows), (wrapped, _of_payload(decoded.rows))):
@@ -128,13 +132,15 @@ def _positions(rows: pa.Table) -> pa.Array:
 
 @lru_cache
 def _tables(db: str | None, schema: str | None, table: str | None) -> tuple[str, ...]:
-    """`schema.table` for PostgreSQL, `db.table` for MySQL, and all three for others."""
+    """Return the names for an event's table: `schema.table` for PostgreSQL, `db.table` for MySQL, all parts for
+    others.
+    """
     ways = ((schema, table), (db, schema, table)) if schema else ((db, table),)
     return tuple(".".join(filter(None, parts)) for parts in ways if all(parts))
 
 
 def _schema() -> Schema:
-    """The schema of both kinds of records, bare and within `payload`."""
+    """Return a schema that fits both kinds of records, plain and wrapped in `payload`."""
     return Schema(*_fields(1), NestedField(100, "payload", StructType(*_fields(101)), required=False))
 
 

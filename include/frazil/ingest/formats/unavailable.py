@@ -1,7 +1,7 @@
-"""Finds what Debezium writes for a value that an update left unchanged and the log omits.
+"""Finds the placeholder that Debezium writes for a value that an update left unchanged and the log omits.
 
-It depends on the type: the forms are those of its `UnchangedToastedPlaceholder` and, for binary columns, its
-`binary.handling.mode`. For other types its PostgreSQL connector writes null, because they cannot hold the placeholder.
+The placeholder depends on the type. Its forms are those of Debezium's `UnchangedToastedPlaceholder` and, for binary
+columns, of `binary.handling.mode`. For types that cannot hold a placeholder, the PostgreSQL connector writes null.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RECOGNISED_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType,
 
 
 def hides_null(kind: IcebergType) -> bool:
-    """Whether a null may stand for an omitted value, as far as the column's type shows."""
+    """Return whether a null in a column of this type may stand for an omitted value."""
     match kind:
         case ListType():
             return not isinstance(kind.element_type, _RECOGNISED_IN_LISTS)
@@ -51,7 +51,7 @@ def hides_null(kind: IcebergType) -> bool:
 
 
 class Unavailable:
-    """Finds the placeholder in columns."""
+    """Finds Debezium's placeholder in columns."""
 
     def __init__(self, placeholder: str) -> None:
         data = placeholder.encode()
@@ -64,13 +64,13 @@ class Unavailable:
         self._numbers = np.frombuffer(data, np.int8).tolist()
 
     def within(self, kind: StructType, new_id: Callable[[], int]) -> StructType:
-        """The struct with an additional field for an hstore's placeholder."""
+        """Return the struct with one more field, which receives the placeholder of an hstore column."""
         if self._text in {field.name for field in kind.fields} or set(self._text) & {*'"\\'} or min(self._text) < " ":
             return kind
         return StructType(*kind.fields, NestedField(new_id(), self._text, StringType(), required=False))
 
     def without_placeholder(self, drift: SchemaDrift) -> SchemaDrift:
-        """The same drift without fields that only the placeholder has."""
+        """Return the drift without the fields that only a placeholder has."""
         if not drift.new:
             return drift
         new = {path: self._without(seen) for path, seen in drift.new.items() if path[-1] != self._text}
@@ -82,7 +82,7 @@ class Unavailable:
         return seen
 
     def __call__(self, values: pa.Array) -> tuple[NDArray[np.bool_], pa.Array]:
-        """The mask of placeholders in a column, and the column without the field that `within` adds."""
+        """Return the mask of placeholders in a column, and the column without the field that `within` added."""
         if not pa.types.is_struct(values.type):
             return self._found(values), values
         at = values.type.get_field_index(self._text)
@@ -129,7 +129,7 @@ class Unavailable:
 
 
 def _are(lists: pa.Array, elements: pa.Array, form: pa.Array) -> NDArray[np.bool_]:
-    """The mask of lists, or maps, with exactly these elements."""
+    """Return the mask of lists, or maps, with exactly these elements."""
     offsets = lists.offsets.to_numpy()
     found = np.zeros(len(lists), np.bool_)
     rows = np.flatnonzero(true_where(lists.is_valid()) & (np.diff(offsets) == len(form)))

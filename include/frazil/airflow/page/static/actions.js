@@ -5,7 +5,7 @@ import { h, replace } from "./dom.js";
 import { words } from "./parts.js";
 
 const REASON = { name: "reason", label: "Why (others see it)", kind: "text", free: true };
-const TYPED_MS = 250; // Whoever types is asked about once they pause.
+const TYPED_MS = 250; // The form is checked once the user pauses.
 const DRY = { name: "dry-run", label: "Dry run: say what would happen, and stop there", kind: "toggle", value: true };
 
 const ACTS = {
@@ -154,9 +154,9 @@ function open(name, subject, page, given) {
         h("h3", {}, "What will happen"),
         state.plan
           ? h("ul", { class: "says" }, state.plan.says.map((said) => h("li", {}, words(said))))
-          : !state.problem && h("p", { class: "soft" }, "Looking …"),
+          : !state.problem && h("p", { class: "soft" }, "Loading …"),
         (state.plan?.refused || state.plan?.missing) && h("p", { class: "problem" }, words(state.plan.refused || state.plan.missing)),
-        // An act is refused in the words of the plan that is asked for anew.
+        // An act is refused in the words of the plan that is asked for again.
         [state.problem, state.failed].filter((said) => said && said !== (state.plan?.refused || state.plan?.missing)).map((said) => h("p", { class: "problem", role: "alert" }, words(said))),
         state.plan?.retype && !state.plan.refused && retype(),
         h("footer", {}, close, go),

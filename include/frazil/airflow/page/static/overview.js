@@ -39,7 +39,7 @@ function header(data) {
     { class: "top" },
     h("h1", {}, "Streams"),
     data.headline && h("p", { class: `headline ${needing ? levelName(worst(data.lines)) : ""}` }, data.headline),
-    data.pending && h("p", { class: "soft" }, "Looking …"),
+    data.pending && h("p", { class: "soft" }, "Loading …"),
     data.lines.length > 0 && h("p", { class: "aside" }, `${rate(perSecond)} in all`),
   );
 }

@@ -103,7 +103,7 @@ function happened(view) {
 }
 
 function nothingYet(view) {
-  if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Looking at the table …"));
+  if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Loading the table …"));
   return h("section", { class: "empty" }, h("h2", {}, "Nothing is committed yet"), h("p", {}, "Pictures of its commits appear here with the second batch."));
 }
 
@@ -234,5 +234,6 @@ function elsewhere(view) {
     dags.length
       ? h("ul", { class: "links" }, dags.map(([id, paused]) => h("li", {}, h("a", { ...linkTo(`/dags/${encodeURIComponent(id)}`), "data-key": id }, (NAMES.find(([at]) => at.test(id)) || [0, id])[1]), paused && h("span", { class: "tag" }, s("svg", { viewBox: "0 0 16 16", class: "shape", "aria-hidden": "true" }, s("path", { d: "M3.5 3h3v10h-3zM9.5 3h3v10h-3z" })), "paused"))), view.log && h("li", {}, h("a", { ...linkTo(view.log), "data-key": "log" }, "The log of its writer's task")))
       : h("p", { class: "soft" }, view.dags ? "Airflow has none of its DAGs: unless they are still being parsed, see its import errors." : "Looking …"),
+    view.audited && h("p", { class: "soft" }, `Last audit: ${view.audited}.`),
   );
 }

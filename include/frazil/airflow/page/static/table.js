@@ -16,7 +16,7 @@ export const begin = () => ({});
 export function draw(view, state, page) {
   return [
     way(view.table),
-    h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "looking" : view.word), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
+    h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "loading" : view.word), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
     actions(offered(view), view.table, view.may_act, page, { partition: times(held(view)?.key ?? "") }),
     needsList([...view.amiss, ...view.alerts, ...view.problems], view.level),
     view.shape ? [numbers(view.shape), windows(view), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : nothing(view),
@@ -33,7 +33,7 @@ function offered(view) {
 
 function nothing(view) {
   if (view.problems.length || view.amiss.length) return null;
-  if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Looking at the table …"));
+  if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Loading the table …"));
   return h("section", { class: "empty" }, h("h2", {}, "There is no table yet"), h("p", {}, "The first batch of a stream makes it."));
 }
 
@@ -193,6 +193,7 @@ function did({ action, numbers, sentence }) {
     const files = n("data-files-removed") + n("delete-files-removed");
     return [`${counted(n("snapshots-expired"), "snapshot")} expired`, files ? `${counted(files, "file")} of about ${bytes(n("bytes-about"))} went with them` : "no file went with them"];
   }
+  if (action === "orphans" && !n("files-removed")) return ["no orphan file deleted", sentence];
   if (action === "orphans") return [`${counted(n("files-removed"), "orphan file")} deleted`, `${bytes(n("bytes"))} freed`];
   return [action, sentence];
 }

@@ -1,4 +1,4 @@
-"""Finds what a written Avro schema has beyond a table's: new fields, and columns that must be wider. Pure."""
+"""Finds what a writer's Avro schema has beyond a table's schema: new fields, and columns that must be wider."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _WIDER: dict[tuple[str, type[iceberg.IcebergType]], str] = {
 }
 _MAX_DIGITS = 38
 _MAX_PARTS = 10_000
-"""Limit of parts in a new column's type."""
+"""Maximum number of parts in the type of a new column."""
 
 
 def beyond_schema(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return what the table needs for records of a written schema, whatever values they have."""
+    """Return what the table needs to hold records of this writer schema, whatever values the records have."""
     found = list(_beyond(written, struct, (), frozenset()))
     new = {path: seen for path, seen, _ in found if seen is not None}
     wider = {path: kind for path, _, kind in found if kind} if widening else {}
@@ -66,9 +66,9 @@ def _beyond(
 
 
 def seen_type(written: AvroType, inside: frozenset[int] = frozenset()) -> Seen:  # noqa: PLR0911 - a table
-    """Return the column type for values of a written type, nested in the types with the ids `inside`.
+    """Return the column type for values of a written type. `inside` has the ids of the types that enclose it.
 
-    MIXED if a column can hold only some values or none, or if the type contains itself.
+    Returns MIXED if a column could not hold all values of the type, or if the type contains itself.
     """
     if id(written) in inside or len(inside) > DEEPEST:
         return MIXED
@@ -91,7 +91,9 @@ def seen_type(written: AvroType, inside: frozenset[int] = frozenset()) -> Seen: 
 
 
 def few_parts(written: AvroType) -> bool:
-    """Whether the type has at most `_MAX_PARTS` parts; a type that is named repeatedly can have exponentially many."""
+    """Return whether the type has at most `_MAX_PARTS` parts. A type that is named repeatedly can have exponentially
+    many.
+    """
     left, count = [(written, 0)], 0
     while left:
         one, depth = left.pop()

@@ -33,16 +33,16 @@ from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
 FRAME_BYTES = 5
-"""A zero byte and the schema's id, big-endian."""
+"""Number of bytes in the frame before a record: a zero byte and the schema's id, big-endian."""
 DECLARED = 0
-"""The id of the declared schema."""
+"""The id that stands for the declared schema, which records without a frame use."""
 _SLOTS = 1024
-_ASKED = 1000
-"""Schemas requested together: fewer than a registry's client keeps."""
+IDS_A_REQUEST = 1000
+"""Maximum number of schemas requested from the registry at once. The registry's client keeps more in memory."""
 
 
 class AvroDecoder:
-    """Decodes chunks to tables of one schema."""
+    """Decodes chunks to tables with one schema."""
 
     _read_records = staticmethod(read_records)
     _frame_words = 3
@@ -50,9 +50,9 @@ class AvroDecoder:
     _max_depth = MAX_DEPTH
 
     def __init__(self, schema: Schema, units: Mapping[int, str], schemas: Schemas | SchemaText) -> None:
-        """`schemas` looks up the schema by the id before each record, or is the one schema of records without ids.
+        """`schemas` looks up schemas by the id in each record's frame, or is the one schema of records without frames.
 
-        Raises SpecError when Avro cannot fill a column's type.
+        Raises SpecError for a column type that Avro cannot fill.
         """
         struct = schema.as_struct()
         check_supported(struct, self._name)
@@ -91,7 +91,7 @@ class AvroDecoder:
         return DECLARED if isinstance(self._schemas, SchemaText) else int.from_bytes(record[1:FRAME_BYTES], signed=True)
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Decode the values; rows keep the order of the records. Raises what the registry's client raises."""
+        """Decode the values. Rows keep the order of the records. Raises what the registry's client raises."""
         values = chunk.values
         self._drift = []
         rejections: dict[int, Fault] = {}
@@ -141,7 +141,9 @@ class AvroDecoder:
                 columns.grow(missing)
 
     def _begun(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
-        """The operation that each record begins with (-1 if rejected), and the records without their frames."""
+        """Return the operation with which to read each record (-1 if the record is rejected), and the records without
+        frames.
+        """
         roots = np.full(len(values), -1, np.int64)
         there = values.lengths > 0
         for i in np.flatnonzero(~there).tolist():
@@ -164,14 +166,17 @@ class AvroDecoder:
         return roots, content
 
     def _enter_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
-        """Set the operation of the records of each id. Records that are not framed may look like very many ids."""
+        """Set the operation for the records of each schema id.
+
+        Ids are requested in groups, because values without a frame may look like very many ids.
+        """
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(places[order], first[1:])
-        for at in range(0, len(distinct), _ASKED):
-            some = distinct[at : at + _ASKED].tolist()
+        for at in range(0, len(distinct), IDS_A_REQUEST):
+            some = distinct[at : at + IDS_A_REQUEST].tolist()
             self._ask([schema_id for schema_id in some if schema_id not in self._roots])
-            for schema_id, group in zip(some, groups[at : at + _ASKED], strict=True):
+            for schema_id, group in zip(some, groups[at : at + IDS_A_REQUEST], strict=True):
                 self._enter(roots, group, schema_id, rejections)
 
     def _ask(self, schema_ids: list[int]) -> None:
@@ -190,7 +195,7 @@ class AvroDecoder:
             rejections.update(dict.fromkeys(places.tolist(), root))
 
     def _root(self, schema_id: int) -> int | Fault:
-        """The operation that records of this schema begin with, or why they cannot be read."""
+        """Return the operation with which records of this schema begin, or why such records cannot be read."""
         if isinstance(self._schemas, SchemaText):
             found, what = self._schemas, "the declared schema"
         else:

@@ -1,9 +1,11 @@
-"""Compiled: reads records of Avro into columns, each as a whole or not at all.
+"""Compiled: reads Avro records into columns. Each record is read completely, or leaves no trace.
 
-One loop, compiled once, reads records of any schema: a table of operations drives it, and each record has the operation
-that it begins with. The loop trusts a length, count or number only if the record has the bytes for it, so no record
-costs more than its own size. `json.words` describes where values go. The module is long because a part in another
-module would take the loop's whole state as arguments.
+One loop, compiled once, reads records of any schema. A table of operations controls it, and each record has an
+operation with which to begin. The loop trusts a length, count or number only if the record has the bytes for it: no
+record costs more than its own size.
+
+`json.words` describes where values are stored. The module is long, because parts in other modules would need the loop's
+whole state as arguments.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the encoding, and each call and container costs
@@ -84,14 +86,18 @@ from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED
 
 FULL = 64
-"""FULL + d: domain d needs more room, and the record is read again. The domain after the last one is map keys."""
+"""Result codes: FULL + d means that domain d needs more room, and the record must be read again. The number after the
+last domain stands for the hash table of map keys.
+"""
 NOT_READ = 255
-"""Operation of a record that is not read."""
+"""Error code of a record that was skipped."""
 QUOTE, LETTER_Z = 34, 90
 LONGEST_MOMENT = 64
-"""Longer texts are never a date or time."""
+"""Maximum length of a date or time as text. Longer texts are rejected."""
 EMPTY_ELEMENTS = 64
-"""Elements without bytes that a record may have: a chunk has 100,000 records, and each element takes room."""
+"""Maximum number of elements without bytes (such as nulls) in one record. A chunk has many records, and each element
+takes memory.
+"""
 
 _HIGHEST = np.int64(-0x7F7F7F7F7F7F7F80)
 _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
@@ -99,7 +105,9 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 @loop
 def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
-    """End and value of a number, or a negative error code instead of the end."""
+    """Read a zigzag varint. Returns the position after it, and its value; or a negative error code instead of the
+    position.
+    """
     if p >= end:
         return -ENDS_EARLY, 0
     c = np.int64(b[p])
@@ -120,7 +128,7 @@ def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
 
 @loop
 def span(b: Octets, p: int, end: int) -> tuple[int, int]:
-    """Start and length of a length-prefixed value, or a negative error code."""
+    """Read the length of a length-prefixed value. Returns the value's start and length, or a negative error code."""
     p, length = varint(b, p, end)
     if p < 0:
         return p, 0
@@ -150,7 +158,9 @@ def is_utf8(b: Octets, p: int, end: int) -> bool:
 
 @loop
 def uuid_of_text(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
-    """Write the words of 32 hexadecimal digits, with hyphens anywhere."""
+    """Write a UUID's two words from a text of 32 hexadecimal digits, with hyphens anywhere. Returns False if
+    invalid.
+    """
     digits = 0
     words[at] = 0
     words[at + 1] = 0
@@ -166,7 +176,11 @@ def uuid_of_text(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
 
 @loop
 def moment_of_text(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers, text: Any) -> bool:
-    """Write the word of a date, time or timestamp in ISO 8601, as in JSON; `text` is scratch space."""
+    """Write the word of a date, time or timestamp from an ISO 8601 text, as in JSON. Returns False if the text is
+    invalid.
+
+    `text` is scratch space.
+    """
     length = end - p
     if length > LONGEST_MOMENT:
         return False
@@ -188,7 +202,10 @@ def moment_of_text(b: Octets, p: int, end: int, kind: int, at: int, words: Numbe
 
 @loop
 def scaled(negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Write the words of a decimal with this absolute value, at the column's scale. Returns an error code."""
+    """Write a decimal's two words, at the column's scale. Returns an error code.
+
+    `high` and `low` are the words of the unscaled number's absolute value.
+    """
     limit = np.uint64(ops[op, LIMIT_HIGH])
     if high > limit or (high == limit and low >= np.uint64(ops[op, LIMIT_LOW])):
         return NOT_HELD
@@ -203,7 +220,7 @@ def scaled(negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Number
 
 @loop
 def decimal_of_octets(b: Octets, p: int, end: int, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Like `scaled`, for a big-endian number in two's complement."""
+    """Like `scaled`, but for a big-endian number in two's complement."""
     if p == end:
         return NO_DECIMAL
     negative = b[p] >= 128
@@ -224,7 +241,7 @@ def decimal_of_octets(b: Octets, p: int, end: int, op: int, ops: Numbers, at: in
 
 @loop
 def repeats(b: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers, seed: int) -> bool:
-    """Whether a map with these entries has a key twice; `slots` has more than two per entry."""
+    """Return whether a map has a key twice. `slots` is the memory for a hash table, more than two slots per entry."""
     bits = 1
     while 1 << bits < 2 * (end - first):
         bits += 1
@@ -264,7 +281,7 @@ def value_of(
     domains: Numbers,
     slots: Numbers,
 ) -> int:
-    """Read a scalar into entry e of its node. Returns its end, or a negative error code."""
+    """Read a scalar into entry e of its node. Returns the position after the value, or a negative error code."""
     kind, node = ops[op, OPERATION], ops[op, NODE]
     if kind <= BLOB:
         if kind == BLOB:
@@ -509,10 +526,10 @@ def read_records(
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
-    """Read records, starting with the first. Returns how many were read, and the domain that needs more room.
+    """Read records, starting with the record `first`. Returns how many were read, and the domain that needs more room.
 
-    `roots` has the operation that each record begins with, or -1 to skip it. For each record, `wrong` gets the error
-    code, and `where` the operation and the position of the error.
+    `roots` has the operation with which each record begins, or -1 to skip the record. For each record, `wrong` gets the
+    error code, and `where` the operation and the position of the error.
     """
     for i in range(first, len(starts)):
         wrong[i] = NOT_READ

@@ -1,30 +1,32 @@
-"""Operations of the loop: what it does with a value, by the written type and the node to fill."""
+"""The operations of the Avro loop: what to do with a value, by its written type and the column node to fill."""
 
 from __future__ import annotations
 
 # Without a node: skip bytes.
 (NOTHING, VARINT, SOME_BYTES, BLOB) = range(4)
-"""SOME_BYTES has SIZE bytes; a BLOB is length-prefixed."""
+"""Skip SIZE bytes (SOME_BYTES), or a length-prefixed value (BLOB)."""
 # One value into a node.
 (NULL, BOOLEAN, INTEGER, INTEGER_AS_FLOAT, INTEGER_AS_DECIMAL, FLOAT, DOUBLE, BYTES, TEXT) = range(4, 13)
 (FIXED, BYTES_AS_FIXED, FIXED_AS_UUID, TEXT_AS_UUID, BYTES_AS_DECIMAL, FIXED_AS_DECIMAL, ENUM) = range(13, 20)
 TEXT_AS_MOMENT = 20
-"""A date, time or timestamp in ISO 8601."""
+"""Read a date, time or timestamp in ISO 8601."""
 REFUSED = 21
-"""The node can hold no value of this type."""
+"""Reject the record: the node cannot hold a value of this type."""
 # With nested values, with or without a node.
 (UNION, RECORD, ARRAY, MAP) = range(22, 26)
 
 # Columns of the table of operations.
 (OPERATION, NODE, SIZE, FIRST, COUNT, FIRST_UNFILLED, UNFILLED) = range(7)
-"""NODE is -1 if the value is not wanted. `places[FIRST:][:COUNT]` are operations: of a record's fields, a union's
-branches, an array's element or a map's value; an enum has the start and length of its symbols' texts there. LACKING is
-the first of the LACKED nodes of a record that it does not fill.
+"""NODE is -1 if no column wants the value. `places[FIRST:][:COUNT]` are the operations of a record's fields, a union's
+branches, an array's element or a map's value. For an enum, `places` has the start and length of each symbol's text.
+
+FIRST_UNFILLED is where the nodes begin in `places` that a record does not fill; UNFILLED is their number.
 """
 (BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, EMPTY, WIDTH) = range(7, 16)
-"""BITS of the written number; MIN_VALUE and MAX_VALUE that the node can hold, before it is multiplied by FACTOR (or
-divided, if FACTOR is negative). A decimal's absolute value is below LIMIT, and is multiplied by ten TENS times. EMPTY:
-elements take no bytes.
+"""BITS is the size of the written number. MIN_VALUE and MAX_VALUE are the limits of the number before it is multiplied
+by FACTOR (or divided, if FACTOR is negative).
+
+A decimal's absolute value must be below LIMIT, and is multiplied by ten TENS times. EMPTY: elements may take no bytes.
 """
 
 # Errors of a record.
@@ -53,4 +55,4 @@ SAID: dict[int, tuple[str, str]] = {
     REPEATED_KEY: (MISMATCH, "the map has a key twice"),
     TOO_DEEP: (DEEP, "values are nested too deep"),
 }
-"""Error class and text, by error code."""
+"""Error class and text of each error code."""

@@ -1,7 +1,8 @@
-"""Resolves the schemas that records were written with against a table's columns, as operations for the loop.
+"""Translates a writer's Avro schema, given the table's columns, into operations for the loop.
 
-Columns are found by name: a field fills the column with its name or, if no field has it, with one of its aliases. Other
-fields are skipped. A type that cannot fill its column is only refused when a record has a value of it.
+A field fills the column with the field's own name. A column that no field fills in this way is filled by a field with
+an alias of that name. All other fields are skipped. If a field's type cannot fill its column, only records with a value
+of that type are rejected.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 
 MAX_OPERATIONS = 100_000
-"""Limit for one written schema. Types that are named repeatedly may expand to exponentially many operations."""
+"""Maximum number of operations for one writer schema. Types that are named repeatedly may need exponentially many."""
 MISSING = "MissingRequired"
 Fault = tuple[str, str]
-"""Class and text of an error."""
+"""Error class and text."""
 
 
 class Target(NamedTuple):
-    """A column or a part of one."""
+    """A column, or a part of a nested column."""
 
     kind: iceberg.IcebergType
     node: int
@@ -51,14 +52,14 @@ class Target(NamedTuple):
 
 
 class Program:
-    """The operations of all added schemas. Its arrays are replaced when a schema is added."""
+    """The operations of all writer schemas added so far. The arrays are replaced when a schema is added."""
 
     def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
         self._columns = columns
         self._units = units
         self._record = Target(schema, 0, -1, "")
         self._rows: list[list[int]] = []
-        self._most = 0
+        self._max_rows = 0
         self._places: list[int] = []
         self._paths: list[str] = []
         self._skips: dict[int, int] = {}
@@ -71,9 +72,12 @@ class Program:
         self.places: Numbers = np.zeros(1, np.int64)
 
     def add(self, written: AvroType) -> int:
-        """The operation that a record of this type begins with. Raises TooLarge, and then adds nothing."""
+        """Add a writer schema. Returns the operation with which its records begin.
+
+        Raises TooLarge; in that case nothing is added.
+        """
         rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
-        self._most = rows + MAX_OPERATIONS
+        self._max_rows = rows + MAX_OPERATIONS
         self._kept.append(written)  # `_skips` knows types by their ids
         try:
             root = self._for(written, self._record)
@@ -89,11 +93,11 @@ class Program:
         return root
 
     def path(self, place: int) -> str:
-        """The column, or the field of the written schema, that an operation is for."""
+        """Return the name of the column, or of the skipped field, that an operation is for."""
         return self._paths[place]
 
     def unfit(self, place: int) -> Fault:
-        """Error of a value that an operation refuses."""
+        """Return the error for a value that an operation rejects."""
         return self._unfit[place]
 
     def _for(self, written: AvroType, target: Target) -> int:  # noqa: PLR0911 - one for each kind of type
@@ -158,7 +162,7 @@ class Program:
         return row
 
     def _passed_over(self, written: AvroType, path: str) -> int:
-        """The operation that skips a value; one for each type, which may contain itself."""
+        """Return the operation that skips a value. Each type has one operation, because a type may contain itself."""
         if id(written) in self._skips:
             return self._skips[id(written)]
         nowhere = Target(iceberg.BooleanType(), -1, -1, path)
@@ -178,7 +182,7 @@ class Program:
         return row
 
     def _row(self, kind: int, target: Target) -> int:
-        if len(self._rows) >= self._most:
+        if len(self._rows) >= self._max_rows:
             raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
         self._rows.append([0] * op.WIDTH)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
@@ -195,7 +199,7 @@ class Program:
         return row
 
     def _symbol(self, symbol: str) -> tuple[int, int]:
-        """Start and length of a symbol in the text."""
+        """Return the start and length of a symbol in `text`."""
         text = symbol.encode("utf-8", "replace")
         if symbol not in self._symbols:
             self._symbols[symbol] = len(self.text)
@@ -206,9 +210,9 @@ class Program:
 def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: AvroType, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """The operation that fills a column of this type, with its other columns; None if the types do not match.
+    """Return the operation that fills a column of this type, with the operation's other columns.
 
-    `unit` is the declared unit of a timestamp that arrives as a number.
+    None if the types do not match. `unit` is the declared unit of a timestamp that arrives as a number.
     """
     bits = 32 if written.kind == "int" else 64
     match written.kind, kind:
@@ -267,8 +271,8 @@ def _timestamp(written: AvroType, kind: iceberg.IcebergType, unit: str | None, b
     if unit is None or (local and isinstance(kind, iceberg.TimestamptzType)):
         return None
     factor = _MICROSECONDS[unit]
-    most = _LONG[1] // max(factor, 1)
-    return _integer(bits, _LONG if factor <= 1 else (-most, most), factor)
+    highest = _LONG[1] // max(factor, 1)
+    return _integer(bits, _LONG if factor <= 1 else (-highest, highest), factor)
 
 
 def _integer(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, int]:
@@ -282,14 +286,14 @@ def _integer(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, i
 
 
 def _limit(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
-    """The limit of a decimal with this scale, so that it fits at the column's scale."""
+    """Return the columns that limit a decimal of this scale, so that it fits the table's column."""
     tens = kind.scale - scale
     limit = np.array(divmod(10 ** max(0, kind.precision - tens), 2**64), np.uint64).view(np.int64).tolist()
     return {op.TENS: tens, op.LIMIT_HIGH: limit[0], op.LIMIT_LOW: limit[1]}
 
 
 def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
-    """The column that each field fills, by the field's index."""
+    """Return, by the index of each field, the column that the field fills."""
     wanted = set(wanted)
     found = {i: names[0] for i, names in enumerate(written.fields) if names[0] in wanted}
     for i, names in enumerate(written.fields):
@@ -301,7 +305,7 @@ def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
 
 
 def may_be_empty(written: AvroType) -> bool:
-    """Whether a value of this type may take no bytes."""
+    """Return whether a value of this type may take no bytes."""
     known: set[int] = set()
     left = [written]
     while left:

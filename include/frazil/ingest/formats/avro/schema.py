@@ -20,7 +20,7 @@ _LOGICAL = {
     "local-timestamp-nanos": ("long",),
     "decimal": ("bytes", "fixed"),
 }
-"""Supported logical types, with the types that they may annotate; all others are ignored, as Avro requires."""
+"""Supported logical types, with the types that each may annotate. Others are ignored, as Avro requires."""
 
 
 class UnreadableSchema(Exception):
@@ -28,27 +28,27 @@ class UnreadableSchema(Exception):
 
 
 class TooLarge(Exception):
-    """The Avro schema is valid but too large to read."""
+    """The Avro schema is valid, but too large to be read."""
 
 
 @dataclass(slots=True, eq=False)
 class AvroType:
-    """A type, compared by identity because records may contain themselves."""
+    """An Avro type. Types are compared by identity, because records may contain themselves."""
 
     kind: str
-    """A primitive's name, or `fixed`, `enum`, `array`, `map`, `record`, `union`."""
+    """A primitive's name, or `fixed`, `enum`, `array`, `map`, `record` or `union`."""
     name: str = ""
     """The full name of a fixed, an enum or a record."""
     logical: str = ""
     precision: int = 0
-    """Digits of a decimal."""
+    """Number of digits of a decimal."""
     scale: int = 0
     """Scale of a decimal."""
     size: int = 0
-    """Size of a fixed, in bytes."""
+    """Number of bytes of a fixed."""
     symbols: tuple[str, ...] = ()
     fields: tuple[tuple[str, ...], ...] = ()
-    """The name of each of a record's fields, followed by its aliases."""
+    """Names of each field of a record: its own name, followed by its aliases."""
     parts: list[AvroType] = field(default_factory=list)
     """The types of a record's fields, a union's branches, an array's elements, or a map's values."""
 
@@ -58,7 +58,7 @@ class AvroType:
 
 
 def names_in(written: AvroType, path: Sequence[str]) -> Iterator[str]:
-    """The names and aliases of a record's fields, for the record at this path inside another."""
+    """Yield the names and aliases of the fields of the nested record at this path."""
     for record in written.parts if written.kind == "union" else [written]:
         for names, part in zip(record.fields, record.parts, strict=False):
             if not path:
@@ -68,7 +68,8 @@ def names_in(written: AvroType, path: Sequence[str]) -> Iterator[str]:
 
 
 def parsed(text: str, references: Sequence[str] = ()) -> AvroType:
-    """Parse a schema's JSON; `references` are schemas that it names, each after those that it needs.
+    """Parse a schema's JSON. `references` are the schemas that it refers to, each after the schemas that it needs
+    itself.
 
     Raises UnreadableSchema.
     """
@@ -148,7 +149,7 @@ class _Parsing:
 
 
 def _with_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
-    """Apply a logical type; an unknown or invalid one is ignored."""
+    """Apply the declared logical type. Unknown and invalid logical types are ignored."""
     logical = declared.get("logicalType")
     if isinstance(logical, str) and found.kind in _LOGICAL.get(logical, ()):
         if logical == "decimal":

@@ -1,1 +1,1 @@
-"""The format `csv`: each value is one line of fields."""
+"""The format `csv`: each value is one line of delimited fields."""

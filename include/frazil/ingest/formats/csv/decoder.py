@@ -1,4 +1,4 @@
-"""Decodes delimited lines to Arrow through the JSON format's decoder."""
+"""Decodes delimited lines to Arrow: the lines are rewritten as JSON, which the JSON decoder reads."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec.formats import CsvFormat
 
 PIECE_BYTES = 8 * 2**20
-"""Approximate bytes of JSON made at once."""
+"""Approximate size of the JSON that is written at once."""
 
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType)
 
 
 class CsvDecoder:
-    """Decodes chunks to tables of one schema; columns that no field fills are null."""
+    """Decodes chunks to tables with one schema. Columns without a field are null."""
 
     def __init__(self, declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> None:
-        """Raises SpecError when a field cannot fill a column's type."""
+        """Raises SpecError if a field cannot fill a column's type."""
         self._decode = JsonDecoder(schema, units)
         self._line = Line(declared)
         fields = {field.name: field for field in schema.fields}
@@ -43,7 +43,7 @@ class CsvDecoder:
         self._room = np.empty(PIECE_BYTES, np.uint8)
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Decode the values. Rows that were read one by one come last in their part."""
+        """Decode the values. Within each part, rows whose JSON was read one by one come last."""
         values = chunk.values
         parts, done = [], 0
         while done < len(values):
@@ -53,7 +53,9 @@ class CsvDecoder:
         return joined(parts) if parts else self._decode(chunk)
 
     def _part(self, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
-        """The records from `first` on whose JSON fits, and where they end."""
+        """Decode the records from `first` on whose JSON fits into memory. Returns where those records end, and their
+        rows.
+        """
         places, outcomes = np.zeros((2, len(values)), np.int64), np.zeros(len(values), np.uint8)
         until, needed = loop.as_objects(
             *fixed(values),
@@ -86,7 +88,7 @@ class CsvDecoder:
         return until, joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 
     def _with_room(self, needed: int, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
-        """Decode one record that needs more room than usual, then release that room."""
+        """Decode one record that needs more memory than usual, and then release the memory."""
         usual, self._room = self._room, np.empty(needed, np.uint8)
         try:
             _, part = self._part(values[first : first + 1], 0)

@@ -1,4 +1,4 @@
-"""Reads single lines for texts: errors of a line, and the value of a field."""
+"""Reads single lines for error texts: what is wrong with a line, and the value of a field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from frazil.spec.formats import CsvFormat
 
 SOUND, NO_VALUE, EMPTY, WRONG_COUNT, NO_CLOSING_QUOTE, AFTER_QUOTE, SEVERAL_LINES = range(7)
-"""Outcomes of the loop for a record."""
+"""Outcome codes of the loop for a record."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -26,7 +26,7 @@ class Line:
         self._field = re.compile(rf"{either}({delimiter}|\Z)")
 
     def fault(self, record: bytes | None, outcome: int) -> tuple[str, str]:
-        """Class and text of the error of a record that becomes no row."""
+        """Return class and text of the error for a record that becomes no row."""
         quote, columns = self._quote, self._columns
         texts = {
             NO_VALUE: ("Tombstone", "the message has no value"),
@@ -46,13 +46,15 @@ class Line:
         return "WrongFieldCount", f"the line has {found} fields, but {len(columns)} are declared: {', '.join(columns)}"
 
     def _count(self, record: bytes) -> int:
-        """Number of fields in the line. A chunk may consist of lines with a thousand fields each."""
+        """Return the number of fields in the line. Splits the line only if it has quotes: lines may have a thousand
+        fields.
+        """
         if self._quote and self._quote.encode() in record:
             return len(self.fields(record))
         return record.count(self._delimiter) + 1
 
     def fields(self, record: bytes) -> list[str]:
-        """The fields of a line that is valid except perhaps for their number."""
+        """Return the fields of a valid line. Their number may be wrong."""
         text = record.decode(errors="backslashreplace").removesuffix("\n").removesuffix("\r")
         found: list[str] = []
         place = 0
@@ -66,5 +68,5 @@ class Line:
         return found
 
     def quoted(self, record: bytes, path: Sequence[str]) -> str | None:
-        """The field of a column as it was sent, as text."""
+        """Return a column's field as it was sent, as text for a message."""
         return f"the field {self.fields(record)[self._columns.index(path[0])][:64]!r}"

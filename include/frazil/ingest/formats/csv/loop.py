@@ -1,6 +1,6 @@
-"""Compiled: rewrites delimited lines as JSON objects, which the JSON format's decoder reads.
+"""Compiled: rewrites delimited lines as JSON objects, which the JSON decoder reads.
 
-A field thus becomes a column's value exactly as a JSON string or number does.
+A field thus becomes a column's value by the same rules as a JSON string or number.
 """
 
 # ruff: noqa: PLR0913, PLR0917 - one loop that does everything for a record
@@ -29,7 +29,7 @@ SKIPPED, TEXT, TRIMMED, NUMBER, BOOLEAN = range(5)
 
 _NEWLINE, _RETURN, _SPACE, _TAB, _QUOTE, _BACKSLASH = 10, 13, 32, 9, 34, 92
 _LONG = 4096
-"""Records longer than this have their needed room counted instead of estimated."""
+"""Above this length, the room that a record needs is counted instead of estimated."""
 
 Octets = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -38,7 +38,7 @@ loop = partial(compiled, allocates=False)
 
 @loop
 def escaped(c: int, to: Octets, at: int) -> int:
-    """Write a byte of a string's content. Returns the end."""
+    """Write one byte of a string's content, escaped if necessary. Returns the position after it."""
     if c in (_QUOTE, _BACKSLASH):
         to[at] = _BACKSLASH
         at += 1
@@ -53,7 +53,7 @@ def escaped(c: int, to: Octets, at: int) -> int:
 
 @loop
 def room_of(b: Octets, p: int, end: int) -> int:
-    """Upper bound of the bytes that a record's content needs."""
+    """Return an upper bound of the bytes that a record's fields need as JSON."""
     if end - p <= _LONG:
         return 6 * (end - p)
     room = end - p
@@ -68,7 +68,9 @@ def room_of(b: Octets, p: int, end: int) -> int:
 
 @loop
 def as_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write a field as a JSON number, without a leading + or zeros; returns `at` unchanged if it is not a number."""
+    """Write a field as a JSON number, without leading + or zeros. Returns `at` unchanged if the field is not a
+    number.
+    """
     start, q = at, p
     if b[q] == 45:
         to[at] = 45
@@ -89,7 +91,9 @@ def as_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def as_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write `true` or `false` in any case, 1 or 0 as JSON; returns `at` unchanged for anything else."""
+    """Write a field as a JSON boolean: `true` or `false` in any case, 1 or 0. Returns `at` unchanged for anything
+    else.
+    """
     length = end - p
     first = b[p] | 32
     value = 2
@@ -112,7 +116,7 @@ def as_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def written(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: bool, to: Octets, at: int) -> int:
-    """Write a field that is not null as a JSON value. Returns the end."""
+    """Write a field that is not null as a JSON value. Returns the position after it."""
     if kind != TEXT:
         while p < end and (b[p] == _SPACE or b[p] == _TAB):
             p += 1
@@ -134,7 +138,7 @@ def written(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: bool,
 
 @loop
 def field_end(b: Octets, p: int, end: int, delimiter: int, quote: int, is_quoted: bool) -> tuple[int, int]:
-    """End of the content of the field that begins here, and an error code."""
+    """Return the end of the content of the field that begins at `p`, and an error code."""
     if is_quoted:
         while p < end:
             if b[p] == quote:
@@ -162,7 +166,7 @@ def is_null(b: Octets, p: int, end: int, null: Octets) -> bool:
 
 @loop
 def line_end(b: Octets, p: int, end: int) -> int:
-    """End of a record without its line ending."""
+    """Return the end of a record without its line ending."""
     if p < end and b[end - 1] == _NEWLINE:
         end -= 1
     if p < end and b[end - 1] == _RETURN:
@@ -184,7 +188,7 @@ def as_object(
     to: Octets,
     at: int,
 ) -> tuple[int, int]:
-    """Write one record as a JSON object. Returns the end and the record's outcome."""
+    """Write one record as a JSON object. Returns the position after it, and the record's outcome code."""
     begin, fields, f = at, len(kinds), 0
     while True:
         if f == fields:
@@ -231,10 +235,10 @@ def as_objects(
     places: Numbers,
     outcomes: Octets,
 ) -> tuple[int, int]:
-    """Write records as JSON objects, from `first` on, while they fit.
+    """Write records as JSON objects, from `first` on, while they fit into `to`.
 
-    Returns the first record that was not written, and the bytes it needs if it did not fit into an empty `to`. `places`
-    receives starts and lengths, `outcomes` each record's outcome.
+    Returns the index of the first record that was not written; and the bytes needed for it, if an empty `to` was too
+    small. `places` receives the start and length of each JSON object, `outcomes` each record's outcome code.
     """
     at, record = 0, first
     while record < len(starts):

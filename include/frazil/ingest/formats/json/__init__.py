@@ -1,1 +1,3 @@
-"""Decodes JSON objects (RFC 8259): `decoder` decodes chunks; `record` defines what each record means."""
+"""Decodes JSON objects (RFC 8259). `decoder` decodes chunks; `record` is the reference for the result of each
+record.
+"""

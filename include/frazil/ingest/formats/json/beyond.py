@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from pyiceberg import types as iceberg
@@ -11,7 +13,6 @@ from pyiceberg import types as iceberg
 from frazil.ingest.formats.json.record import RecordReader, Row
 from frazil.ingest.formats.json.text import Refused, stripped, without_specials
 from frazil.ingest.formats.json.types import Units
-from frazil.ingest.formats.json.widening import NOTHING, Widening, demanded, widened
 from frazil.ingest.schema_drift import (
     CROWD,
     MAX_OBJECT_FIELDS,
@@ -23,15 +24,17 @@ from frazil.ingest.schema_drift import (
     joined_drift,
     merged,
     seen_in,
+    wide_type,
+    wider_of,
 )
 
 _untyped = msgspec.json.Decoder().decode
 _MAX_REFUSED = 1000
-"""Refused records of a chunk that are examined; others fail in the same ways, or are examined later."""
+"""Maximum number of rejected records of a chunk that are examined. The others mostly fail in the same way."""
 
 
 class BeyondSchema:
-    """Examines single records of one schema."""
+    """Examines single records for fields and types that one schema does not have."""
 
     def __init__(
         self, schema: iceberg.StructType, units: Units, *, widening: bool, within: Sequence[Within] = WHOLE
@@ -41,7 +44,9 @@ class BeyondSchema:
         self._readers: dict[Widening, RecordReader] = {}
 
     def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> SchemaDrift:
-        """Return what records need that were read one by one; `read` is the result of each."""
+        """Return the fields and types that the schema needs for records that were read one by one. `read` has their
+        results.
+        """
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
         sound = [value for value, row in found if not isinstance(row, Refused)]
         records = 0
@@ -55,7 +60,7 @@ class BeyondSchema:
         return joined_drift([SchemaDrift(new, records=records), *parts])
 
     def new(self, values: Iterable[bytes | None]) -> dict[Path, Seen]:
-        """The fields of valid records that are not columns, by path."""
+        """Return the fields of valid records that are not columns, by path."""
         found: dict[Path, Seen] = {}
         for value in values:
             for part in self._parts(_parsed(value)):
@@ -63,7 +68,7 @@ class BeyondSchema:
         return found
 
     def _parts(self, record: object) -> Iterator[object]:
-        """The parts of a record to examine."""
+        """Yield the parts of a record that are examined for new fields."""
         for part in self._within:
             around, found = None, record
             for name in part.path:
@@ -72,7 +77,9 @@ class BeyondSchema:
                 yield found
 
     def _wider(self, value: bytes) -> SchemaDrift:
-        """The columns that must change for a refused record to become a row; nothing if that would not be enough."""
+        """Return which columns must change so that a rejected record becomes a row; empty if no change would
+        suffice.
+        """
         record = _parsed(value)
         if not any(True for _ in self._parts(record)):
             return SchemaDrift()
@@ -88,7 +95,7 @@ class BeyondSchema:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The fields of a type that records may have, by name; entries of lists and maps have a name of their own."""
+    """The known fields of a type, by name. The entries of a list are named `element`, those of a map `value`."""
 
     fields: Mapping[str, _Known]
     entries: str = ""
@@ -137,7 +144,7 @@ def _add(found: dict[Path, Seen], more: Iterable[tuple[Path, Seen]]) -> None:
 
 
 def _parsed(value: bytes | None) -> object:
-    """The record parsed without a schema; None if the parser refuses it."""
+    """Return the record parsed without a schema; None if the parser rejects it."""
     try:
         text = stripped(value)
         try:
@@ -146,3 +153,98 @@ def _parsed(value: bytes | None) -> object:
             return _untyped(without_specials(text))
     except (Refused, msgspec.DecodeError, RecursionError):
         return None
+
+
+_INTS = range(-(2**31), 2**31)
+_LONGS = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Widening:
+    """Columns that need another Iceberg type, and columns that must become optional, by path."""
+
+    wider: frozenset[tuple[Path, str]] = frozenset()
+    optional: frozenset[Path] = frozenset()
+
+
+NOTHING = Widening()
+
+
+def demanded(value: object, schema: iceberg.StructType) -> Widening:
+    """Return what a parsed record needs from a schema. The record may be invalid for other reasons, too."""
+    wider: dict[Path, str] = {}
+    optional: set[Path] = set()
+    for path, kind in _struct(value, schema, ()):
+        if kind is None:
+            optional.add(path)
+        else:
+            wider[path] = wider_of(wider.get(path, kind), kind)
+    return Widening(frozenset(wider.items()), frozenset(optional))
+
+
+def _struct(value: object, schema: iceberg.StructType, path: Path) -> Iterator[tuple[Path, str | None]]:
+    if not isinstance(value, dict):
+        return
+    for field in schema.fields:
+        part, here = value.get(field.name), (*path, field.name)
+        if part is not None:
+            yield from _value(part, field.field_type, here)
+        elif field.required:
+            yield here, None
+
+
+def _value(value: Any, kind: iceberg.IcebergType, path: Path) -> Iterator[tuple[Path, str | None]]:
+    match kind:
+        case iceberg.StructType():
+            yield from _struct(value, kind, path)
+        case iceberg.ListType() if isinstance(value, list):
+            for part in value:
+                if part is not None:
+                    yield from _value(part, kind.element_type, (*path, "element"))
+        case iceberg.MapType() if isinstance(value, dict):
+            for part in value.values():
+                if part is not None:
+                    yield from _value(part, kind.value_type, (*path, "value"))
+        case iceberg.IntegerType() if type(value) is int and value not in _INTS and value in _LONGS:
+            yield path, "long"
+        case iceberg.FloatType() if isinstance(value, int | float) and not isinstance(value, bool) and _beyond(value):
+            yield path, "double"
+        case iceberg.DecimalType() if isinstance(value, int | float) and not isinstance(value, bool):
+            digits = len(str(abs(int(value)))) if abs(value) >= 1 else 0
+            if kind.precision - kind.scale < digits <= 38 - kind.scale:
+                yield path, f"decimal({digits + kind.scale}, {kind.scale})"
+
+
+def _beyond(number: float) -> bool:
+    try:
+        struct.pack("<f", number)
+    except OverflowError:
+        return True
+    return False
+
+
+def widened(schema: iceberg.StructType, by: Widening) -> iceberg.StructType:
+    """Return the schema with these columns wider or optional. Field ids stay the same."""
+    kinds = dict(by.wider)
+
+    def field_of(field: iceberg.NestedField, path: Path) -> iceberg.NestedField:
+        required = field.required and path not in by.optional
+        return iceberg.NestedField(field.field_id, field.name, kind_of(field.field_type, path), required=required)
+
+    def kind_of(kind: iceberg.IcebergType, path: Path) -> iceberg.IcebergType:
+        if (wider := kinds.get(path)) is not None:
+            return wide_type(wider)
+        match kind:
+            case iceberg.StructType():
+                return iceberg.StructType(*(field_of(f, (*path, f.name)) for f in kind.fields))
+            case iceberg.ListType():
+                element = kind_of(kind.element_type, (*path, "element"))
+                return iceberg.ListType(kind.element_id, element, element_required=kind.element_required)
+            case iceberg.MapType():
+                value = kind_of(kind.value_type, (*path, "value"))
+                return iceberg.MapType(
+                    kind.key_id, kind.key_type, kind.value_id, value, value_required=kind.value_required
+                )
+        return kind
+
+    return iceberg.StructType(*(field_of(f, (f.name,)) for f in schema.fields))

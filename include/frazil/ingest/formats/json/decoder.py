@@ -1,7 +1,7 @@
-"""Decodes JSON messages to Arrow: with a compiled loop, and one by one where the loop is unsure.
+"""Decodes JSON messages to Arrow with a compiled loop. Records about which the loop is unsure are read one by one.
 
 `columns` reads a chunk and marks the unsure records; `record` reads one record and is the reference. A record's row or
-rejection depends on no other record.
+rejection does not depend on other records.
 """
 
 from __future__ import annotations
@@ -10,25 +10,33 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+from pyiceberg import types as iceberg
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
+from frazil.ingest.binary_arrays import fixed
+from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection, joined
+from frazil.ingest.formats.columns import Columns
+from frazil.ingest.formats.json import new_keys
 from frazil.ingest.formats.json.beyond import BeyondSchema
-from frazil.ingest.formats.json.columns import ChunkReader
 from frazil.ingest.formats.json.record import RecordReader, Row, names
+from frazil.ingest.formats.json.rows import NEW, SAMPLE, read_records
+from frazil.ingest.formats.json.scan import room
 from frazil.ingest.formats.json.text import Refused
-from frazil.ingest.formats.json.types import check_supported
+from frazil.ingest.formats.json.types import Units, check_supported, depth
 from frazil.ingest.formats.other_events import is_other_event
-from frazil.ingest.schema_drift import WHOLE, SchemaDrift, Within, is_open
+from frazil.ingest.no_rows import no_rows
+from frazil.ingest.schema_drift import WHOLE, Path, SchemaDrift, Within, is_open
 
 
 class JsonDecoder:
-    """Decodes chunks to tables of one schema. Fields that the schema does not name are ignored."""
+    """Decodes chunks to tables with one schema. Fields that the schema does not have are ignored."""
 
     def __init__(self, schema: Schema, units: Mapping[int, str]) -> None:
-        """Raises SpecError when JSON cannot fill a column's type."""
+        """Raises SpecError for a column type that JSON cannot fill."""
         struct = schema.as_struct()
         check_supported(struct)
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
@@ -48,7 +56,7 @@ class JsonDecoder:
         return is_other_event(record)
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Decode the values. Rows that were read one by one come last."""
+        """Decode the values. Rows of records that were read one by one come last."""
         rows, unsure = self._columns(chunk.values)
         sure = Decoded(rows, np.flatnonzero(~unsure), drift=self._drift(chunk))
         if len(sure.kept) == len(chunk):
@@ -57,7 +65,7 @@ class JsonDecoder:
         return joined([sure, self._singly([*chunk.values.take(places)], places.tolist())])
 
     def _drift(self, chunk: Chunk) -> SchemaDrift:
-        """What the records that the loop read have beyond the schema."""
+        """Return the new fields of the records that the loop read."""
         if self._beyond is None or not self._columns.new:
             return SchemaDrift()
         new = self._beyond.new(chunk.values.take(self._columns.samples))
@@ -66,7 +74,7 @@ class JsonDecoder:
         return SchemaDrift(new, records=self._columns.new)
 
     def _singly(self, values: Sequence[bytes | None], places: Iterable[int]) -> Decoded:
-        """Read messages one by one; `places` are their positions in the chunk."""
+        """Read messages one by one. `places` are their positions in the chunk."""
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []
@@ -91,7 +99,7 @@ def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:
-    """The type without extension types, which Arrow cannot build inside nested values."""
+    """Return the type without extension types, which Arrow cannot build inside nested values."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type
     if pa.types.is_struct(kind):
@@ -101,3 +109,68 @@ def _storage(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_map(kind):
         return pa.map_(kind.key_field, kind.item_field.with_type(_storage(kind.item_type)))
     return kind
+
+
+_MAX_KEYS = 4096
+"""Maximum number of keys in a map that the loop reads. Records with a larger map are read one by one."""
+
+
+class ChunkReader:
+    """Reads chunks with one schema. The memory is reused for the next chunk; results are copies."""
+
+    def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
+        self._columns = Columns(schema, arrow_schema, units)
+        self._frames = np.zeros((1 + depth(schema), 5), np.int64)
+        self._scratch = room()
+        self._slots = np.zeros(2 * _MAX_KEYS, np.int64)
+        self._new_keys = new_keys.memory(on=False)
+        self.new, self.samples = 0, np.zeros(0, np.int64)
+        """Number of records with keys outside the schema that the loop read in the last call, and the positions of a
+        sample.
+        """
+
+    def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
+        """Search for new keys from now on, without counting earlier ones. `within` limits the search to structs at
+        these paths.
+        """
+        self._new_keys = new_keys.memory(on=True)
+        if within is not None:
+            self._columns.watch(within)
+
+    def __call__(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.bool_]]:
+        """Return the rows of the records that the loop is sure about, in order, and the mask of the unsure values."""
+        unsure = np.ones(len(values), np.uint8)
+        tables = [self._read(values[part], unsure[part]) for part in self._columns.parts(len(values))]
+        rows = pa.concat_tables(tables) if tables else no_rows(self._columns.arrow_schema)
+        if self._new_keys[new_keys.ON]:
+            self.new, self.samples = int(np.count_nonzero(unsure & NEW)), np.flatnonzero(unsure & SAMPLE)
+            unsure &= 1
+        return rows, unsure.view(np.bool_)
+
+    def _read(self, values: BinaryColumn, unsure: NDArray[np.uint8]) -> pa.Table:
+        columns = self._columns
+        columns.begin(len(values))
+        data, starts, lengths = fixed(values)
+        read = 0
+        while True:
+            read, missing = read_records(
+                data,
+                starts,
+                lengths,
+                read,
+                columns.nodes,
+                columns.lists,
+                columns.names,
+                columns.words,
+                columns.valid,
+                columns.text,
+                columns.domains,
+                self._frames,
+                self._scratch,
+                self._slots,
+                self._new_keys,
+                unsure,
+            )
+            if read == len(values):
+                return columns.table(data)
+            columns.grow(missing)

@@ -1,4 +1,4 @@
-"""Decodes JSON with the framing of Confluent's serializers: a zero byte and a schema id, which are skipped."""
+"""Decodes JSON from Confluent's serializers, which write a zero byte and a schema id before it. Both are skipped."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FRAME_BYTES = 5
 
 
 def content(record: bytes) -> bytes:
-    """A framed record without its frame."""
+    """Return a record without its frame."""
     return record[FRAME_BYTES:]
 
 
 class FramedDecoder:
-    """Decodes the content of framed values; a value without a frame is rejected."""
+    """Decodes the content of framed values. A value without a frame is rejected."""
 
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode

@@ -1,4 +1,4 @@
-"""Finds duplicate keys in a JSON record's text, because the parser silently keeps the last one."""
+"""Finds duplicate keys in a JSON record's text, because the parser silently keeps only the last value of a key."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 class KeysGivenTwice:
-    """Finds a field of the schema, or a map's key, that a record has twice.
+    """Finds a schema field, or a map's key, that occurs twice in a record.
 
-    Takes a record's text, which the parser accepts (no NaN, no Infinity), and its parsed values.
+    Takes the record's text, which the parser has accepted (no NaN, no Infinity), and the parsed values.
     """
 
     def __init__(self, schema: iceberg.StructType) -> None:
@@ -41,12 +41,12 @@ class KeysGivenTwice:
         self._flat = not any(isinstance(kind, iceberg.StructType | iceberg.MapType) for kind in inner(schema))
 
     def __call__(self, text: bytes, parsed: tuple[Any, ...]) -> str | None:
-        """The path of a duplicate key; None if there is none."""
+        """Return the path of a duplicate key; None if no key is duplicated."""
         if self._flat:
             # The text has at most as many keys as colons after a quotation mark. If as many fields have a value, or as
             # many keys are distinct, no key is duplicated.
-            at_most = text.translate(None, WHITE_SPACE).count(b'":')
-            if at_most == len(parsed) - parsed.count(None) or at_most == len(_distinct(text)):
+            max_keys = text.translate(None, WHITE_SPACE).count(b'":')
+            if max_keys == len(parsed) - parsed.count(None) or max_keys == len(_distinct(text)):
                 return None
         if self._quoted is not None and (plain := _without_escapes(text)) is not None:
             if self._flat and plain.count(b"{") == 1 and (found := self._first_twice(plain)) is not None:
@@ -56,7 +56,7 @@ class KeysGivenTwice:
         return _repeated_key(self._decode(text.decode()), self._schema)
 
     def in_refused(self, text: bytes) -> str | None:
-        """Like a call, for a record that the parser refuses; None also if it is not JSON."""
+        """Like `__call__`, but for a record that the parser rejected. Returns None also if the text is not JSON."""
         if self._quoted and (plain := _without_escapes(text)) is not None and self._each_name_once(plain):
             return None
         try:
@@ -68,7 +68,9 @@ class KeysGivenTwice:
         return self._quoted is not None and all(plain.count(quoted) < 2 for quoted in self._quoted)
 
     def _first_twice(self, text: bytes) -> str | None:
-        """The first name that one flat object surely has twice as a key. White space before a colon hides a key."""
+        """Return the first name that certainly occurs twice as a key of a flat object. Keys with white space before the
+        colon are not counted.
+        """
         count = text.count
         for name, key in self._keys:
             # A name's last quotation mark ends a string; if its first one is escaped, it is inside a longer key.
@@ -78,7 +80,9 @@ class KeysGivenTwice:
 
 
 def _without_escapes(text: bytes) -> bytes | None:
-    """The text with printable ASCII unescaped, so that a plain name has one spelling. None if that is hard."""
+    """Return the text with printable ASCII unescaped, so that a plain name has one spelling. None if that is not
+    easy.
+    """
     start = text.find(b"\\u00") if b"\\" in text else -1
     if start < 0:
         return text
@@ -95,9 +99,9 @@ def _without_escapes(text: bytes) -> bytes | None:
 
 
 def _repeated_key(value: Any, kind: iceberg.IcebergType) -> str | None:
-    """The path of the first duplicate key in a value of this type, or None. Ignores undeclared fields.
+    """Return the path of the first duplicate key in a value of this type; None if no key is duplicated.
 
-    Keys may be empty, and so may paths.
+    Fields outside the schema are ignored. Keys may be empty, and so may paths.
     """
     parts: Iterator[tuple[str, Any, iceberg.IcebergType]]
     match kind:
@@ -124,7 +128,7 @@ def _repeated(keys: list[str]) -> str | None:
 
 
 def _repeats_names(schema: iceberg.StructType) -> bool:
-    """Whether records may repeat names of fields, or have names that are not in the schema."""
+    """Return whether records may have a field's name in several places, or names that are not in the schema."""
     lists = [kind for kind in inner(schema) if isinstance(kind, iceberg.ListType)]
     structs_in_lists = any(isinstance(part, iceberg.StructType) for kind in lists for part in inner(kind))
     return structs_in_lists or any(isinstance(kind, iceberg.MapType) for kind in inner(schema))

@@ -1,4 +1,4 @@
-"""Decodes records with several JSON objects, one per line: all become rows, or none does."""
+"""Decodes records with several JSON objects, one per line. Either all lines of a record become rows, or none does."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from frazil.ingest.decode import Decoded, Decoder, Rejection, first_places, join
 from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
 
 MAX_LINES = 100_000
-"""Limit per record: a record of only newlines must not need many times its size."""
+"""Maximum number of lines per record. Without a limit, a record of only newlines would need many times its size."""
 LINES_AT_ONCE = 500_000
-"""Approximate lines decoded at a time, because their positions take more memory than short lines."""
+"""Approximate number of lines decoded at a time. For short lines, positions take more memory than the text."""
 _NEWLINE = 10
 _IS_WHITE = np.zeros(256, np.bool_)
 _IS_WHITE[[*b" \t\r"]] = True
 
 
 class LinesDecoder:
-    """Decodes each line as a record. If a line is rejected, its record becomes one rejection without rows."""
+    """Decodes each line like a record. If a line is rejected, its whole record becomes one rejection without rows."""
 
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
@@ -66,7 +66,7 @@ class LinesDecoder:
 
 
 def _breaks(values: BinaryColumn) -> NDArray[np.int64]:
-    """The number of newlines in each record."""
+    """Return the number of newlines in each record."""
     there = np.flatnonzero(values.lengths > 0)
     found = np.zeros(len(values), np.int64)
     if len(there):
@@ -75,7 +75,7 @@ def _breaks(values: BinaryColumn) -> NDArray[np.int64]:
 
 
 def _summed(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The number of marks in each piece; no piece is empty."""
+    """Return the number of marks in each piece. No piece may be empty."""
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     if bounds.max() == len(marks):
         marks = np.append(marks, False)
@@ -84,14 +84,14 @@ def _summed(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArra
 
 
 def _groups(breaks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Positions of records to decode together."""
+    """Yield groups of records to decode together, as positions. Records with too many lines are left out."""
     places = np.flatnonzero(breaks < MAX_LINES)
     group = np.cumsum(breaks[places] + 1) // LINES_AT_ONCE
     yield from np.split(places, np.flatnonzero(np.diff(group)) + 1)
 
 
 def _lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]:
-    """The non-blank lines, in the order of their records, and the record of each."""
+    """Return the non-blank lines, in the order of their records, and the index of each line's record."""
     there = np.flatnonzero(values.lengths > 0)
     low = values.starts[there]
     order = np.argsort(low, kind="stable")
@@ -118,7 +118,7 @@ def _lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]:
 
 
 def _both(lines: BinaryColumn, others: BinaryColumn) -> BinaryColumn:
-    """Concatenate two slices of one buffer."""
+    """Concatenate two columns that share one buffer."""
     return BinaryColumn(
         lines.data, np.concatenate([lines.starts, others.starts]), np.concatenate([lines.lengths, others.lengths])
     )

@@ -1,6 +1,6 @@
-"""Compiled: dates, times and timestamps of ISO 8601 to days and microseconds.
+"""Compiled: converts ISO 8601 dates, times and timestamps to days and microseconds.
 
-Each text starts after a quotation mark and ends before one.
+Each text begins after a quotation mark and ends before one.
 """
 
 # ruff: noqa: PLR0911, PLR1714 - compiled code follows the grammar, and each call and container costs
@@ -10,7 +10,7 @@ from __future__ import annotations
 from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop
 
 NEVER = -(2**63)
-"""Returned for a text that is not a date."""
+"""Result for a text that is not a date."""
 _DAY = 86_400_000_000
 
 
@@ -21,7 +21,7 @@ def _two(b: Octets, p: int) -> int:
 
 @loop
 def days(b: Octets, p: int) -> int:
-    """The date in the ten characters from here, as days since 1970: Gregorian calendar, years 1 to 9999."""
+    """Return the days since 1970 for the ten characters at `p`: a Gregorian date in the years 1 to 9999."""
     if p + 10 > len(b) or b[p + 4] != 45 or b[p + 7] != 45:
         return NEVER
     century, year, month, day = _two(b, p), _two(b, p + 2), _two(b, p + 5), _two(b, p + 8)
@@ -29,8 +29,10 @@ def days(b: Octets, p: int) -> int:
         return NEVER
     year += 100 * century
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    most = (29 if leap else 28) if month == 2 else 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
-    if year == 0 or day > most:
+    last_day = (
+        (29 if leap else 28) if month == 2 else 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
+    )
+    if year == 0 or day > last_day:
         return NEVER
     # Years that begin in March end with the leap day: 1970-01-01 is day 719468 since 0000-03-01.
     year -= month <= 2
@@ -40,7 +42,10 @@ def days(b: Octets, p: int) -> int:
 
 @loop
 def clock(b: Octets, p: int) -> tuple[int, int]:
-    """End and microseconds since midnight of `HH`, `HH:MM`, `HHMM`, with optional `:SS` or `SS`, and a fraction."""
+    """Read a time: `HH`, `HH:MM` or `HHMM`, optionally with `:SS` or `SS`, and a fraction.
+
+    Returns the position after it, and the microseconds since midnight.
+    """
     hour, minute, second, fraction = _two(b, p), 0, 0, 0
     if hour < 0:
         return NO, 0
@@ -76,7 +81,10 @@ def clock(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def timestamp(b: Octets, p: int) -> tuple[int, int]:
-    """End and microseconds since 1970 in UTC; a time without a zone is taken as UTC."""
+    """Read a timestamp. Returns the position after it, and the microseconds since 1970 in UTC.
+
+    A time without a zone counts as UTC.
+    """
     since = days(b, p)
     if since == NEVER:
         return NO, 0

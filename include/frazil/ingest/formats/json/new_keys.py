@@ -1,6 +1,6 @@
-"""Compiled: samples the records that have keys outside the schema, so that few are examined again.
+"""Compiled: samples the records that have keys outside the schema, so that only a few records are examined again.
 
-Each key, identified by its container and bytes, is sampled from the first records with a value for it.
+A key is identified by its container and its bytes. The first records with a value for a key are its sample.
 """
 
 # ruff: noqa: PLR0913, PLR0917, PLR1714 - compiled code: each container costs
@@ -13,15 +13,16 @@ from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.scan import Octets, loop, white
 
 ON, FLAGGED, SAMPLED, KEYS = range(4)
-"""Positions in memory: whether to search, whether the current record has a new key, whether it is a sample, and the
-number of distinct keys. A hash table of keys follows: a hash other than 0, and its count.
+"""Positions in the memory. ON: whether to search. FLAGGED: whether the current record has a new key. SAMPLED: whether
+the record is in a sample. KEYS: the number of distinct keys. A hash table of keys follows, with a hash other than 0 and
+a count per key.
 """
 FIRST_KEY = 4
 SLOTS = 4096
 MAX_KEYS = SLOTS // 2
-"""Keys beyond this number are not sampled until earlier ones are columns."""
+"""Maximum number of keys that are sampled. Further keys are sampled after earlier ones have become columns."""
 SAMPLES = 256
-"""Records sampled per key; more for objects and arrays, which may be partly empty."""
+"""Number of records sampled per key. More are sampled for objects and arrays, which may be partly empty."""
 SAMPLES_NESTED = 4096
 
 
@@ -33,7 +34,7 @@ def memory(*, on: bool) -> Numbers:
 
 @loop
 def check_key(b: Octets, key: int, end: int, k: int, value: int, behind: int, seen: Numbers) -> None:
-    """Note a key at `[key, end)` of container k, whose value begins at `value` in a record that ends at `behind`."""
+    """Note the key at `[key, end)` of container k, whose value begins at `value` in a record that ends at `behind`."""
     first = b[value]
     if first == 110:
         return  # null has no type

@@ -1,4 +1,4 @@
-"""A schema as arrays for a compiled loop: a node for each field, element, key and value, outer ones first."""
+"""A schema as arrays for a compiled loop: one node for each field, element, key and value, outer nodes first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frazil.ingest.formats.json.types import Units
 
 (STRING, LONG, INT, DOUBLE, FLOAT, BOOLEAN, DECIMAL, DATE, TIME, TIMESTAMP) = range(10)
 (SECONDS, MILLISECONDS, MICROSECONDS, NANOSECONDS, UUID, BINARY, FIXED, STRUCT, LIST, MAP) = range(10, 20)
-"""Kinds of nodes; the four units are for timestamps that arrive as numbers."""
+"""Kinds of nodes. The four units are kinds for timestamps that arrive as numbers."""
 
 _KINDS: dict[type[iceberg.IcebergType], int] = {
     iceberg.StringType: STRING,
@@ -37,30 +37,34 @@ _KINDS: dict[type[iceberg.IcebergType], int] = {
 _UNITS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECONDS}
 _TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID)
 WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind == STRUCT else 1 for kind in range(20)])
-"""64-bit words that a value takes while it is read, by kind."""
+"""Number of 64-bit words that a value takes while it is read, by kind of node."""
 
 Numbers = NDArray[np.int64]
 
 
 # Columns of the table of nodes.
 (KIND, REQUIRED, PRECISION, SCALE, AFTER, DOMAIN, INNER, FIELDS, CHILDREN, NAME, LENGTH, PLAIN) = range(12)
-"""PRECISION is a decimal's digits or a fixed's length. AFTER is the first node outside this one. INNER is the domain of
-a list's or map's entries. FIELDS is the number of a struct's fields, which begin at CHILDREN in `lists`. The name has
-LENGTH bytes from NAME in `names`; PLAIN tells whether JSON writes it without escapes.
+"""PRECISION is the number of a decimal's digits, or a fixed's length. AFTER is the first node that is not inside this
+node. INNER is the domain of the entries of a list or map.
+
+FIELDS is the number of a struct's fields, whose nodes begin at CHILDREN in `lists`. The node's name has LENGTH bytes,
+from NAME in `names`. PLAIN is 1 if JSON writes the name without escapes.
 """
 (SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG, KEY, WATCHED) = range(12, 22)
-"""A struct's hash table begins at SLOTS in `lists`; MASK is its size less one, LONGEST its longest name's length. At
-KEY in `lists` is the name with a closing quotation mark, as words of eight bytes. WATCHED is 0 for a container without
-a search for new keys.
+"""SLOTS is where a struct's hash table begins in `lists`. MASK is the size of the hash table, less one. LONGEST is the
+length of the struct's longest name. At KEY in `lists` is the name with a closing quotation mark, as words of eight
+bytes. WATCHED is 0 for a struct that is not searched for new keys.
 
-These change while records are read: OPENING, the field that came first in a struct the last time; FOLLOWING, the field
-that came after this one. SEEN is the number of the last object that had this field. The node's words begin at BASE, its
-flags at FLAG.
+The other columns change while records are read. OPENING is the field that came first in a struct the last time, and
+FOLLOWING the field that came after this field. SEEN is the number of the last object that had this field. BASE is where
+the node's words begin, and FLAG where its flags begin.
 """
 
 
 class Nodes(NamedTuple):
-    """Nodes of a schema; node 0 is the record. A domain counts entries: the rows, or the elements of one list."""
+    """The nodes of a schema; node 0 is the record. A domain is a set of entries: the rows, or the elements of one
+    list.
+    """
 
     table: Numbers
     """One row per node."""
@@ -76,7 +80,9 @@ def hashed(name: bytes) -> int:
 
 
 def nodes(schema: iceberg.StructType, units: Units) -> Nodes:
-    """The nodes of a schema. A struct's children are in field order; a list has one child, a map key and value."""
+    """Return the nodes of a schema. A struct's children are in field order; a list has one child, a map a key and a
+    value.
+    """
     made = _Making(units)
     made.add(schema, -1, required=True, domain=0)
     return made.nodes()

@@ -1,7 +1,7 @@
-"""Compiled: JSON numbers to exact integers, doubles and decimals, or unsure.
+"""Compiled: converts JSON numbers to exact integers, doubles and decimals, or reports that it is unsure.
 
-A double is proved to be the nearest one: by Clinger's fast path (both parts exact), else by the algorithm of Lemire
-and Eisel, which detects when it cannot decide ("Number Parsing at a Gigabyte per Second", 2021).
+A double is proved to be the nearest double. Clinger's fast path is tried first (both parts are exact), then the
+algorithm of Lemire and Eisel ("Number Parsing at a Gigabyte per Second", 2021), which detects when it cannot decide.
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
@@ -13,11 +13,11 @@ import numpy as np
 from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop, named_end
 
 _MIN_POWER, _MAX_POWER = -342, 308
-"""Powers of ten outside this range make a number of 19 digits zero or infinite."""
+"""Minimum and maximum power of ten. Beyond these, every number of 19 digits is zero or infinite."""
 
 
 def _powers_of_five() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """The first 128 bits of 5^q for each power, rounded up for negative ones; high word, then low word."""
+    """Return the first 128 bits of 5^q for each power q, as high and low word. Negative powers are rounded up."""
     words = []
     for q in range(_MIN_POWER, _MAX_POWER + 1):
         power = 5 ** abs(q)
@@ -34,7 +34,7 @@ def _powers_of_five() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 POWERS_OF_FIVE = _powers_of_five()
 POWERS_OF_TEN = np.array([10.0**q for q in range(23)])
-"""All exact."""
+"""Powers of ten that doubles represent exactly."""
 _LOW = np.uint64(2**32 - 1)
 _32 = np.uint64(32)
 _0, _1, _3, _9, _10 = map(np.uint64, (0, 1, 3, 9, 10))
@@ -46,7 +46,9 @@ _NO_NUMBER = (NO, 0.0)
 
 @loop
 def integer(b: Octets, p: int) -> tuple[int, int]:
-    """End and value of a 64-bit integer. What follows may make it another kind of number."""
+    """Read a 64-bit integer. Returns the position after it, and its value. The caller checks that the number ends
+    there.
+    """
     negative = b[p] == 45
     if negative:
         p += 1
@@ -68,7 +70,9 @@ def integer(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def exponent(b: Octets, p: int) -> tuple[int, int]:
-    """End and value of an exponent, after the `e`; a far one is about 10^9."""
+    """Read an exponent, after its `e`. Returns the position after it, and its value. A very large exponent is limited
+    to about 10^9.
+    """
     negative = b[p] == 45
     if negative or b[p] == 43:
         p += 1
@@ -84,7 +88,9 @@ def exponent(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def double(b: Octets, p: int) -> tuple[int, float]:
-    """End and nearest double of a number; unsure of infinite ones."""
+    """Read a number. Returns the position after it, and the nearest double. Unsure if the number is too large for a
+    double.
+    """
     negative = b[p] == 45
     if negative:
         p += 1
@@ -133,7 +139,7 @@ def double(b: Octets, p: int) -> tuple[int, float]:
 
 @loop
 def multiplied(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """High and low word of the product."""
+    """Return the high and the low word of the product."""
     al, ah, bl, bh = a & _LOW, a >> _32, b & _LOW, b >> _32
     low = al * bl
     middle = ah * bl + (low >> _32)
@@ -143,7 +149,7 @@ def multiplied(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @loop
 def nearest(whole: np.uint64, power: int) -> np.uint64:
-    """The bits of the double nearest to `whole` times ten to that power; all ones if unsure or infinite.
+    """Return the bits of the double nearest to `whole` times ten to this power; all ones if unsure or infinite.
 
     `whole` has at most 18 digits, or is 10^18.
     """
@@ -188,7 +194,7 @@ def nearest(whole: np.uint64, power: int) -> np.uint64:
 
 @loop
 def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Ten times a 128-bit number, plus a digit."""
+    """Return ten times a 128-bit number, plus a digit."""
     lower = (low & _LOW) * _10 + digit
     upper = (low >> _32) * _10 + (lower >> _32)
     return high * _10 + (upper >> _32), (upper << _32) | (lower & _LOW)
@@ -196,9 +202,10 @@ def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uin
 
 @loop
 def decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:
-    """End of a number, and its digits at this scale in two's complement, as high and low word.
+    """Read a number as a decimal of this scale. Returns the position after it, and the high and the low word of its
+    unscaled value in two's complement.
 
-    In a `text`, every spelling of Python's decimals is a number. Unsure of what does not fit.
+    In a `text`, every spelling of Python's decimals is accepted. Unsure of numbers that do not fit.
     """
     negative = b[p] == 45
     if negative or (text and b[p] == 43):
@@ -248,7 +255,9 @@ def decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[
 
 @loop
 def seconds(b: Octets, p: int) -> tuple[int, int]:
-    """End of a number of seconds, and its microseconds; finer digits are truncated (toward zero)."""
+    """Read a number of seconds. Returns the position after it, and its microseconds. Finer digits are truncated toward
+    zero.
+    """
     negative = b[p] == 45
     if negative:
         p += 1

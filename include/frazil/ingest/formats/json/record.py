@@ -1,10 +1,10 @@
-"""Reads one JSON record at a time: returns its row, or why it makes none.
+"""Reads one JSON record at a time: returns its row, or why it has none.
 
-This is the reference: it reads every record that the compiled loop is unsure of, and only it makes error classes and
-texts. A record's fate, value, class and text thus depend only on its bytes and the schema.
+This module is the reference. It reads every record about which the compiled loop is unsure, and only it creates error
+classes and texts. A record's row or error therefore depends only on the record's bytes and the schema.
 
 A record is strict JSON (RFC 8259), except that numbers may be NaN, Infinity and Inf. A field of the schema may occur
-once; other fields only need valid syntax.
+only once. Fields outside the schema only need valid syntax.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from frazil.ingest.formats.json.types import Units, inner
 from frazil.ingest.formats.json.values import MISSING, OUT_OF_RANGE, TYPE_MISMATCH, Wrong, as_sent, leaf, named
 
 Row = list[Any]
-"""One value per column, as `pyarrow.array` accepts them."""
+"""One value per column, in a form that `pyarrow.array` accepts."""
 Parsed = tuple[Any, ...]
 """One value per column, before the conversions that the parser does not support."""
 
@@ -51,19 +51,22 @@ _MESSAGE = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
 
 
 class _Number(str):
-    """A number's original digits."""
+    """A number as its original digits."""
 
     __slots__ = ()
 
 
 class _Entry(NamedTuple):
-    """A step to an entry of a map. The parser does not name its key: it is the first entry that has this message."""
+    """A step of a path into a map's entry. The parser's message does not name the entry's key.
+
+    The entry is found by its message: it is the first entry for which a parser raises that message.
+    """
 
     decoders: list[Callable[[bytes], Any]]
     message: str
 
     def of(self, raw: bytes) -> bytes:
-        """Raises LookupError."""
+        """Return the entry's value. Raises LookupError."""
         for part in _members(raw).values():
             for decode in self.decoders:
                 try:
@@ -75,13 +78,14 @@ class _Entry(NamedTuple):
 
 
 Step = str | int | _Entry
-"""A field's name, an index in a list, or an entry of a map."""
+"""A step of a path: a field's name, an index in a list, or an entry of a map."""
 
 
 class _Said(NamedTuple):
-    """A parser's refusal: the text before the value, the steps to it, its name if it is not found, the rest.
+    """A parser's error, prepared as text around the refused value.
 
-    If the value is NaN or an infinity, `special` replaces the text before it, and nothing follows it.
+    `before` and `after` surround the value; `keys` is the path to the value; `otherwise` replaces a value that cannot
+    be quoted. If the value is NaN or an infinity, `special` replaces `before`, and nothing follows the value.
     """
 
     error_class: str
@@ -93,7 +97,7 @@ class _Said(NamedTuple):
 
 
 class RecordReader:
-    """Reads single records of one schema."""
+    """Reads single records with one schema."""
 
     def __init__(self, schema: iceberg.StructType, units: Units) -> None:
         self._schema, self._units = schema, units
@@ -107,11 +111,11 @@ class RecordReader:
         self._nested_floats = any(isinstance(kind, _FLOATS) for f in schema.fields for kind in inner(f.field_type))
 
     def __call__(self, value: bytes | None) -> Row | Refused:
-        """The message's row, or why it has none."""
+        """Return the message's row, or why it has none."""
         return self.each([value])[0]
 
     def each(self, values: Sequence[bytes | None]) -> list[Row | Refused]:
-        """Each message's row, or why it has none."""
+        """Return each message's row, or why it has none."""
         texts = [*map(_stripped, values)]
         special = iter(may_be_special([text for text in texts if isinstance(text, bytes)]))
         return [text if isinstance(text, Refused) else self._read(text, next(special)) for text in texts]
@@ -157,7 +161,9 @@ class RecordReader:
         return self._special.row(parsed) if path is None else _given_twice(path)
 
     def _refused(self, text: bytes, message: str) -> Refused:
-        """Translate the parser's refusal. A duplicate key comes first: its other value may be valid."""
+        """Translate the parser's error. A duplicate key is reported first, because the key's other value may be
+        valid.
+        """
         if (path := self._twice.in_refused(text)) is not None:
             return _given_twice(path)
         if (said := self._said.get(message)) is None:
@@ -190,9 +196,10 @@ class RecordReader:
         return _Said(TYPE_MISMATCH, mismatch, keys, got)
 
     def _followed(self, path: str, what: str) -> tuple[iceberg.IcebergType, str | None, list[Step]]:
-        """Follow a parser's path, such as `.a.b[3].c`, through the schema: the type at its end, the unit, the steps.
+        """Follow a parser's path, such as `.a.b[3].c`, through the schema. Returns the type at its end, the unit, and
+        the steps.
 
-        An entry of a map has no key in the path (`[...]`).
+        The parser's path does not name the key of a map's entry (`[...]`).
         """
         kind: Any = self._schema
         unit: str | None = None
@@ -215,7 +222,7 @@ class RecordReader:
         return kind, unit and f"time in {unit}", keys
 
     def _decoders_of(self, entry: iceberg.NestedField) -> list[Callable[[bytes], Any]]:
-        """Parsers of a map's values, without and with floats."""
+        """Return the parsers of a map's values, first with parsed floats, then with raw floats."""
         if (found := self._of_entries.get(entry.field_id)) is None:
             kinds = [_type(entry, self._units, raw_floats) for raw_floats in (False, True)]
             found = self._of_entries[entry.field_id] = [msgspec.json.Decoder(kind).decode for kind in kinds]
@@ -223,7 +230,7 @@ class RecordReader:
 
 
 def quoted(text: bytes, keys: Sequence[Step]) -> str | None:
-    """The value at a path of a record, as text; None if it cannot be quoted."""
+    """Return the value at a path of a record as text; None if it cannot be quoted."""
     try:
         raw = _part(text, str(keys[0]))
         for key in keys[1:]:
@@ -240,7 +247,7 @@ def quoted(text: bytes, keys: Sequence[Step]) -> str | None:
 
 
 def names(text: bytes, path: Sequence[str]) -> Collection[str]:
-    """The fields of an object in a record that has been read."""
+    """Return the field names of the object at this path. The record must be valid and must have the object."""
     raw = _part(text, path[0])
     for name in path[1:]:
         raw = _members(raw)[name]
@@ -248,7 +255,7 @@ def names(text: bytes, path: Sequence[str]) -> Collection[str]:
 
 
 def _part(text: bytes, name: str) -> Any:
-    """One field of an object, as raw JSON or parsed. Raises msgspec.DecodeError."""
+    """Return one field of an object as raw JSON, or its default None. Raises msgspec.DecodeError."""
     part = _part_decoder(name)
     try:
         return part(text).part
@@ -269,13 +276,13 @@ def _given_twice(path: str) -> Refused:
 
 @lru_cache(maxsize=4096)
 def _part_decoder(name: str) -> Callable[[bytes], Any]:
-    """A parser for one field only."""
+    """Return a parser that reads only one field."""
     part = msgspec.defstruct("Part", [("part", msgspec.Raw, None)], rename={"part": name}, gc=False)
     return msgspec.json.Decoder(part).decode
 
 
 class _Parser:
-    """Turns bytes into a row: one typed parse, then the conversions that the parser does not support."""
+    """Converts bytes to a row: one typed parse, then the conversions that the parser does not support."""
 
     def __init__(self, schema: iceberg.StructType, units: Units, *, raw_floats: bool) -> None:
         self._decode = msgspec.json.Decoder(_struct_type(schema, units, raw_floats)).decode
@@ -287,11 +294,11 @@ class _Parser:
         ]
 
     def parsed(self, text: bytes) -> Parsed:
-        """Raises msgspec.DecodeError."""
+        """Parse a record. Raises msgspec.DecodeError."""
         return msgspec.structs.astuple(self._decode(text))
 
     def row(self, parsed: Parsed) -> Row:
-        """Raises Wrong."""
+        """Convert parsed values to a row. Raises Wrong."""
         row = [*parsed]
         for i, name, convert in self._converters:
             if (value := row[i]) is not None:
@@ -303,7 +310,7 @@ class _Parser:
 
 
 def _type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
-    """A field's type for the parser. `Raw` also accepts null; an optional `Raw` does not exist."""
+    """Return a field's type for the parser. `Raw` also accepts null, and cannot be declared optional."""
     kind = _bare_type(field, units, raw_floats)
     return kind if field.required or kind is msgspec.Raw else Optional[kind]  # noqa: UP045 - a type made here
 
@@ -341,7 +348,7 @@ def _struct_type(schema: iceberg.StructType, units: Units, raw_floats: bool) -> 
 
 
 def _converter(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Callable[[Any], Any] | None:
-    """The remaining conversion of a parsed value that is not None; None if there is none."""
+    """Return the conversion for parsed values that are not None; None if the values need no conversion."""
     match kind := field.field_type:
         case iceberg.StructType():
             return _struct_converter(kind, units, raw_floats)

@@ -1,7 +1,7 @@
-"""Compiled: reads records into the words of columns, each as a whole or not at all.
+"""Compiled: reads JSON records into columns. Each record is read completely, or leaves no trace.
 
-One loop, compiled once, reads records of any schema: a table of nodes drives it. If a record is not beyond doubt a row
-of the schema, the loop marks it as unsure, and the reader of single records decides. `words` describes where values go.
+One loop, compiled once, reads records of any schema; a table of nodes controls it. Unless a record is certainly a valid
+row, the loop marks it as unsure, and the reader of single records decides. `words` describes where values are stored.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the grammar, and each call and container costs
@@ -51,12 +51,14 @@ from frazil.ingest.formats.json.scan import NO, Octets, loop, string_end, unesca
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, keep, keep_base64, repeats, value_words
 
 SURE, UNSURE, FULL = 0, 1, 2
-"""Result of a record. A FULL one is read again with more room."""
+"""Result of a record. After FULL + d, domain d gets more room, and the record is read again."""
 NEW, SAMPLE = 2, 4
-"""Flags of a sure record: it has keys outside the schema; it is sampled for them."""
+"""Flags of a record that the loop is sure about: the record has keys outside the schema; it is a sample for such
+keys.
+"""
 
 FIRST = np.array([(1 << 8 * count) - 1 for count in range(8)])
-"""Masks of a word's first bytes, by their number."""
+"""Mask of the first n bytes of a word, by n."""
 
 
 @loop
@@ -78,9 +80,9 @@ def read_records(
     new_keys: Numbers,
     unsure: Octets,
 ) -> tuple[int, int]:
-    """Read records, starting with the first. Returns how many were read, and the domain that needs more room.
+    """Read records, starting with the record `first`. Returns how many were read, and the domain that needs more room.
 
-    Writes 1 for each unsure record, and otherwise 0, or the flags NEW and SAMPLE if it searches for `new_keys`.
+    Writes 1 to `unsure` for each unsure record, else 0 or, while searching for `new_keys`, the flags NEW and SAMPLE.
     """
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]
@@ -293,7 +295,7 @@ def _record(
 def _field(
     b: Octets, p: int, k: int, last: int, nodes: Numbers, lists: Numbers, names: Octets, scratch: Octets
 ) -> tuple[int, int]:
-    """End of the key that begins here, and the struct's field of that name; -1 if it has none."""
+    """Read the key that begins at `p`. Returns its end, and the node of the struct's field with this name, or -1."""
     guess = nodes[k, OPENING] if last < 0 else nodes[last, FOLLOWING]
     if guess >= 0 and nodes[guess, PLAIN]:
         after, key = p + nodes[guess, LENGTH] + 1, nodes[guess, KEY]
@@ -324,7 +326,7 @@ def _field(
 
 @loop
 def _named(b: Octets, p: int, length: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
-    """The field of a struct with this name, or -1."""
+    """Return the node of a struct's field with this name; -1 if the struct has no such field."""
     if length > nodes[k, LONGEST]:
         return -1
     value = length
@@ -346,7 +348,7 @@ def _named(b: Octets, p: int, length: int, k: int, nodes: Numbers, lists: Number
 
 @loop
 def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
-    """Write null at this entry of a node, and of the nodes inside it."""
+    """Write null to this entry of a node, and to the nodes inside it."""
     k, after = node, nodes[node, AFTER]
     while k < after:
         kind, base = nodes[k, KIND], nodes[k, BASE]
@@ -367,7 +369,7 @@ def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, d
 def _complete(
     k: int, e: int, stamp: int, nodes: Numbers, lists: Numbers, words: Numbers, valid: Octets, domains: Numbers
 ) -> bool:
-    """Write null for an object's missing fields. Returns False if one of them is required."""
+    """Write null to the fields that an object does not have. Returns False if one of these fields is required."""
     first = nodes[k, CHILDREN]
     for c in range(first, first + nodes[k, FIELDS]):
         node = lists[c]

@@ -1,8 +1,8 @@
 """Compiled: scans the tokens of JSON as strictly as the parser of single records does.
 
-A newline that is not part of the record follows it. Inside a record, only white space may be a newline, and these
-functions take the record's end; all others stop at the first byte that cannot follow, so none reads beyond that
-newline.
+Each record is followed by a newline that does not belong to it. Functions that skip white space take the record's end,
+because a newline inside a record is white space. All others stop at the first byte that cannot follow, so no function
+reads beyond the newline.
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
@@ -23,7 +23,7 @@ Octets = NDArray[np.uint8]
 loop = partial(compiled, allocates=False)
 
 NO = -1
-"""No position: the bytes do not match."""
+"""Result for bytes that do not match."""
 
 _ordinary = np.zeros(256, np.bool_)
 _ordinary[32:127] = True
@@ -33,7 +33,7 @@ _ONES, _SPACES, _QUOTES, _BACKSLASHES, _HIGHEST = (
     np.frombuffer(bytes([octet]) * 8, np.int64)[0] for octet in b'\x01 "\\\x80'
 )
 ORDINARY = _ordinary
-"""Bytes of a string that need no escape: ASCII without quotation mark, backslash and control characters."""
+"""Bytes that a string may contain without an escape: ASCII except quotation mark, backslash and control characters."""
 _hex = np.full(256, -1, np.int64)
 for _digit in b"0123456789abcdefABCDEF":
     _hex[_digit] = int(chr(_digit), 16)
@@ -42,12 +42,12 @@ _short = np.full(256, -1, np.int64)
 for _letter, _meaning in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
     _short[_letter] = _meaning
 ESCAPES = _short
-"""The meaning of a letter after a backslash, except `u`."""
+"""The character for each letter after a backslash, except `u`."""
 
 
 @loop
 def white(b: Octets, p: int, end: int) -> int:
-    """The next position that is not white space."""
+    """Return the next position that is not white space."""
     while b[p] <= 32 and p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
         p += 1
     return p
@@ -60,7 +60,7 @@ def is_digit(c: int) -> bool:
 
 @loop
 def literal_end(b: Octets, p: int) -> int:
-    """End of `true`, `false` or `null`."""
+    """Return the end of `true`, `false` or `null`."""
     c = b[p]
     if c == 116:
         return p + 4 if b[p + 1] == 114 and b[p + 2] == 117 and b[p + 3] == 101 else NO
@@ -73,7 +73,7 @@ def literal_end(b: Octets, p: int) -> int:
 
 @loop
 def named_end(b: Octets, p: int) -> int:
-    """End of `NaN`, `Inf` or `Infinity`."""
+    """Return the end of `NaN`, `Inf` or `Infinity`."""
     if b[p] == 78:
         return p + 3 if b[p + 1] == 97 and b[p + 2] == 78 else NO
     if not (b[p] == 73 and b[p + 1] == 110 and b[p + 2] == 102):
@@ -125,32 +125,36 @@ def hex4(b: Octets, p: int) -> int:
 
 @loop
 def utf8_length(b: Octets, p: int) -> int:
-    """Length of the non-ASCII character that begins here; 0 if invalid (Unicode standard, table 3-7)."""
+    """Return the length of the non-ASCII character that begins at `p`; 0 if invalid (Unicode standard, table 3-7)."""
     first, second = b[p], b[p + 1]
     if 0xC2 <= first <= 0xDF:
         return 2 if 0x80 <= second <= 0xBF else 0
     if 0xE0 <= first <= 0xEF:
-        least = 0xA0 if first == 0xE0 else 0x80
-        most = 0x9F if first == 0xED else 0xBF
-        return 3 if least <= second <= most and 0x80 <= b[p + 2] <= 0xBF else 0
+        lowest = 0xA0 if first == 0xE0 else 0x80
+        highest = 0x9F if first == 0xED else 0xBF
+        return 3 if lowest <= second <= highest and 0x80 <= b[p + 2] <= 0xBF else 0
     if 0xF0 <= first <= 0xF4:
-        least = 0x90 if first == 0xF0 else 0x80
-        most = 0x8F if first == 0xF4 else 0xBF
-        sound = least <= second <= most and 0x80 <= b[p + 2] <= 0xBF and 0x80 <= b[p + 3] <= 0xBF
+        lowest = 0x90 if first == 0xF0 else 0x80
+        highest = 0x8F if first == 0xF4 else 0xBF
+        sound = lowest <= second <= highest and 0x80 <= b[p + 2] <= 0xBF and 0x80 <= b[p + 3] <= 0xBF
         return 4 if sound else 0
     return 0
 
 
 @loop
 def _all_ordinary(eight: int) -> bool:
-    """Whether a word has only ordinary bytes: a byte smaller than its comparand borrows from its highest bit."""
+    """Return whether a word has only ordinary bytes. Each subtraction sets the highest bit of a byte that is not
+    ordinary.
+    """
     quotes, backslashes = (eight ^ _QUOTES) - _ONES, (eight ^ _BACKSLASHES) - _ONES
     return bool((eight | eight - _SPACES | quotes | backslashes) & _HIGHEST == 0)
 
 
 @loop
 def string_end(b: Octets, p: int) -> tuple[int, bool]:
-    """The closing quotation mark of a string whose content begins here, and whether the string has escapes."""
+    """Return the position of the closing quotation mark of the string whose content begins at `p`, and whether it has
+    escapes.
+    """
     escaped = False
     last = len(b) - 8
     address = np.int64(b.ctypes.data)
@@ -188,9 +192,9 @@ def string_end(b: Octets, p: int) -> tuple[int, bool]:
 
 @loop
 def unescape(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write the content `[p, end)` of a string that `string_end` accepted, as UTF-8. Returns the end.
+    """Write a string's content `[p, end)`, unescaped, as UTF-8. Returns the position after the result.
 
-    The result is never longer than the content.
+    `string_end` must have accepted the string. The result is never longer than the content.
     """
     while p < end:
         c = b[p]
@@ -232,7 +236,7 @@ def unescape(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def _key_end(b: Octets, p: int, end: int) -> int:
-    """Start of the value after a key and its colon."""
+    """Return the start of the value after the key that begins at `p`, and its colon."""
     if b[p] != 34:
         return NO
     p, _ = string_end(b, p + 1)
@@ -244,7 +248,9 @@ def _key_end(b: Octets, p: int, end: int) -> int:
 
 @loop
 def value_end(b: Octets, p: int, end: int, depth: int, opened: Octets) -> int:
-    """End of the value that begins here. `depth` counts enclosing values; `opened` is scratch space."""
+    """Return the end of the value that begins at `p`. `depth` is the number of enclosing values; `opened` is scratch
+    space.
+    """
     enclosing = depth
     while True:
         c = b[p]
@@ -288,5 +294,5 @@ def value_end(b: Octets, p: int, end: int, depth: int, opened: Octets) -> int:
 
 
 def room() -> Any:
-    """Scratch space of `value_end`."""
+    """Allocate the scratch space for `value_end`."""
     return np.zeros(MAX_DEPTH, np.uint8)

@@ -1,4 +1,4 @@
-"""The bytes of single JSON messages: refusals before parsing, and stand-ins for NaN."""
+"""Checks the bytes of single JSON messages before parsing, and replaces NaN and infinities by numbers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import pyarrow.compute as pc
 
 WHITE_SPACE = b" \t\r\n"
 STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""A string without an end reaches to the end of the text: else each quote in it would be tried as a start."""
+"""Pattern of a string. A string without an end extends to the end of the text, so that quotation marks in it are not
+tried as starts.
+"""
 MAX_DEPTH = 500
-"""Deeper objects and arrays are refused, even in ignored fields: recursive parsers have a limit somewhere."""
+"""Maximum nesting of objects and arrays, even in ignored fields, because recursive parsers have a limit."""
 
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
@@ -25,21 +27,21 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
 _UTF_32 = (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff", b"{\x00\x00\x00", b"\x00\x00\x00{\x00\x00\x00")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{\x00")
-"""Starts of a JSON object in UTF-16, with and without byte order mark; UTF-32 may start the same way."""
+"""How a JSON object begins in UTF-16, with and without byte order mark. UTF-32 may begin in the same way."""
 _TRAILING = re.compile(r"JSON is malformed: trailing characters \(byte ([0-9]+)\)")
 _ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F]..)|.)", re.DOTALL)
-"""A complete escape; the group is half of a surrogate pair without the other half."""
+"""A complete escape. The group is a surrogate without its other half."""
 
 
 class Refused(Exception):
-    """One record that makes no row, with the reason."""
+    """A record that becomes no row, with the reason."""
 
     def __init__(self, error_class: str, error: str) -> None:
         self.error_class, self.error = error_class, error
 
 
 def stripped(value: bytes | None) -> bytes:
-    """The message without surrounding white space, if it looks like an object in UTF-8. Raises Refused."""
+    """Return the message without surrounding white space, if it looks like an object in UTF-8. Raises Refused."""
     if value is None:
         raise Refused("Tombstone", "the message has no value")
     text = value.strip(WHITE_SPACE)
@@ -58,7 +60,7 @@ def stripped(value: bytes | None) -> bytes:
 
 
 def _instead_of_an_object(text: bytes) -> str:
-    """What a value that is not an object in UTF-8 seems to be, and what to do."""
+    """Return what a value seems to be that is not an object in UTF-8, and what to do."""
     if text.startswith(_BYTE_ORDER_MARK):
         return "the value begins with a byte order mark: write UTF-8 without one"
     for magic, name in _COMPRESSIONS.items():
@@ -80,7 +82,7 @@ def _instead_of_an_object(text: bytes) -> str:
 
 
 def too_deep(text: bytes) -> bool:
-    """Whether objects and arrays are nested more than MAX_DEPTH deep, strings apart."""
+    """Return whether objects and arrays are nested more than MAX_DEPTH deep. Brackets inside strings do not count."""
     if len(text) <= MAX_DEPTH or text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return False
     outside = STRING.sub(b"", text) if b'\\"' in text else b"".join(text.split(b'"')[::2])
@@ -89,7 +91,7 @@ def too_deep(text: bytes) -> bool:
 
 
 def malformed(text: bytes, message: str) -> str:
-    """What is wrong with text that is not JSON: the parser's message, or a better one."""
+    """Return what is wrong with a text that is not JSON: the parser's message, or a clearer one."""
     if "surrogate" in message or "hex escape" in message or "truncated" in message:
         for escape in _ESCAPES.finditer(text):
             if escape[1] is not None:
@@ -107,13 +109,13 @@ def malformed(text: bytes, message: str) -> str:
 
 
 def may_be_special(texts: Sequence[bytes]) -> list[bool]:
-    """Mask of texts that may have NaN, an infinity, or a number with an exponent of 300 or more."""
+    """Return the mask of texts that may contain NaN, an infinity, or a number with an exponent of 300 or more."""
     found = pc.match_substring_regex(pa.array(texts, pa.large_binary()), f"NaN|Inf|[0-9]{_FAR}")
     return cast("list[bool]", found.to_numpy(zero_copy_only=False).tolist())
 
 
 def without_specials(text: bytes) -> bytes:
-    """Replace NaN and infinities outside strings with the numbers that stand for them."""
+    """Replace NaN and infinities outside strings by numbers that stand for them (`NOT_A_NUMBER`)."""
     nan, infinity = text.find(b"NaN"), text.find(b"Inf")
     if nan < 0 and infinity < 0:
         return text
@@ -127,7 +129,7 @@ def without_specials(text: bytes) -> bytes:
 
 
 def _outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
-    """Apply `changed` to the text between its strings, wherever `one` or `other` occurs."""
+    """Apply `changed` to the text between strings, wherever that text contains `one` or `other`."""
     plain = b'\\"' not in text  # each quotation mark begins or ends a string
     parts = text.split(b'"') if plain else _STRINGS.split(text)
     parts[::2] = [changed(part) if one in part or other in part else part for part in parts[::2]]

@@ -26,11 +26,11 @@ SUPPORTED = (
 )
 
 Units = Mapping[int, str]
-"""Time unit of a timestamp column by field id, `s`, `ms`, `us` or `ns`: its value is a number since the epoch."""
+"""The unit (`s`, `ms`, `us` or `ns`) of each timestamp column whose values are numbers since the epoch, by field id."""
 
 
 def check_supported(schema: iceberg.StructType, name: str = "json") -> None:
-    """Refuse the types that this format cannot fill, before anything is read. Raises SpecError that lists all."""
+    """Raise SpecError if this format cannot fill a type in the schema. The error lists all such columns."""
     if found := "; ".join(_unsupported(schema, "schema", name)):
         raise SpecError(found)
 
@@ -54,7 +54,7 @@ def _unsupported(kind: iceberg.IcebergType, where: str, name: str) -> Iterator[s
 
 
 def inner(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
-    """The types inside a type, without the type itself."""
+    """Yield the types inside a type, without the type itself."""
     match kind:
         case iceberg.StructType():
             parts = [field.field_type for field in kind.fields]
@@ -70,7 +70,7 @@ def inner(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
 
 
 def depth(kind: iceberg.IcebergType) -> int:
-    """The maximum nesting of objects and arrays."""
+    """Return the maximum nesting of objects and arrays."""
     match kind:
         case iceberg.StructType():
             return 1 + max((depth(field.field_type) for field in kind.fields), default=0)

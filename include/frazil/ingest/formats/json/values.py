@@ -1,6 +1,7 @@
 """Converts single JSON values to types that JSON does not have: decimals, times, UUIDs, bytes.
 
-Each function takes a parsed value and returns what Arrow builds the column from, or raises `Wrong`.
+Each function takes a parsed value and returns a value from which Arrow builds the column. It raises `Wrong` for an
+invalid value.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TYPE_MISMATCH, OUT_OF_RANGE = "TypeMismatch", "OutOfRange"
 INT64 = range(-(2**63), 2**63)
 
 NOT_A_NUMBER = {b"1e9990001": math.nan, b"-1e9990001": math.nan, b"1e9990002": math.inf, b"-1e9990002": -math.inf}
-"""Stand-ins for NaN, Infinity and -Infinity, which strict JSON does not have (`formats.json.text`)."""
+"""Numbers that stand for NaN, Infinity and -Infinity, which strict JSON does not have; see `formats.json.text`."""
 
 # Each pattern matches a text in at most one way, so that no long text can make it slow.
 _NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
@@ -39,7 +40,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 class Wrong(Exception):
-    """Why a value is refused; `path` leads to it from the converted value (empty: that value itself)."""
+    """Why a value is refused. `path` leads from the converted value to the refused part; empty for the value itself."""
 
     error_class = TYPE_MISMATCH
 
@@ -54,13 +55,13 @@ class Wrong(Exception):
 
 
 class OutOfRange(Wrong):
-    """A number of the right kind that its column cannot hold."""
+    """A number of the right kind that the column cannot hold."""
 
     error_class = OUT_OF_RANGE
 
 
 def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Callable[[Any], Any] | None:  # noqa: PLR0911 - a table
-    """The conversion of one type's parsed values; None if Arrow accepts them unchanged."""
+    """Return the conversion for one type's parsed values; None if Arrow accepts the values unchanged."""
     match kind:
         case iceberg.DoubleType():
             return raw_double if raw_floats else None
@@ -84,7 +85,7 @@ def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Ca
 
 
 def named(value: Any) -> str:
-    """A parsed value as text, for a message."""
+    """Return a parsed value as text for a message."""
     match value:
         case None:
             return "null"
@@ -111,7 +112,7 @@ def raw_double(raw: msgspec.Raw) -> float:
 
 
 def single(value: float) -> float:
-    """Refuse a finite number that would become infinite in single precision."""
+    """Return the value. Raises OutOfRange for a finite number that would become infinite in single precision."""
     try:
         struct.pack("<f", value)
     except OverflowError:
@@ -129,7 +130,9 @@ def _require_number(text: bytes) -> None:
 
 
 def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
-    """Sign, digits without surrounding zeros, and exponent of a number, or of a string with one; and its text."""
+    """Return sign, digits without surrounding zeros, exponent and text of a number, or of a string that contains a
+    number.
+    """
     text = bytes(raw)
     if text.startswith(b'"'):
         content = msgspec.json.decode(text)
@@ -153,7 +156,7 @@ def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
 
 
 def as_sent(text: bytes) -> str:
-    """The number as the record has it: NaN and the infinities have stand-ins here."""
+    """Return the number as the record has it: the numbers that stand for NaN and infinities are translated back."""
     special = NOT_A_NUMBER.get(text.strip())
     if special is None:
         return text[:64].decode()
@@ -161,7 +164,7 @@ def as_sent(text: bytes) -> str:
 
 
 def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
-    """Convert numbers that fit exactly, except for trailing zeros: nothing is rounded."""
+    """Return a function that converts numbers that fit exactly, except for trailing zeros. Nothing is rounded."""
     usual = None
     if precision > scale > 0:  # the usual spelling of numbers
         usual = re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (precision - scale, scale))
@@ -179,7 +182,7 @@ def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
 
 
 def epoch(unit: str) -> Callable[[Any], int]:
-    """Convert numbers since the epoch to microseconds, truncated toward zero."""
+    """Return a function that converts numbers since the epoch to microseconds, truncated toward zero."""
     match unit:
         case "s":
             return _seconds
@@ -212,7 +215,7 @@ def _in_int64(micros: int, text: str, unit: str) -> int:
 
 
 def days(text: str) -> int:
-    """Days since the epoch; year 0 is valid. A `Z`, for a day in UTC, changes nothing."""
+    """Return the days since the epoch. Year 0 is valid. A `Z` after the date has no effect."""
     if (found := _days(text.removesuffix("Z"))) is None:
         raise _no(text, "date")
     return found
@@ -233,7 +236,7 @@ def _days(text: str) -> int | None:
 
 
 def time_of_day(text: str) -> int:
-    """Microseconds since midnight. Finer fractions are truncated; a `Z` changes nothing."""
+    """Return the microseconds since midnight. Finer fractions are truncated; a `Z` has no effect."""
     found = _TIME.fullmatch(text.removesuffix("Z"))
     if found is None:
         raise _no(text, "time")
@@ -242,9 +245,9 @@ def time_of_day(text: str) -> int:
 
 
 def timestamp(text: str, kind: iceberg.IcebergType) -> int:
-    """ISO 8601 to microseconds since the epoch, UTC: with `Z`, an offset, or neither (which is taken as UTC).
+    """Convert ISO 8601 with `Z`, an offset, or neither (which counts as UTC) to microseconds since the epoch, UTC.
 
-    A fraction finer than microseconds is truncated. A `timestamp` without zone keeps the UTC wall clock.
+    A fraction finer than microseconds is truncated. A `timestamp` without zone gets the wall clock time in UTC.
     """
     if (since := _days(text[:10])) is None:
         raise _no(text, kind)
@@ -270,13 +273,13 @@ def timestamp(text: str, kind: iceberg.IcebergType) -> int:
 
 @lru_cache(maxsize=4096)
 def _seconds_of(text: str) -> int | None:
-    """Microseconds of `HH:MM:SS`, the usual form; None for any other."""
+    """Return the microseconds of `HH:MM:SS`, the most frequent form; None for any other form."""
     found = _USUAL_TIME.fullmatch(text)
     return None if found is None else sum(int(n) * u for n, u in zip(found.groups(), _UNITS, strict=True))
 
 
 def _micros(text: str, kind: object, *clock: str | None) -> int:
-    """Microseconds of hour, minute, second and fraction; the last parts may be missing."""
+    """Return the microseconds of hour, minute, second and fraction. The last of these may be missing."""
     hour, minute, second, fraction = clock
     h, m, s = int(hour or 0), int(minute or 0), int(second or 0)
     if h > 23 or m > 59 or s > 59:
@@ -285,14 +288,14 @@ def _micros(text: str, kind: object, *clock: str | None) -> int:
 
 
 def uuid(text: str) -> bytes:
-    """The 16 bytes of a UUID, from text with or without hyphens."""
+    """Return the 16 bytes of a UUID, from a text with or without hyphens."""
     if _UUID.fullmatch(text) is None:
         raise _no(text, "uuid")
     return bytes.fromhex(text.replace("-", ""))
 
 
 def octets(text: str, length: int | None = None) -> bytes:
-    """Bytes from base64 (RFC 4648, with padding); a fixed column requires its length."""
+    """Decode base64 (RFC 4648, with padding). `length` is the required number of bytes, for a fixed column."""
     try:
         found = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

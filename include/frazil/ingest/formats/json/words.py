@@ -1,11 +1,10 @@
 """Compiled: writes single values as words of columns, and copies strings from there to Arrow's buffers.
 
-A value of node k at entry e is at `words[base[k] + width * e]`, where e counts the entries of the node's domain:
-
+A value of node k at entry e is at `words[base[k] + width * e]`. Entries are counted within the node's domain.
 - a number, date, time or boolean: one word; a double as its bits
-- a string or bytes: start and length; a start of -1 - x means x in `text`, not in the records
+- a string or bytes: start and length; a start of -1 - x means position x in `text` instead of the records
 - a decimal or UUID: two words in Arrow's order
-- a list or map: the end of its elements, in the elements' domain
+- a list or map: the end of its elements, in the domain of the elements
 
 `valid[flag[k] + e]` is 0 for a null.
 """
@@ -35,18 +34,18 @@ _base64 = np.full(256, -1, np.int64)
 for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
     _base64[_letter] = _value
 BASE64 = _base64
-"""Value of a base64 letter; -1 if invalid."""
+"""Value of each base64 letter; -1 for an invalid byte."""
 _FEW = 16
-"""Maps of up to this many keys compare keys in pairs; larger ones use a hash table."""
+"""Maximum number of keys in a map that are compared in pairs. Larger maps use a hash table."""
 
 # Columns of the table of domains; the row after the last domain is for the bytes in `text`.
 USED, ROOM, BEFORE = range(3)
-"""Entries so far, entries that fit, and entries before the current record."""
+"""Entries used so far, entries for which there is room, and entries used before the current record."""
 
 
 @loop
 def one_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
-    """End and value of a boolean, date, time or number since the epoch."""
+    """Read a boolean, date, time or number since the epoch. Returns the position after it, and its word."""
     if kind == BOOLEAN:
         return (literal_end(b, p) if b[p] == 116 or b[p] == 102 else NO), 1 if b[p] == 116 else 0
     if kind == SECONDS:
@@ -78,7 +77,7 @@ def one_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
 
 @loop
 def value_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
-    """Write the one or two words of a value other than a string or bytes. Returns its end."""
+    """Write the one or two words of a value that is not a string or bytes. Returns the position after the value."""
     if kind == TIMESTAMP:
         if b[p] != 34:
             return NO
@@ -92,7 +91,7 @@ def value_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: in
 
 @loop
 def two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
-    """Write the words of a decimal or a UUID. Returns its end."""
+    """Write the two words of a decimal or a UUID. Returns the position after the value."""
     text = b[p] == 34
     if kind == DECIMAL:
         p, high, low = decimal(b, p + text, precision, scale, text)
@@ -106,7 +105,9 @@ def two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int,
 
 @loop
 def _uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
-    """Read 32 hexadecimal digits with hyphens anywhere; the first byte is the lowest of the first word."""
+    """Write a UUID's words from 32 hexadecimal digits, with hyphens anywhere. The first byte is the lowest of the first
+    word.
+    """
     digits = 0
     words[at] = 0
     words[at + 1] = 0
@@ -123,7 +124,9 @@ def _uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
 
 @loop
 def keep(b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers) -> bool:
-    """Write where a string is; one with escapes is copied to `text`. Returns False if `text` is full."""
+    """Write the start and length of a string. A string with escapes is copied to `text`. Returns False if `text` is
+    full.
+    """
     if not escaped:
         words[at] = p
         words[at + 1] = end - p
@@ -143,9 +146,9 @@ def keep(b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, te
 def keep_base64(
     b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
 ) -> bool:
-    """Like `keep`, for base64, whose bytes go to `text`; writes a length of -1 if it is not base64.
+    """Like `keep`, but for base64, whose decoded bytes are written to `text`. An invalid text gets the length -1.
 
-    Some libraries escape slash or plus.
+    Escapes are possible, because some libraries escape slash or plus.
     """
     last = len(domains) - 1
     used = domains[last, USED]
@@ -163,7 +166,9 @@ def keep_base64(
 
 @loop
 def _octets(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write the bytes of padded base64 at `at`, which may overlap the input. Returns their number; -1 if invalid."""
+    """Decode padded base64 to `at`, which may overlap the input. Returns the number of bytes; -1 if the text is
+    invalid.
+    """
     if (end - p) % 4:
         return -1
     first = at
@@ -189,7 +194,7 @@ def _octets(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def repeats(b: Octets, text: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers) -> bool:
-    """Whether a map with these entries may have a key twice."""
+    """Return whether a map with these entries may have a key twice."""
     if end - first <= _FEW:
         for i in range(first, end):
             for j in range(first, i):

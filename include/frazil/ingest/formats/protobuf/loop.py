@@ -1,9 +1,11 @@
-"""Compiled: reads Protobuf messages into columns, each as a whole or not at all.
+"""Compiled: reads Protobuf messages into columns. Each record is read completely, or leaves no trace.
 
-One loop, compiled once, reads messages of any schema: a table of operations drives it. The loop trusts a length only if
-the record has the bytes for it, and the record's bytes limit what absent fields of a message write. `json.words`
-describes where values go. A repeated field replaces its earlier value, or continues its message or list: columns of a
-message share its entry, so this needs no special case.
+One loop, compiled once, reads messages of any schema; a table of operations controls it. The loop trusts a length only
+if the record has the bytes for it. The record's size also limits how many values are written for absent fields.
+`json.words` describes where values are stored.
+
+A field that occurs again replaces its earlier value, or continues its message or list. This needs no special code: the
+columns of a message share its entry.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the encoding, and each call and container costs
@@ -121,7 +123,7 @@ from frazil.ingest.formats.protobuf.operations import (
 )
 
 FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
-"""Values of absent fields that a record may write, and how many more for each of its bytes."""
+"""Number of values that a record may write for absent fields, and how many more for each of its bytes."""
 
 _0, _1 = np.uint64(0), np.uint64(1)
 _MAX_TAG = 2**32 - 1
@@ -130,7 +132,7 @@ _MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
 
 @loop
 def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
-    """End and bits of a number, or a negative error code instead of the end."""
+    """Read a varint. Returns the position after it, and its bits; or a negative error code instead of the position."""
     if p >= end:
         return -ENDS_EARLY, 0
     c = np.int64(b[p])
@@ -151,7 +153,7 @@ def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
 
 @loop
 def span(b: Octets, p: int, end: int) -> tuple[int, int]:
-    """Start and length of a length-prefixed value, or a negative error code."""
+    """Read the length of a length-prefixed value. Returns the value's start and length, or a negative error code."""
     p, length = varint(b, p, end)
     if p < 0:
         return p, 0
@@ -170,7 +172,9 @@ def tag_at(b: Octets, p: int, end: int) -> tuple[int, int]:
 
 @loop
 def skipped(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> int:
-    """End of the value after its tag, or a negative error code. Skips groups with everything inside."""
+    """Skip the value after its tag, and a group with everything inside. Returns the position after it, or a negative
+    error code.
+    """
     wire, outer = tag & 7, depth
     while True:
         if wire == VARINT:
@@ -204,7 +208,9 @@ def skipped(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) 
 
 @loop
 def place_of(places: Numbers, first: int, count: int, width: int, number: Any) -> int:
-    """The row of `width` places that begins with a number, of rows sorted by number; -1 if it does not exist."""
+    """Search `count` rows of `width` places, sorted by their first number. Returns the index of the row that begins
+    with `number`; -1 if no row does.
+    """
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
@@ -217,7 +223,7 @@ def place_of(places: Numbers, first: int, count: int, width: int, number: Any) -
 
 @loop
 def forget(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
-    """Write null at the last entry of a node, and remove its elements at any depth."""
+    """Write null to the last entry of a node, and remove the elements in it, at any depth."""
     for k in range(node, nodes[node, AFTER]):
         if nodes[k, KIND] == LIST or nodes[k, KIND] == MAP:
             at = e if nodes[k, DOMAIN] == nodes[node, DOMAIN] else domains[nodes[k, DOMAIN], USED]
@@ -236,7 +242,7 @@ def begun(
     valid: Octets,
     domains: Numbers,
 ) -> None:
-    """Write the values of a message without fields."""
+    """Write the values of an empty message, before its fields are read."""
     at = ops[op, BEGIN]
     for _ in range(ops[op, BEGUN]):
         node = places[at]
@@ -257,7 +263,7 @@ def begun(
 
 @loop
 def scaled(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Write the words of a decimal with this absolute value, at the column's scale. Returns an error code."""
+    """Write a decimal's two words, at the column's scale. `low` is its absolute value. Returns an error code."""
     limit, high = np.uint64(ops[op, LIMIT_HIGH]), _0
     if limit == _0 and low >= np.uint64(ops[op, LIMIT_LOW]):
         return NOT_HELD
@@ -313,7 +319,7 @@ def timestamp_of(
 
 @loop
 def integer(value: Any, bits: int) -> Any:
-    """A varint's bits as an integer type; UINT64 beyond 2^63 - 1 becomes negative."""
+    """Convert a varint's bits to an integer of this type. A UINT64 beyond 2^63 - 1 becomes negative."""
     if bits == INT32:
         return np.int64(np.int32(value))
     if bits == UINT32:
@@ -341,7 +347,7 @@ def value_of(
     frames: Numbers,
     slots: Numbers,
 ) -> int:
-    """Read a scalar into entry e of its node. Returns its end, or a negative error code."""
+    """Read a scalar into entry e of its node. Returns the position after the value, or a negative error code."""
     kind, node, wire = ops[op, OPERATION], ops[op, NODE], ops[op, WIRE]
     flag, at = nodes[node, FLAG] + e, nodes[node, BASE] + e
     if wire == BLOB:
@@ -424,7 +430,7 @@ def value_of(
 
 @loop
 def is_unknown(b: Octets, p: int, end: int, op: int, ops: Numbers, places: Numbers) -> bool:
-    """Whether a closed enum does not have the number that is here."""
+    """Return whether the number at `p` is not a symbol of a closed enum."""
     after, value = varint(b, p, end)
     return after >= 0 and place_of(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, np.int64(np.int32(value))) < 0
 
@@ -443,7 +449,7 @@ def ended(
     seed: int,
     b: Octets,
 ) -> int:
-    """The error of a message whose fields were all read, or FULL and more."""
+    """Check a message after all of its fields. Returns an error code, or FULL + d if the hash table needs more room."""
     for k in range(ops[op, NEEDS], ops[op, NEEDS] + ops[op, NEEDED]):
         if not valid[nodes[places[k], FLAG] + e]:
             return MISSING
@@ -593,7 +599,7 @@ def read_records(
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
-    """Like Avro's: returns how many records were read, and the domain that needs more room."""
+    """Like Avro's loop: returns how many records were read, and the domain that needs more room."""
     for i in range(first, len(starts)):
         wrong[i] = NOT_READ
         if roots[i] < 0:
@@ -620,9 +626,10 @@ def read_records(
 
 @loop
 def message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers, sizes: Numbers) -> None:
-    """Write each record's message indexes, after a frame of five bytes, as a number, and their length.
+    """Read each record's message indexes, which follow a frame of five bytes. `found` gets their bytes, `sizes` their
+    length.
 
-    The length is -1 for more than four bytes and for invalid indexes.
+    The length is -1 for invalid indexes and for indexes of more than four bytes.
     """
     for i in range(len(starts)):
         p, end = starts[i] + 5, starts[i] + lengths[i]

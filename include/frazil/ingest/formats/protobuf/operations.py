@@ -1,37 +1,39 @@
-"""Operations of the loop: what it does with a message's field, by its type and the node to fill."""
+"""The operations of the Protobuf loop: what to do with a field, by its type and the column node to fill."""
 
 from __future__ import annotations
 
 # Conversions of a field's value.
 (SKIP, INTEGER, INTEGER_AS_FLOAT, INTEGER_AS_DECIMAL, BOOLEAN, FLOAT, DOUBLE, BYTES, TEXT) = range(9)
 (BYTES_AS_FIXED, TEXT_AS_UUID, TEXT_AS_MOMENT, SYMBOL, TIMESTAMP, MESSAGE, REFUSED) = range(9, 16)
-"""SKIP: no column wants the field, which may belong to a oneof with wanted fields. REFUSED: the node can hold no value
-of this type.
+"""SKIP: no column wants the field, but it may belong to a oneof with wanted fields. REFUSED: the node cannot hold a
+value of this type.
 """
 
 SINGLE, LIST_ENTRY, MAP_ENTRY = range(3)
-"""How a field fills its node. OUTER is the list or map that an entry belongs to."""
+"""How a field fills its node. OUTER is the list or map to which an entry belongs."""
 
 VARINT, EIGHT_BYTES, BLOB, GROUP, GROUP_END, FOUR_BYTES = range(6)
 """Wire types."""
 
 (INT64, INT32, UINT32, UINT64, SINT32, SINT64) = range(6)
-"""Encodings of an integer's bits."""
+"""Encodings of an integer."""
 
 # Columns of the table of operations.
 (OPERATION, NODE, WIRE, SHAPE, OUTER, BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, SIZE) = range(13)
-"""MIN_VALUE to LIMIT_LOW are as in Avro's table."""
+"""The columns from MIN_VALUE to LIMIT_LOW have the same meaning as in Avro's table."""
 (FIELDS, COUNT, BEGIN, BEGUN, NEEDS, NEEDED, MAPS, MAPPED, CELLS, SYMBOLS, KNOWN, CLOSED) = range(13, 25)
-"""Columns of a message: `places` has, at FIELDS, COUNT pairs of a field's number and operation, sorted by number. At
-BEGIN are BEGUN times four numbers: a node, whether an absent field has a value (1) or null (0), and the two words of
-that value. At NEEDS are NEEDED nodes that must not be null, at MAPS are MAPPED nodes of maps. CELLS is the number of
-values that a message without fields writes.
+"""Columns of a message's operation. At FIELDS, `places` has COUNT pairs of a field's number and operation, sorted by
+number. At BEGIN, `places` has four numbers for each of BEGUN nodes: the node, whether an absent field has a value (1)
+or null (0), and that value's two words.
 
-Columns of an enum: at SYMBOLS are KNOWN triples of a number, and start and length of its symbol's text, sorted by
-number. A CLOSED enum treats other numbers as absent.
+At NEEDS are NEEDED nodes that must not be null; at MAPS are MAPPED nodes of maps. CELLS is the number of values that an
+empty message writes.
+
+Columns of an enum's operation. At SYMBOLS, `places` has KNOWN triples, sorted by number: a number, and the start and
+length of its symbol's text. A CLOSED enum treats all other numbers as absent.
 """
 (OTHERS, OTHER, WIDTH) = range(25, 28)
-"""OTHER nodes of the oneof's other fields are at OTHERS."""
+"""OTHERS is where the nodes of the other fields of the same oneof begin in `places`; OTHER is their number."""
 
 # Errors of a record.
 (SOUND, ENDS_EARLY, LONG_VARINT, NO_FIELD, NO_WIRE_TYPE, NO_GROUP, TOO_DEEP, TOO_MANY) = range(8)
@@ -46,7 +48,7 @@ SAID: dict[int, tuple[str, str]] = {
     LONG_VARINT: (MALFORMED, "a number has more than 64 bits"),
     NO_FIELD: (MALFORMED, "there is no field of this number"),
     NO_WIRE_TYPE: (MALFORMED, "there is no such wire type"),
-    NO_GROUP: (MALFORMED, "a group does not begin and end as one"),
+    NO_GROUP: (MALFORMED, "a group's start and end do not match"),
     TOO_DEEP: ("TooDeep", "messages are nested too deep"),
     TOO_MANY: ("TooLarge", "the record's elements have too many columns for its bytes"),
     INVALID_UTF8: (UTF8, "a text is not UTF-8"),
@@ -59,4 +61,4 @@ SAID: dict[int, tuple[str, str]] = {
     NO_TIMESTAMP: (RANGE, "the timestamp's nanoseconds or seconds are out of range"),
     MISSING: (MISSING_REQUIRED, "required, and the message has no such field"),
 }
-"""Error class and text, by error code."""
+"""Error class and text of each error code."""

@@ -1,6 +1,6 @@
-"""Resolves message descriptors against a table's columns, as operations for the loop.
+"""Translates a Protobuf message's descriptor, given the table's columns, into operations for the loop.
 
-Columns are found by name. Other fields have no operation and are skipped.
+Fields are matched to columns by name. Fields without a column have no operation and are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INTEGERS = {
 }
 NAMES = {getattr(_F, name): name.removeprefix("TYPE_").lower() for name in dir(_F) if name.startswith("TYPE_")}
 _MOMENTS = (iceberg.DateType, iceberg.TimeType, iceberg.TimestampType, iceberg.TimestamptzType)
-"""Types that an ISO 8601 text can fill."""
+"""Column types that an ISO 8601 text can fill."""
 WRAPPERS = frozenset(
     f"google.protobuf.{name}Value"
     for name in ("Bool", "Int32", "Int64", "UInt32", "UInt64", "Float", "Double", "String", "Bytes")
@@ -45,7 +45,7 @@ MAX_OPERATIONS = 100_000
 
 
 class TooLarge(Exception):
-    """The Protobuf schema is valid but too large to read."""
+    """The Protobuf schema is valid, but too large to be read."""
 
 
 class _Refused(Exception):
@@ -57,21 +57,21 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class _Absent:
-    """Values of a message without fields: `begin` and `needs` of its operation."""
+    """The values of an empty message: the parts `begin` and `needs` of its operation."""
 
     begin: list[int] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
 
 
 class Program:
-    """The operations of all added messages. Its arrays are replaced when a message is added."""
+    """The operations of all messages added so far. The arrays are replaced when a message is added."""
 
     def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
         self._columns = columns
         self._units = units
         self._record = Target(schema, 0, -1, "")
         self._rows: list[list[int]] = []
-        self._most = 0
+        self._max_rows = 0
         self._places: list[int] = []
         self._paths: list[str] = []
         self._absent: dict[int, _Absent] = {}
@@ -84,9 +84,12 @@ class Program:
         self.places: Numbers = np.zeros(1, np.int64)
 
     def add(self, written: Descriptor) -> int | Fault:
-        """The operation of records of this message, or why they can make no row. Raises TooLarge."""
+        """Add a message. Returns the operation with which its records begin, or why its records cannot become rows.
+
+        Raises TooLarge.
+        """
         rows, places = len(self._rows), len(self._places)
-        self._most = rows + MAX_OPERATIONS
+        self._max_rows = rows + MAX_OPERATIONS
         try:
             root = self._message(written, self._record)
         except (TooLarge, _Refused) as error:
@@ -101,17 +104,17 @@ class Program:
         return root
 
     def path(self, place: int) -> str:
-        """The column that an operation is for."""
+        """Return the name of the column that an operation is for."""
         return self._paths[place]
 
     def needed(self, place: int) -> str:
-        """The columns that a message must fill."""
+        """Return the names of the columns that a message must fill."""
         first = self._rows[place][op.NEEDS]
         nodes = self._places[first : first + self._rows[place][op.NEEDED]]
         return " or ".join(self._needed[node] for node in nodes)
 
     def unfit(self, place: int) -> Fault:
-        """Error of a value that an operation refuses."""
+        """Return the error for a value that an operation rejects."""
         return self._unfit[place]
 
     def _message(self, written: Descriptor, target: Target) -> int:
@@ -150,7 +153,7 @@ class Program:
         absent.begin += [inside.node, 0, 0, 0]
 
     def _join_oneofs(self, written: Descriptor, wanted: dict[str, Target], operations: dict[int, int]) -> None:
-        """Make each field of a oneof clear the oneof's other fields, even if no column wants it."""
+        """Make each field of a oneof clear the other fields of that oneof, even if no column wants the field."""
         for oneof in written.oneofs:
             nodes = {one.name: wanted[one.name].node for one in oneof.fields if one.name in wanted}
             for one in oneof.fields:
@@ -170,7 +173,7 @@ class Program:
         self._set_places(row, op.MAPS, maps)
 
     def _field(self, written: FieldDescriptor, target: Target, absent: _Absent) -> int:
-        """The operation of a field; adds to `absent` the column's value without the field."""
+        """Return the operation of a field. Adds to `absent` the column's value for messages without the field."""
         try:
             if written.is_repeated:
                 row = self._repeated(written, target)
@@ -231,7 +234,9 @@ class Program:
         return row
 
     def _single(self, written: FieldDescriptor, target: Target) -> tuple[int, list[int] | None]:
-        """The operation of one value, and the words of an absent field's value, if it has one."""
+        """Return the operation of a single value, and the words of an absent field's value, or None if absent means
+        null.
+        """
         if written.type == _F.TYPE_GROUP:
             raise _Refused(op.MISMATCH, "Protobuf's group cannot fill a column")
         if written.type == _F.TYPE_MESSAGE:
@@ -287,7 +292,7 @@ class Program:
         return row, None if first is None else [-1 - first[0], first[1]]
 
     def _row(self, kind: int, target: Target) -> int:
-        if len(self._rows) >= self._most:
+        if len(self._rows) >= self._max_rows:
             raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
         self._rows.append([0] * op.WIDTH)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
@@ -298,13 +303,15 @@ class Program:
         self._rows[row][column] = int(value)
 
     def _set_places(self, row: int, column: int, places: Sequence[int], width: int = 1) -> None:
-        """Store where these begin in `places`, and in the next column their count, `width` numbers each."""
+        """Append numbers to `places`. Store where they begin in `column`, and how many groups of `width` they are in
+        the next column.
+        """
         self._set(row, column, len(self._places))
         self._set(row, column + 1, len(places) // width)
         self._places += places
 
     def _symbol(self, symbol: str) -> tuple[int, int]:
-        """Start and length of a symbol in the text."""
+        """Return the start and length of a symbol in `text`."""
         text = symbol.encode()
         if symbol not in self._symbols:
             self._symbols[symbol] = len(self.text)
@@ -317,14 +324,14 @@ def _is_map(written: FieldDescriptor) -> bool:
 
 
 def type_name(written: FieldDescriptor) -> str:
-    """The type of a field as a .proto file spells it."""
+    """Return the type of a field as a .proto file spells it."""
     if written.message_type is not None:
         return f"message {written.message_type.name}"
     return f"enum {written.enum_type.name}" if written.enum_type is not None else NAMES[written.type]
 
 
 def wire_type(written: FieldDescriptor) -> int:
-    """The wire type of one value of a field."""
+    """Return the wire type of a single value of a field."""
     if written.type in _INTEGERS:
         return _INTEGERS[written.type][1]
     if written.type in (_F.TYPE_BOOL, _F.TYPE_ENUM):
@@ -337,9 +344,9 @@ def wire_type(written: FieldDescriptor) -> int:
 def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: int, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """The operation that fills a column of this type, with its other columns; None if the types do not match.
+    """Return the operation that fills a column of this type, with the operation's other columns.
 
-    `unit` is the declared unit of a timestamp that arrives as a number.
+    None if the types do not match. `unit` is the declared unit of a timestamp that arrives as a number.
     """
     if written in _INTEGERS:
         bits, wire = _INTEGERS[written]
@@ -358,8 +365,8 @@ def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
                 return {op.OPERATION: op.INTEGER_AS_DECIMAL, **columns, **tens}
             case iceberg.TimestampType() | iceberg.TimestamptzType() if unit is not None:
                 factor = _FACTORS[unit]
-                most = _LONG[1] // max(factor, 1)
-                return _integer(columns, _LONG if factor <= 1 else (-most, most), factor)
+                highest = _LONG[1] // max(factor, 1)
+                return _integer(columns, _LONG if factor <= 1 else (-highest, highest), factor)
         return None
     match written, kind:
         case _F.TYPE_BOOL, iceberg.BooleanType():

@@ -1,4 +1,4 @@
-"""Protobuf schemas as descriptors: from .proto text, a descriptor, or a registry's schema with references."""
+"""Reads Protobuf schemas into descriptors: from .proto text, a serialised descriptor, or a registry's schema."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class UnreadableSchema(Exception):
 
 
 def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str | None = None) -> Descriptor:
-    """The message called `name`, or the schema's only top-level message."""
+    """Return the message called `name`, or the only top-level message of the schema."""
     file = _file(text, references)
     if name is None:
         found = list(file.message_types_by_name.values())
@@ -58,7 +58,10 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
 
 
 def message_at(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
-    """The message at these indexes: among the file's messages, then among nested ones, without map entries."""
+    """Return the message at these indexes: the first counts the file's messages, each further one the nested messages.
+
+    The messages of map entries are not counted.
+    """
     file = _file(text, references)
     among: list[Descriptor] = list(file.message_types_by_name.values())
     found: Descriptor | None = None
@@ -86,7 +89,7 @@ def _file(text: str, references: Sequence[tuple[str, str]]) -> FileDescriptor:
 
 
 def _add(file: File, files: dict[str, File], pool: descriptor_pool.DescriptorPool, inside: tuple[str, ...]) -> None:
-    """Add a file after those that it imports."""
+    """Add a file to the pool, after the files that it imports."""
     if file.name in inside:
         raise UnreadableSchema(f"{file.name} imports itself")
     for name in file.dependency:
@@ -115,7 +118,7 @@ def _parsed(text: str, name: str) -> File:
 
 
 def _parsed_all(text: str) -> list[File]:
-    """The file of a schema, before the imported files that come with it."""
+    """Return the file of a schema, followed by the imported files that come with it."""
     if re.fullmatch(r"[A-Za-z0-9+/\s]+={0,2}\s*", text):
         try:
             return _of_descriptor(base64.b64decode(text, validate=False))
@@ -130,7 +133,7 @@ def _parsed_all(text: str) -> list[File]:
 
 
 def _of_descriptor(data: bytes) -> list[File]:
-    """Files of protoc's FileDescriptorSet, the main one moved to the front; or one FileDescriptorProto."""
+    """Return the files of protoc's FileDescriptorSet, with the main file first; or a single FileDescriptorProto."""
     try:
         files: Iterable[File] = descriptor_pb2.FileDescriptorSet.FromString(data).file
         found = [one for one in files if one.name.endswith(".proto") or one.message_type]

@@ -1,7 +1,7 @@
-"""Parses the text of a .proto file into a descriptor (the language's specification, proto2, proto3 and editions).
+"""Parses the text of a .proto file into a descriptor (language specification: proto2, proto3 and editions).
 
-Reads everything that decides how messages are read: messages, fields, enums, and the declarations of field presence and
-open enums. Skips services, extensions and all other options. The descriptor pool resolves names.
+The parser reads everything that decides how messages are decoded: messages, fields, enums, and the declarations of
+field presence and open enums. It skips services, extensions and all other options. The descriptor pool resolves names.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class InvalidText(Exception):
 
 
 def file_of_text(text: str) -> descriptor_pb2.FileDescriptorProto:
-    """The file's descriptor, without a name. Raises InvalidText."""
+    """Return the file's descriptor, without a name. Raises InvalidText."""
     return _Parsing(text).file()
 
 
@@ -198,7 +198,7 @@ class _Parsing:
 
     @staticmethod
     def _say_optional(made: descriptor_pb2.DescriptorProto) -> None:
-        """Give each optional field of proto3 its synthetic oneof, as descriptors require."""
+        """Give each optional field of proto3 a oneof of its own, as descriptors require."""
         for field in made.field:
             if field.proto3_optional:
                 field.oneof_index = len(made.oneof_decl)
@@ -221,7 +221,7 @@ class _Parsing:
                 self._expect(";")
 
     def _option(self, options: Any) -> None:
-        """Read an option to its end, and keep it if it decides how messages are read."""
+        """Read an option. It is kept only if it decides how messages are decoded."""
         begin = self._at
         name = self._next()
         while self._peek() != "=":
@@ -258,7 +258,7 @@ class _Parsing:
                 break
 
     def _pass_over(self) -> None:
-        """Skip to the end of a statement or of its block."""
+        """Skip to the end of a statement, or of its block."""
         while self._peek() not in (";", "{"):
             self._next()
         if self._peek() == ";":
@@ -267,7 +267,7 @@ class _Parsing:
             self._balanced()
 
     def _balanced(self) -> None:
-        """Skip a bracket and everything to its counterpart."""
+        """Skip a bracket, and everything up to its counterpart."""
         closing = []
         while True:
             word = self._next()
@@ -296,14 +296,14 @@ class _Parsing:
 
     def _next(self) -> str:
         if self._at == len(self._tokens):
-            raise InvalidText("it ends within a declaration")
+            raise InvalidText("the text ends within a declaration")
         self._at += 1
         return self._tokens[self._at - 1][0]
 
     def _next_of(self, *words: str) -> str:
         word = self._next()
         if word not in words:
-            raise self._wrong(f"{word!r} stands where {' or '.join(words)} should")
+            raise self._wrong(f"{' or '.join(words)} was expected, but found {word!r}")
         return word
 
     def _expect(self, word: str) -> None:
@@ -321,5 +321,5 @@ def _unquoted(word: str) -> str:
 
 
 def _entry_name(field: str) -> str:
-    """The name that protoc gives to the message of a map's entries."""
+    """Return the name that protoc gives to the message of a map's entries."""
     return "".join(part[:1].upper() + part[1:] for part in field.split("_")) + "Entry"

@@ -1,1 +1,1 @@
-"""The formats `string` and `bytes`: the whole value fills one column."""
+"""The formats `string` and `bytes`: the whole record value fills one column."""

@@ -1,4 +1,4 @@
-"""Decodes whole values into one column, `string` or `binary`."""
+"""Decodes whole record values into one column of type `string` or `binary`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from frazil.ingest.no_rows import no_rows
 
 
 class WholeDecoder:
-    """Fills one column of a schema and nulls the others. A record without a value is a row if the column allows it."""
+    """Fills one column with the record value; all other columns are null. A null value is accepted if the column allows
+    it.
+    """
 
     def __init__(self, schema: Schema, column: str) -> None:
         self._field = schema.find_field(column)

@@ -1,0 +1,46 @@
+"""Former names of columns: the table property that keeps them, and the names in rows that follow from it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from pyiceberg.schema import Schema
+
+from frazil.errors import SchemaIncompatible
+
+PROPERTY = "frazil.former-columns"
+"""JSON: the field id of the renamed column by its former name; null for a dropped column."""
+
+Former = Mapping[str, int | None]
+
+
+def former_columns(properties: Mapping[str, str]) -> Former:
+    """Parse the property. Raises SchemaIncompatible if it was edited by hand."""
+    text = properties.get(PROPERTY, "{}")
+    try:
+        found = json.loads(text)
+        if all(field is None or type(field) is int for field in found.values()):
+            return dict(found)
+    except (ValueError, AttributeError):
+        pass
+    raise SchemaIncompatible(
+        f"the table property {PROPERTY} is {text[:200]!r}, which is no JSON mapping of names to field ids: remove it"
+    )
+
+
+def current_name(existing: Schema, field_id: int | None) -> str | None:
+    """The name of a top-level column; None if the table has no column with this id."""
+    return next((field.name for field in existing.fields if field.field_id == field_id), None)
+
+
+def names_in_rows(own: Schema, own_former: Former, main: Schema, main_former: Former) -> dict[str, set[str]]:
+    """Return the other names that each column of a routed table may have in rows of the main table."""
+    ids = {**main_former, **{field.name: field.field_id for field in main.fields}}
+    columns = {field.name for field in own.fields}
+    found = {}
+    for field in own.fields:
+        names = {field.name, *(name for name, field_id in own_former.items() if field_id == field.field_id)}
+        of_main = {ids.get(name) for name in names} - {None}
+        found[field.name] = (names | {name for name, field_id in ids.items() if field_id in of_main}) - columns
+    return {name: names for name, names in found.items() if names}

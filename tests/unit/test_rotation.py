@@ -1,0 +1,36 @@
+"""A test that rotates runs at every n-th commit, in each full run of its turn, and always if its file is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import TEST_SEED, is_in_turn
+
+
+def item(name: str, arguments: Iterable[str], *, every: int | None = 3) -> Any:
+    mark = None if every is None else pytest.mark.rotates(every).mark
+    return SimpleNamespace(
+        nodeid=name, config=SimpleNamespace(args=list(arguments)), get_closest_marker={"rotates": mark}.get
+    )
+
+
+@pytest.mark.parametrize("name", ["tests/faults/test_a.py::test_b", "tests/faults/test_a.py::test_b[é-1]"])
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_one_of_n_commits_in_a_row_runs_it(name: str, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for first in (1, 1419):
+        turns = []
+        for number in range(first, first + every):
+            monkeypatch.setenv(TEST_SEED, str(number))
+            turns.append(is_in_turn(item(name, ["tests"], every=every)))
+        assert turns.count(True) == 1
+
+
+def test_other_tests_and_those_of_a_named_file_always_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        monkeypatch.setenv(TEST_SEED, str(number))
+        assert is_in_turn(item("tests/x.py::test_x", ["tests"], every=None))
+        assert is_in_turn(item("tests/x.py::test_x", ["tests/unit/test_rotation.py::test_x"]))
