@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, LongType, NestedField, StringType, TimestamptzType
 
+from frazil.audit.declared import audit
 from frazil.table.catalogs import load_catalog
 
 DECLARED = """\
@@ -97,6 +98,55 @@ def test_the_table_equals_the_source(stream: Any, seed: int) -> None:
         if database.draw.random() < 0.5:
             sent = len(database.log)
         database.check()
+
+
+@pytest.mark.parametrize("route", ["", "route: {by: field, name: name, template: 'test.of_{value}'}\n"])
+def test_an_update_that_changes_a_column_of_the_key_removes_the_row_before(stream: Any, route: str) -> None:
+    text = DECLARED.format(topic=stream.topic, bootstrap=stream.bootstrap)
+    text = text.replace("key: id", "key: [id, name]").replace("name: string", "name: string not null")
+    (stream.streams / "events.yaml").write_text(text + route)
+    database = Database(stream, 1)
+    row = {"id": 1, "name": "a", "note": None}
+    for key in (1, 2):
+        database._write(key, "c", after={**row, "id": key})
+    database.send()
+    stream.catch_up()
+    sent = len(database.log)
+    for name, before in (("b", "a"), ("c", "b"), ("b", "c")):
+        database._write(1, "u", before={**row, "name": before}, after={**row, "name": name})
+    for since in (sent, 0):  # the connector sends all again
+        database.send(since=since)
+        stream.catch_up()
+        identifiers = ("test.of_a", "test.of_b", "test.of_c") if route else ("test.events",)
+        found = [load_catalog(None).load_table(of).scan(selected_fields=("id", "name")) for of in identifiers]
+        assert sorted(tuple(row.values()) for of in found for row in of.to_arrow().to_pylist()) == [(1, "b"), (2, "a")]
+    records = [int(one.summary.get("frazil.records") or 0) for one in stream.table().metadata.snapshots]
+    assert sum(records) == sent + 3 + len(database.log)
+    assert audit(stream.spec, window=None, with_source=True).findings == ()
+
+
+@pytest.mark.parametrize("route", ["", "route: {by: field, name: name, template: 'test.of_{value}'}\n"])
+def test_a_dead_letter_that_changes_a_column_of_the_key_is_replayed(stream: Any, frazil: Any, route: str) -> None:
+    text = DECLARED.format(topic=stream.topic, bootstrap=stream.bootstrap) + route
+    text = text.replace("key: id", "key: [id, name]").replace("name: string", "name: string not null")
+    declaration, database = stream.streams / "events.yaml", Database(stream, 1)
+    declaration.write_text(text.replace("note: string", "note: string not null"))
+    row = {"id": 1, "name": "a", "note": "x"}
+    for changed in ({}, {"id": 2}, {"id": 3, "name": "b"}):
+        database._write(1, "c", after={**row, **changed})
+    database._write(1, "u", before=row, after={**row, "name": "b", "note": None})
+    database.send()
+    stream.catch_up()
+    declaration.write_text(text)
+    identifiers = {"test.events", "test.of_a", "test.of_b"} if route else {"test.events"}
+    for identifier in identifiers:
+        with load_catalog(None).load_table(identifier).update_schema() as update:
+            update.make_column_optional("note")
+    replayed = frazil("dlq", "replay", "events")
+    assert replayed.returncode == 0, replayed.stderr
+    found = [load_catalog(None).load_table(of).scan(selected_fields=("id", "name")) for of in identifiers]
+    rows = sorted(tuple(row.values()) for of in found for row in of.to_arrow().to_pylist())
+    assert rows == [(1, "b"), (2, "a"), (3, "b")]
 
 
 def test_a_column_that_the_source_gets_becomes_one_of_the_table(stream: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 
 from frazil.cli.options import person
 from frazil.commit.marker import property_name
@@ -99,6 +99,35 @@ def test_a_topic_made_again_is_read_from_its_beginning(stream: Any, events: Any,
     assert stream.ids() == list(range(20))
     assert stream.table("_dead_letters").scan().to_arrow().num_rows == 2
     _check_clean(frazil, stream)
+
+
+def test_a_delete_of_a_topic_made_again_removes_a_row_of_the_former_topic(stream: Any, frazil: Frazil, kafka: Any):
+    """Offsets begin again: snowflakedb/snowflake-kafka-connector#690."""
+    declared = "mode: upsert\nkey: id\norder-by: at\ndelete: tombstones\n"
+    stream.declare(f"{declared}commit: {{interval: 1s}}\n")
+
+    def send(*records: tuple[int, int | None]) -> None:
+        producer = Producer({"bootstrap.servers": stream.bootstrap, "max.in.flight": 1})
+        for key, second in records:
+            value = None if second is None else json.dumps({"id": key, "at": f"2024-01-01T00:00:{second:02d}Z"})
+            producer.produce(stream.topic, value, key=json.dumps({"id": key}), partition=0)
+        assert producer.flush(30) == 0
+        stream.catch_up()
+
+    send(*((key, key) for key in range(8)))
+    admin = kafka.admin()
+    admin.delete_topics([stream.topic], operation_timeout=30)[stream.topic].result(30)
+    kafka.create_topic(stream.topic, 4)
+    assert frazil("reset", stream.name, "--to", "marker", "--yes").returncode == 0
+    send((5, None), (6, 40))
+    assert stream.ids() == [0, 1, 2, 3, 4, 6, 7]
+    # A delete that is read again, in a batch of its own, removes no later row of its topic.
+    send((4, None), (4, 41), (7, None))
+    stream.declare(f"{declared}commit: {{interval: 1s, max-records: 1}}\n")
+    start = json.dumps({stream.topic: {"0": 2}})
+    assert frazil("reset", stream.name, "--to", "offsets", "--offsets", start, "--yes").returncode == 0
+    stream.catch_up()
+    assert stream.ids() == [0, 1, 2, 3, 4, 6]
 
 
 def _check_clean(frazil: Frazil, stream: Any) -> str:

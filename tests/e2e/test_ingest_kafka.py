@@ -23,7 +23,7 @@ from pyiceberg.transforms import DayTransform
 from pyroaring import BitMap64
 
 from frazil.dev.kafka import EmbeddedKafka
-from frazil.errors import KafkaUnavailable, OffsetGap
+from frazil.errors import KafkaUnavailable, OffsetGap, SpecError
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
 from frazil.ingest.headers import header_column
 from frazil.ingest.kafka_columns import ColumnReader
@@ -378,21 +378,46 @@ def test_brokers_out_of_reach_are_said_so_in_time(reader: str) -> None:
             list(opened)
 
 
-def test_a_record_beyond_what_the_client_takes_is_named_as_the_cause(
+SMALL = {"message.max.bytes": "900000", "fetch.max.bytes": "999000", "receive.message.max.bytes": "1000000"}
+
+
+def test_a_record_beyond_what_the_client_takes_ends_the_reader_and_is_named_as_the_cause(
     reader: str, kafka: EmbeddedKafka, topic: TopicFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = topic(max_message_bytes="5000000")
     produce(kafka, name, [event(1), b"x" * 3_000_000], **{"message.max.bytes": 5_000_000})
-    small = {"message.max.bytes": "900000", "fetch.max.bytes": "999000", "receive.message.max.bytes": "1000000"}
     kind = ColumnReader if reader == "columns" else MessageReader
     with (
         kind(
-            {"bootstrap.servers": kafka.bootstrap, **small}, [OffsetRange(name, 0, 0, 2)], unreachable_limit_s=3
+            {"bootstrap.servers": kafka.bootstrap, **SMALL}, [OffsetRange(name, 0, 0, 2)], unreachable_limit_s=3
         ) as ranges,
-        pytest.raises(KafkaUnavailable, match=r"Invalid response size .*: increase receive\.message\.max\.bytes"),
+        pytest.raises(SpecError, match=r"Invalid response size .*: increase receive\.message\.max\.bytes"),
     ):
         list(ranges)
     assert "increase receive.message.max.bytes" in caplog.text
+
+
+def test_a_batch_beyond_what_the_client_takes_once_decompressed_ends_the_reader_and_is_named(
+    reader: str, kafka: EmbeddedKafka, topic: TopicFactory
+) -> None:
+    """See confluentinc/librdkafka#5260, #5595 and #3935. The client limits batches of zstd only."""
+    name, of_producer = topic(), {"compression.type": "zstd", "message.max.bytes": 9_000_000, "batch.size": 9_000_000}
+    produce(kafka, name, [b"x" * 900_000] * 5, **of_producer, **{"linger.ms": 5000})
+    kind = ColumnReader if reader == "columns" else MessageReader
+    with (
+        kind({"bootstrap.servers": kafka.bootstrap, **SMALL}, [OffsetRange(name, 0, 0, 5)]) as ranges,
+        pytest.raises(SpecError, match=r"Raise receive\.message\.max\.bytes in source\.properties \(now 1000000\)"),
+    ):
+        list(ranges)
+
+
+def test_a_batch_of_a_hundred_megabytes_is_read(reader: str, kafka: EmbeddedKafka, topic: TopicFactory) -> None:
+    """The client needs up to three times the bytes; compressed, the batch has four kilobytes."""
+    name, of_producer = topic(), {"message.max.bytes": 1_000_000_000, "batch.size": 500_000_000}
+    produce(kafka, name, [b"x" * 990_000] * 100, **of_producer, **{"compression.type": "zstd", "linger.ms": 9000})
+    kind = ColumnReader if reader == "columns" else MessageReader
+    with kind({"bootstrap.servers": kafka.bootstrap}, [OffsetRange(name, 0, 0, 100)]) as ranges:
+        assert sum(len(chunk) for chunk in ranges) == 100
 
 
 def test_a_stage_that_fails_removes_its_files(kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext) -> None:

@@ -205,7 +205,9 @@ class _Replay:
     def merge_context(self, staged: StageContext, target: Target, folder: Path) -> MergeContext:
         """Return the context of a merge into a table; the merge is never committed."""
         table = self.sinks.tables[target]
-        rules = dataclasses.replace(merge_rules(self.spec, table), how="merge-on-read", traced=False)
+        rules = dataclasses.replace(
+            merge_rules(self.spec, table), how="merge-on-read", traced=False, landed=self.tables.landed(table)
+        )
         merged = target_table(table, folder=str(folder / "merged" / target))
         return MergeContext(self.spec.name, rules, staged.targets[target], merged)
 

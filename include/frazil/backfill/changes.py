@@ -39,7 +39,7 @@ def merging_older(tables: StreamTables, files: tuple[StagedFile, ...]) -> Snapsh
         return dataclasses.replace(merging.rules(table), replays=True)
 
     older = dataclasses.replace(merging, rules=rules, parallelism=lambda: len(files))
-    return MergeWriter(tables.stream, files, older)
+    return MergeWriter(tables.stream, files, older, tables.landed)
 
 
 def changes_of(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:

@@ -53,7 +53,7 @@ from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Spans, TopicPartition, bitmaps, union
-from frazil.offsets.tally import Tallies, seen, together
+from frazil.offsets.tally import OffsetTally, Tallies, seen, together
 from frazil.partitions.windows import Grain
 from frazil.spec.formats import envelope_of
 from frazil.spec.model import StreamSpec
@@ -317,6 +317,8 @@ class Backfill:
         routed: dict[Target, Tallies] = {**tally_routed(table, journals)}
         default = together([tally(table, branch), tally_merged(table, journals)])
         rows = together([default, *routed.values()])
+        if self.spec.mode == "upsert":  # a record may be several changes, but lands as a whole
+            rows = {tp: OffsetTally([*of.seen]) for tp, of in rows.items()}
         if self._by_letters:
             elsewhere: tuple[Tallies, ...] = (settled_meanwhile(rows, self._letters(spans, marker.source)),)
         else:

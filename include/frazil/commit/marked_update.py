@@ -205,7 +205,7 @@ def merge_of(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]
             "no longer declared. Declare it so again until the batch is committed, then start again"
         )
     traced = bool(journal.rejected) or journal.letters_seen != NO_LETTERS
-    return MergeWriter(journal.stream, staged, merging, traced)
+    return MergeWriter(journal.stream, staged, merging, tables.landed, traced)
 
 
 def _position(marker: Marker) -> dict[str, str]:

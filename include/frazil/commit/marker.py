@@ -82,6 +82,11 @@ class Marker:
     """
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that Kafka assigned to a second record after losing the record that was read."""
+    landed: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Ends of the table's records at the last reset, for topic-partitions that were made again or truncated.
+
+    Rows beyond both this end and the position come from former records: see `landed_ends`.
+    """
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed from the table, and whose loss an operator accepted."""
     adopted_rows: int = 0
@@ -151,6 +156,7 @@ class Marker:
                 **({} if self.open_snapshot_id is None else {"open-snapshot-id": self.open_snapshot_id}),
                 **({"leader-epochs": nested(self.leader_epochs)} if self.leader_epochs else {}),
                 **({"rewritten": _nested_spans(self.rewritten)} if self.rewritten else {}),
+                **({"landed": nested(self.landed)} if self.landed else {}),
                 **({"adopted-rows": self.adopted_rows} if self.adopted_rows else {}),
                 **({"given-up": _nested_spans(self.given_up)} if self.given_up else {}),
                 **({"transaction": self.transaction} if self.transaction.id else {}),
@@ -184,6 +190,7 @@ class Marker:
                 open_snapshot_id=raw.get("open-snapshot-id"),
                 leader_epochs=flat(raw.get("leader-epochs", {})),
                 rewritten=_spans(raw.get("rewritten", {})),
+                landed=flat(raw.get("landed", {})),
                 given_up=_spans(raw.get("given-up", {})),
                 adopted_rows=raw.get("adopted-rows", 0),
                 transaction=LastTransaction(*raw.get("transaction", ())),
@@ -279,6 +286,15 @@ def of_same_topics(
         for (topic, partition), offset in offsets.items()
         if known.topic_ids.get(topic) == found.topic_ids.get(topic, known.topic_ids.get(topic))
     }
+
+
+def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
+    """Return the ends of a table's present records, for topic-partitions that may have left former records in it.
+
+    `marker` is the table's own; `main` is that of the stream's main table, which resets change.
+    """
+    own = of_same_topics(marker.offsets, marker.source, main.source)
+    return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
 
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:

@@ -86,6 +86,8 @@ class MergeWriter:
     changes: tuple[StagedFile, ...]
     """Staged files (at least one) of changes, or of candidates."""
     merging: Merging
+    landed: Callable[[Table], tuple[tuple[str, int], ...]]
+    """Returns `MergeRules.landed` for the table."""
     traced: bool = True
     """See `MergeRules.traced`."""
     attempts: list[_Attempt] = field(default_factory=list)
@@ -116,7 +118,7 @@ class MergeWriter:
         Results stay valid while the context changes only in its credentials.
         """
         rules, target = self.merging.rules(table), target_table(table, folder="")
-        rules = dataclasses.replace(rules, traced=self.traced)
+        rules = dataclasses.replace(rules, traced=self.traced, landed=self.landed(table))
         properties = tuple(sorted(target.properties.items()))
         key = (rules, target.schema_json, target.spec_json, target.sort_order_json, properties)
         if key not in self._folders:

@@ -178,6 +178,7 @@ def moved(  # noqa: PLR0913 - the state, the target and Kafka
         leader_epochs=_kept_leader_epochs(before, target, source),
         transaction=NO_TRANSACTION,
         rewritten=_rewritten(before, target, source, cut),
+        landed=_landed(before, source, cut),
         given_up=_given_up(seen, before, target, source),
     )
 
@@ -193,6 +194,14 @@ def _rewritten(before: Marker, target: Offsets, source: SourceIdentity, cut: Off
     same = of_same_topics(before.offsets, before.source, source)
     begins = {tp: max(at, target.get(tp, at)) for tp, at in cut.items() if tp in same}
     return _with_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
+
+
+def _landed(before: Marker, source: SourceIdentity, cut: Offsets) -> dict[TopicPartition, int]:
+    """Return the ends of the table's records of logs that had other records at the same offsets before."""
+    same, known = (of_same_topics(of, before.source, source) for of in (before.offsets, before.landed))
+    ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
+    former = {tp for tp in ends if tp in known or tp in cut or tp not in same}
+    return {tp: min(ends[tp], cut.get(tp, ends[tp])) for tp in sorted(former)}
 
 
 def _given_up(seen: BeforeReset, before: Marker, target: Offsets, source: SourceIdentity) -> Spans:

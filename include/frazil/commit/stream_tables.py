@@ -9,7 +9,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from frazil.commit.journal import JournalStore
-from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.marker import BatchKey, Marker, landed_ends, read_marker
 from frazil.commit.merging import Merging
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.ingest.contract import Target, is_routed
@@ -106,6 +106,12 @@ class StreamTables:
     def marker(self) -> Marker | None:
         """Load the marker from the catalog."""
         return read_marker(self.main.refresh().metadata.properties, self.stream)
+
+    def landed(self, table: Table) -> tuple[tuple[str, int], ...]:
+        """Return `MergeRules.landed` for one of the stream's tables."""
+        own, main = (read_marker(of.metadata.properties, self.stream) for of in (table, self.main.current()))
+        ends = landed_ends(own, main) if own and main else {}
+        return tuple((f"{topic}/{partition}", end) for (topic, partition), end in sorted(ends.items()))
 
     def marker_seen_by(self, catalog: Catalog) -> Marker | None:
         """Load the marker with another client of the catalog, for a thread other than the one that commits."""

@@ -361,7 +361,9 @@ class StageResult:
     drift: SchemaDrift = NO_DRIFT
     """New fields and types in the records that the table's columns do not have; empty unless the table may evolve."""
     other_events: int = 0
-    """Number of events of a captured database that change no row, such as heartbeats. Tombstones are not included."""
+    """Number of events of a captured database that change no row, such as heartbeats. Records without a value are not
+    included.
+    """
     values: tuple[str, ...] = ()
     """Values for which a table may be created. Their rows were not written, so the batch is staged again."""
 

@@ -26,7 +26,7 @@ class Rejection(NamedTuple):
 class Decoded:
     """The result of decoding n records. Row i of `rows` comes from record `kept[i]`; other records are rejections.
 
-    If a record becomes several rows (JSON lines), `kept` repeats its index, and its rows are in order.
+    If a record becomes several rows (JSON lines, envelopes), `kept` repeats its index, and its rows are in order.
     """
 
     rows: pa.Table
@@ -60,7 +60,7 @@ class Decoder(Protocol):
     """Decodes chunks of one format to rows of one schema. A record's result does not depend on other records."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Decode each record to one row (JSON lines: one or several rows) or to one rejection."""
+        """Decode each record to one row (JSON lines, envelopes: one or several rows) or to one rejection."""
 
 
 @runtime_checkable

@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.ingest.binary_arrays import arrow_binary
+from frazil.ingest.changes import CHANGE, DELETE
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import Destinations, OffsetRange, Target
-from frazil.ingest.decode import Decoded, Rejection
+from frazil.ingest.decode import Decoded, Rejection, line_numbers
 from frazil.ingest.headers import header_column
 from frazil.spec.route import refusal
 
@@ -70,12 +71,14 @@ class Divider:
         verdicts = [self._destination(value) for value in values]
         waits = np.array([outcome is None for outcome in verdicts], np.bool_)[codes]
         wrong = np.array([isinstance(outcome, Rejection) for outcome in verdicts], np.bool_)[codes]
+        unwanted = wrong & _of_rows_before(decoded)
+        wrong &= ~unwanted
         rejections = list(decoded.rejections)
         for row in np.flatnonzero(wrong).tolist():
             found = verdicts[codes[row]]
             assert isinstance(found, Rejection)
             rejections.append(found._replace(index=int(decoded.kept[row])))
-        stays = ~(waits | wrong)
+        stays = ~(waits | unwanted | np.isin(decoded.kept, decoded.kept[wrong]))
         rows, kept = decoded.rows, decoded.kept
         if not stays.all():
             rows, kept, codes = rows.filter(pa.array(stays)), kept[stays], codes[stays]
@@ -124,6 +127,15 @@ class Divider:
     def _rejection(self, reason: str) -> Rejection:
         of = "" if self._to.by == "topic" else f" {self._to.name}"
         return Rejection(0, NO_TABLE, f"{self._to.by}{of}: {reason}")
+
+
+def _of_rows_before(decoded: Decoded) -> NDArray[np.bool_]:
+    """Mask of deletes whose record has an upsert too: no table for them means that the row was in none."""
+    again = line_numbers(decoded.kept) > 0
+    if not again.any():
+        return again
+    deletes: NDArray[np.bool_] = pc.equal(decoded.rows.column(CHANGE), DELETE).to_numpy().astype(np.bool_)
+    return np.isin(decoded.kept, decoded.kept[again]) & deletes
 
 
 def _text(value: str | bytes | None) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from confluent_kafka import KafkaError, KafkaException
 from numpy.typing import NDArray
 
-from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap, TopicMissing
+from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.kafka.client import refusal
@@ -47,9 +47,11 @@ FETCHES_THROTTLED = 2
 MAX_THROTTLED_S = 900.0
 LOGGED_THROTTLE_S = 5.0
 
-TUNING = {"fetch.queue.backoff.ms": "5", "queued.max.messages.kbytes": "32768", "log_level": "2"}
+LARGEST = "receive.message.max.bytes"
+TUNING = {"fetch.queue.backoff.ms": "5", "queued.max.messages.kbytes": "32768", "log_level": "2", LARGEST: "300000000"}
 """Defaults that users can override. librdkafka's own default is to wait a whole second once its queue is full, and to
-log twenty lines a second for failed connections. Our error message quotes the last of these lines.
+log twenty lines a second for failed connections. Our error message quotes the last of these lines. Its buffer for a
+batch of zstd grows by three up to `LARGEST`, so that any batch of 100 MB fits. Other batches do not need the memory.
 """
 
 EXACTNESS = {
@@ -111,6 +113,7 @@ class RangeReader(ABC):
     ) -> None:
         self._ranges = ranges
         self._stream, self._servers = stream, properties.get("bootstrap.servers", "")
+        self._largest = consumer_properties(properties)[LARGEST]
         self._limit_s = unreachable_limit_s
         self._monotonic = monotonic
         self._ends = np.array([r.end for r in ranges], np.int64)
@@ -135,8 +138,8 @@ class RangeReader(ABC):
     def __iter__(self) -> Iterator[Chunk]:
         """Yield chunks of at most about `CHUNK_RECORDS` records and `CHUNK_BYTES`.
 
-        Raises OffsetGap if a range begins before Kafka's first offset, AccessDenied, TopicMissing, and KafkaUnavailable
-        if no open range advances within the time limit.
+        Raises OffsetGap if a range begins before Kafka's first offset, AccessDenied, TopicMissing, SpecError for a
+        batch beyond `receive.message.max.bytes`, and KafkaUnavailable if no open range advances within the time limit.
         """
         self._assign((*tp, int(self._positions[i])) for tp, i in self._open.items())
         advanced_at = self._monotonic()
@@ -249,6 +252,11 @@ class RangeReader(ABC):
             self._failure = refused
         elif code in _GONE:
             self._failure = TopicMissing(f"Kafka does not know {place}: {text}. Was the topic deleted?")
+        elif code == KafkaError._BAD_COMPRESSION:
+            self._failure = SpecError(
+                f"{place}: a batch of records cannot be decompressed: {text}. Raise {LARGEST} in source.properties "
+                f"(now {self._largest}) to three times the bytes of its records, unless the batch is damaged"
+            )
 
     def _gap(self, r: OffsetRange, position: int) -> OffsetGap:
         try:
@@ -261,7 +269,7 @@ class RangeReader(ABC):
             f"{available}. `frazil reset` shows what would be skipped and moves the stream past it."
         )
 
-    def _stalled(self) -> KafkaUnavailable:
+    def _stalled(self) -> KafkaUnavailable | SpecError:
         (topic, partition), i = next(iter(self._open.items()))
         causes = [text for code, text in self._troubles.items() if code not in _CONSEQUENCES]
         said = causes or [*self._troubles.values()][-1:] or ["the brokers are silent"]
@@ -269,7 +277,8 @@ class RangeReader(ABC):
         if self._throttled_s:
             said.append(self._throttle_words())
             todo = " Raise the quota, or let producers send smaller batches: a batch must fit into 10 s of the quota."
-        return KafkaUnavailable(
+        too_large = any(LARGEST in text for text in causes)  # it stays so, however often it is read
+        return (SpecError if too_large else KafkaUnavailable)(
             f"no record arrived for {self._silence_limit_s():.0f} s and {len(self._open)} ranges have not ended, among "
             f"them {topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(said)}.{todo}"
         )

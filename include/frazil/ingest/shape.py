@@ -31,13 +31,12 @@ from frazil.ingest.changes import ChangeReader
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates, record_schema
-from frazil.ingest.decode import Decoded, Decoder, Rejection, whole_records
-from frazil.ingest.formats import Quoter, decoder, has_lines, quoter
+from frazil.ingest.decode import Decoded, Decoder, Rejection, line_numbers, whole_records
+from frazil.ingest.formats import Quoter, decoder, has_lines, has_several_rows, quoter
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, joined_drift
 from frazil.ingest.sensitive import Protector
 from frazil.ingest.split import column_of
-from frazil.spec.coordinates import LINE
 from frazil.spec.type_ends import ends_of
 
 
@@ -57,8 +56,9 @@ class Shaper:
         self._protect = protect
         self._beside = BesideValue(record_schema(schema, context.coordinates), context.beside)
         self._changes = ChangeReader(context.changes, key_decoder(context, schema)) if context.changes else None
-        self._lines = has_lines(context.record_format)
-        self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=self._lines)
+        self._several = has_several_rows(context.record_format)
+        lines = has_lines(context.record_format)
+        self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=lines)
         self._schema = schema
         self._lowest = list(lowest_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
@@ -75,14 +75,14 @@ class Shaper:
         A record with several rows is accepted or rejected as a whole, because one offset may be in only one table.
         """
         decoded = self._decoded(chunk)
-        if self._lines:
+        if self._several:
             decoded = whole_records(decoded)
         rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
         shaped = Decoded(rows, decoded.kept, decoded.rejections)
         if within := self._within:
             times = self.event_times(rows)
             wanted = pc.and_(pc.greater_equal(times, within[0]), pc.less(times, within[1])).fill_null(False)
-            if self._lines:
+            if self._several:
                 wanted = pa.array(np.isin(shaped.kept, shaped.kept[wanted.to_numpy(False)]))
             shaped = Decoded(rows.filter(wanted), shaped.kept[wanted.to_numpy(False)], [])
         wrong = {
@@ -91,11 +91,11 @@ class Shaper:
             **self._out_of_range(chunk, shaped),
         }
         found = _without(shaped, wrong) if wrong else shaped
-        return whole_records(found) if self._lines else found
+        return whole_records(found) if self._several else found
 
-    def records_of(self, rows: pa.Table) -> NDArray[np.bool_] | None:
-        """Return the mask of each record's first row; None if each record is one row."""
-        return pc.equal(rows.column(LINE), 0).to_numpy() if self._lines else None
+    def records_of(self, kept: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Return the mask of each record's first row, given each row's record; None if each record is one row."""
+        return line_numbers(kept) == 0 if self._several else None
 
     def _decoded(self, chunk: Chunk) -> Decoded:
         if isinstance(chunk, RowChunk):

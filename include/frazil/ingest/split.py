@@ -16,6 +16,8 @@ from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
 from pyiceberg.transforms import IdentityTransform, Transform, TruncateTransform, VoidTransform
 from pyiceberg.types import BinaryType, IcebergType
 
+from frazil.ingest.arrow_values import plain
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -34,7 +36,7 @@ def column_of(table: pa.Table, schema: Schema, field_id: int) -> pa.Array:
     while path.inner is not None:
         path = path.inner
         array = array.flatten()[path.position]  # flatten: null where the struct is null
-    return array.storage if isinstance(array, pa.ExtensionArray) else array
+    return plain(array)
 
 
 def transformed(array: pa.Array, transform: Transform[Any, Any], source: IcebergType) -> pa.Array:

@@ -315,7 +315,7 @@ class _Stage:
             self._shape.event_times(shaped.rows),
             timestamps_ms=chunk.timestamps_ms[shaped.kept],
             now_ms=self._now_us() // 1000,
-            records=self._shape.records_of(shaped.rows),
+            records=self._shape.records_of(shaped.kept),
             of_windows=divided.of_main if divided else None,
         )
         if divided:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from frazil.ingest.arrow_values import plain
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
 from frazil.ingest.source_log import MIN_NEW_LOG_GAP_MS, Logs, logs
 from frazil.merge.contract import MergeRules
@@ -235,7 +236,7 @@ def column(rows: pa.Table, name: str) -> pa.Array:
     array = rows.column(name).combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return array.storage if isinstance(array, pa.ExtensionArray) else array
+    return plain(array)
 
 
 def codes_of(columns: list[pa.Array], count: int) -> NDArray[np.int64]:

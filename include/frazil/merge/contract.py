@@ -58,6 +58,11 @@ class MergeRules:
     letter. In the same topic-partition the offsets are compared, otherwise the Kafka timestamps. A row without
     coordinates stays.
     """
+    landed: tuple[tuple[str, int], ...] = ()
+    """Ends of the table's records, by `topic/partition`, for topics made again and truncated logs.
+
+    A row with this offset or a higher one comes from a former record: each change of the topic-partition is later.
+    """
     ignored: tuple[str, ...] = ()
     """Columns that are not compared to find updates: the Kafka coordinates."""
     traced: bool = True

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from frazil.ingest.arrow_values import chosen, plain
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
 from frazil.ingest.source_log import began_anew
 from frazil.merge.changes import NEVER, OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, bare_deletes, column
@@ -25,7 +26,7 @@ def stale(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Tabl
     old = _is_kept(orders, changes, rows, rules)
     if deletes is None:
         return old
-    gone = _earlier(rows, deletes, unknown=not rules.replays)
+    gone = _earlier(rows, deletes, rules, unknown=not rules.replays)
     never = _mask(column(deletes, OFFSET).is_null())
     return np.where(never, old, ~gone & (old | bare_deletes(changes, rules)))
 
@@ -35,7 +36,7 @@ def _is_kept(orders: pa.Array | None, places: pa.Table | None, rows: pa.Table, r
 
     For the coordinates, see `MergeRules.replays`.
     """
-    kept = ~_earlier(rows, places) if rules.replays else np.zeros(rows.num_rows, np.bool_)
+    kept = ~_earlier(rows, places, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
     if rules.order_by is None:
         return kept
     old = column(rows, rules.order_by)
@@ -50,7 +51,7 @@ def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]
     return below & ~began_anew(new, old) if rules.by_position else below
 
 
-def _earlier(rows: pa.Table, places: pa.Table, *, unknown: bool = False) -> NDArray[np.bool_]:
+def _earlier(rows: pa.Table, places: pa.Table, rules: MergeRules, *, unknown: bool = False) -> NDArray[np.bool_]:
     """Mask of rows older than the record at the same index of `places`.
 
     For rows without coordinates the result is `unknown`.
@@ -61,9 +62,20 @@ def _earlier(rows: pa.Table, places: pa.Table, *, unknown: bool = False) -> NDAr
         pc.equal(column(rows, TOPIC), column(places, TOPIC)),
         pc.equal(column(rows, PARTITION), column(places, PARTITION)),
     )
-    before = pc.less(column(rows, OFFSET), column(places, OFFSET))
+    before = pc.or_(pc.less(column(rows, OFFSET), column(places, OFFSET)), _is_former(rows, rules))
     sooner = pc.less(column(rows, TIMESTAMP), column(places, TIMESTAMP))
     return _mask(pc.fill_null(pc.if_else(same, before, sooner), unknown))
+
+
+def _is_former(rows: pa.Table, rules: MergeRules) -> pa.Array:
+    """Mask of rows of records that their topic-partition no longer has; see `MergeRules.landed`."""
+    if not rules.landed:
+        return pa.array(np.zeros(rows.num_rows, np.bool_))
+    names, ends = zip(*rules.landed, strict=True)
+    text = pa.large_string()
+    place = [column(rows, name).cast(text) for name in (TOPIC, PARTITION)]
+    at = pc.index_in(pc.binary_join_element_wise(*place, pa.scalar("/", text)), pa.array(names, text))
+    return pc.fill_null(pc.greater_equal(column(rows, OFFSET), pa.array(ends, pa.int64()).take(at)), False)
 
 
 def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
@@ -81,7 +93,7 @@ def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[n
 
 def renewed(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
     """Mask of unchanged rows that take the coordinates of their changes."""
-    return _earlier(rows, changes) if rules.traced and rules.ignored else np.zeros(changes.num_rows, np.bool_)
+    return _earlier(rows, changes, rules) if rules.traced and rules.ignored else np.zeros(changes.num_rows, np.bool_)
 
 
 def deletes(changes: pa.Table) -> NDArray[np.bool_]:
@@ -102,9 +114,8 @@ def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
         mask[parents[values == field_id]] = True
         if mask.any():
             at = changes.schema.get_field_index(name)
-            old = rows.column(name).combine_chunks()
-            new = changes.column(name).combine_chunks().cast(old.type)
-            changes = changes.set_column(at, name, chosen(pa.array(mask), old, new))
+            values = chosen(mask, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
+            changes = changes.set_column(at, name, values)
     return changes
 
 
@@ -120,21 +131,15 @@ def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newe
         )
         older = _is_kept(orders, places, rows, rules) & (numbers[of] != newest.numbers[of]) & ~cut
         if older.any():
-            at, old = changes.schema.get_field_index(name), rows.column(name).combine_chunks()
-            new = changes.column(name).combine_chunks().cast(old.type)
-            changes = changes.set_column(at, name, chosen(pa.array(older), old, new))
+            at = changes.schema.get_field_index(name)
+            values = chosen(older, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
+            changes = changes.set_column(at, name, values)
     return changes
-
-
-def chosen(mask: pa.Array, first: pa.Array, second: pa.Array) -> pa.Array:
-    """Return the first value where the mask is true, else the second value. Works for any type."""
-    places = np.where(_mask(mask), np.arange(len(mask)), np.arange(len(mask)) + len(mask))
-    return pa.concat_arrays([first, second]).take(pa.array(places))
 
 
 def equal(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
     """Mask of equal values. Null equals null, and NaN equals NaN."""
-    one, other = _plain(one), _plain(other)
+    one, other = plain(one), plain(other)
     kind: Any = one.type
     if pa.types.is_struct(kind):
         same = np.ones(len(one), np.bool_)
@@ -158,10 +163,6 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_alike, one, other))
     return bool(one == other) or (one != one and other != other)  # noqa: PLR0124 - NaN
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 
 def _mask(array: pa.Array) -> NDArray[np.bool_]:

@@ -88,5 +88,8 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         if _FEATURES[feature](spec) and (declared := _PLACES[place](spec)) in values:
             yield Problem(place, declared, why)
     if spec.route and spec.mode == "upsert" and spec.route.by == "field" and spec.route.name not in spec.key:
-        what = "is not in the key: a record could move its key to another table, and its row would stay; add it there"
+        what = (
+            "is not in the key: a record could move its key to another table, and its row would stay. Add it there. "
+            "When a row's value changes, send a delete of the former row (captured changes: replica identity full)"
+        )
         yield Problem("route.name", spec.route.name, what)

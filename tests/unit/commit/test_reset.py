@@ -7,8 +7,17 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, first_marker, of_same_topics
-from frazil.commit.reset import Available, BeforeReset, clamped, moved, moves
+from frazil.commit.marker import (
+    NO_TRANSACTION,
+    BatchKey,
+    Fate,
+    LastTransaction,
+    Marker,
+    first_marker,
+    landed_ends,
+    of_same_topics,
+)
+from frazil.commit.reset import NO_OFFSETS, Available, BeforeReset, Offsets, clamped, moved, moves
 from frazil.kafka.identity import SourceIdentity
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
@@ -71,6 +80,26 @@ def test_a_topic_made_again_takes_its_offsets_and_event_times_with_it():
     assert after.source == remade
     assert of_same_topics({("t", 0): 10}, SOURCE, remade) == {}
     assert of_same_topics({("t", 0): 10}, SOURCE, SourceIdentity("another", {"t": "id-1"})) == {}
+
+
+def test_a_reset_remembers_where_records_end_that_a_log_has_after_former_ones():
+    def after(before: Marker, target: Offsets, *, cut: Offsets = NO_OFFSETS) -> Marker:
+        seen = BeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
+        found = moved(seen, stream="s", epoch=before.at.epoch + 1, target=target, source=remade, cut=cut)
+        return Marker.from_property("s", found.to_property())
+
+    remade, at = SourceIdentity("cluster", {"t": "id-2", "u": "id-1"}), {("t", 0): 10, ("t", 1): 4, ("u", 0): 7}
+    before = Marker("s", BatchKey(1, 1), None, at, SourceIdentity("cluster", {"t": "id-1", "u": "id-1"}))
+    again = after(before, {("t", 0): 0, ("t", 1): 0})
+    assert again.landed == {("t", 0): 0, ("t", 1): 0}
+    back = after(dataclasses.replace(again, offsets={**at, ("t", 0): 6}), {("t", 0): 2, ("u", 0): 1})
+    assert back.landed == {("t", 0): 6, ("t", 1): 4}
+    truncated = after(back, {("t", 0): 2, ("u", 0): 1}, cut={("t", 0): 3, ("u", 0): 1})
+    assert truncated.landed == {("t", 0): 3, ("t", 1): 4, ("u", 0): 1}
+    # A table may have fewer batches than the main one, and some of a former topic.
+    assert landed_ends(before, again) == {("t", 0): 0, ("t", 1): 0}
+    assert landed_ends(dataclasses.replace(again, offsets={("t", 0): 5}), again) == {("t", 0): 5, ("t", 1): 0}
+    assert landed_ends(dataclasses.replace(back, offsets={("t", 0): 2}), back) == back.landed
 
 
 def test_a_marker_without_a_past_commits_no_journal_of_earlier_epochs():

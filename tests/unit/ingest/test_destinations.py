@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.changes import CHANGE, DELETE, UPSERT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import Destinations, OffsetRange
 from frazil.ingest.decode import Decoded
@@ -71,6 +72,28 @@ def test_when_no_further_table_can_be_made_new_values_are_rejected() -> None:
     found, errors, divide = divided(["a", "b"], targets={"a": "n.a"}, makes=True, allow=("*",), full="there are enough")
     assert (found, divide.values) == ({"n.a": [0]}, set())
     assert errors == {1: "field kind: 'b' gets no table: there are enough"}
+
+
+@pytest.mark.parametrize(
+    ("values", "stay", "errors"),
+    [
+        (("a", "b"), ["b", "a"], {}),
+        (("no", "b"), ["b"], {}),
+        (("a", "no"), [], {0: "field kind: 'no' has no table"}),
+        (("no", "no"), [], {0: "field kind: 'no' has no table"}),
+    ],
+)
+def test_of_an_update_that_moves_its_row_only_the_row_after_needs_a_table(
+    values: tuple[str, str], stay: list[str], errors: dict[int, str]
+) -> None:
+    nothing = BinaryColumn.nulls(1)
+    chunk = Chunk(nothing, nothing, np.zeros(1, np.int32), np.arange(1), np.zeros(1, np.int64))
+    rows = pa.table({"kind": pa.array(values[::-1], pa.large_string()), CHANGE: pa.array([UPSERT, DELETE], pa.int32())})
+    to = Destinations(by="field", name="kind", targets={"a": "n.a", "b": "n.b"}, to_main=False)
+    found = Divider(to, RANGES)(chunk, Decoded(rows, np.array([0, 0])))
+    assert found.decoded.rows["kind"].to_pylist() == stay
+    assert [found.targets[code] for code in found.codes] == [f"n.{value}" for value in stay]
+    assert {r.index: r.error for r in found.decoded.rejections} == errors
 
 
 def test_a_header_names_the_table_and_one_that_is_no_text_is_rejected() -> None:

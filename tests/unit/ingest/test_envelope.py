@@ -122,6 +122,39 @@ def test_what_an_event_does_not_tell_is_kept() -> None:
     assert decoded.rows["name"].to_pylist() == [None, "a"]
 
 
+@pytest.mark.parametrize("names", [("id", "name"), ("id", "day")])
+def test_an_update_that_changes_its_key_deletes_the_row_before(
+    form: Callable[[dict[str, Any]], dict[str, Any]], names: tuple[str, str]
+) -> None:
+    columns = {**SPEC["schema"], **{name: f"{SPEC['schema'][name]} not null" for name in names[1:]}}  # type: ignore[dict-item, index]
+    other = {**ROW, "name": "b", "day": 20_455}
+    events = [
+        event("c", after=ROW),
+        event("u", before=ROW, after=other),
+        event("u", before=other, after={**other, "price": "2"}),
+        event("u", before={"id": 1}, after=ROW),
+        event("u", before=None, after=ROW),
+        event("u", before={**ROW, "name": None, "day": None}, after=ROW),
+    ]
+    decoded = decode([form(value) for value in events], key=[*names], schema=columns)
+    assert decoded.rejections == []
+    assert decoded.kept.tolist() == [0, 1, 2, 3, 4, 5, 1]
+    *upserts, gone = decoded.rows.to_pylist()
+    assert {row[CHANGE] for row in upserts} == {UPSERT}
+    of_event = {name: upserts[1][name] for name in METADATA}
+    of_key = {name: upserts[0][name] for name in names}
+    assert gone == {**dict.fromkeys(columns), **of_key, **of_event, CHANGE: DELETE, KEPT: None}
+
+
+def test_an_update_that_changes_its_key_needs_each_value() -> None:
+    unavailable = "__debezium_unavailable_value"
+    columns = {**SPEC["schema"], "name": "string not null", "note": "string"}  # type: ignore[dict-item]
+    update = event("u", before=ROW, after={**ROW, "name": "b", "note": unavailable})
+    (rejection,) = decode([update], key=["id", "name"], schema=columns).rejections
+    assert rejection.error_class == "UnavailableValue"
+    assert "although the event creates a row: its key changed" in rejection.error
+
+
 @pytest.mark.parametrize(
     ("value", "error_class", "said"),
     [
@@ -172,9 +205,10 @@ def test_an_event_of_no_row_is_neither_row_nor_dead_letter() -> None:
         under(f"{common}TransactionMetadataValue", END),
         under("io.debezium.connector.mysql.SchemaChangeValue", SCHEMA_CHANGE),
     ]
-    decoded = decode([HEARTBEAT, BEGIN, END, SCHEMA_CHANGE, *older, *named, event("c", after=ROW)])
+    tombstone = {"schema": None, "payload": None}
+    decoded = decode([HEARTBEAT, BEGIN, END, SCHEMA_CHANGE, *older, *named, tombstone, event("c", after=ROW)])
     assert decoded.rejections == []
-    assert decoded.kept.tolist() == [10]
+    assert decoded.kept.tolist() == [11]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +219,8 @@ def test_an_event_of_no_row_is_neither_row_nor_dead_letter() -> None:
         {**HEARTBEAT, "id": 1},
         under("shop.public.orders.Envelope", HEARTBEAT),
         {"payload": HEARTBEAT},
+        {"payload": None},
+        {"schema": {"type": "struct"}, "payload": None},
         {**BEGIN, "status": "paid"},
         {**BEGIN, "event_count": 1},
         {**END, "event_count": None},

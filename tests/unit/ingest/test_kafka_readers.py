@@ -21,7 +21,7 @@ from confluent_kafka import Message as MessageObject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, TopicMissing
+from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
 from frazil.ingest import kafka, kafka_columns, kafka_messages, readers
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
@@ -475,6 +475,11 @@ def test_keys_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch)
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessDenied, "Kafka refuses access to a[0]: error 29"),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissing, "Kafka does not know a[0]: error 3. Was the topic deleted?"),
         (KafkaError._TRANSPORT, KafkaUnavailable, "a[0] at 1 of 9: error -195"),
+        (
+            KafkaError._BAD_COMPRESSION,
+            SpecError,
+            "a[0]: a batch of records cannot be decompressed: error -198. Raise rec",
+        ),
     ],
 )
 def test_an_error_of_a_partition_is_said_in_the_same_words(

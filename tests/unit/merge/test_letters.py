@@ -42,6 +42,9 @@ class Stream:
         self.table = MadeTable(folder, SCHEMA, rules)
         self._plain = rules
 
+    def know(self, landed: tuple[tuple[str, int], ...]) -> None:
+        self._plain = dataclasses.replace(self._plain, landed=landed)
+
     def write(self, records: Sequence[Row]) -> None:
         self._merge(records, self._plain)
 
@@ -67,6 +70,23 @@ def record(offset: int, **more: Any) -> Row:
 
 def deletes(row: Row) -> bool:
     return bool(row.get(CHANGE) == DELETE)
+
+
+@pytest.mark.parametrize(
+    ("landed", "is_former"),
+    [((), False), ((("t/0", 2),), True), ((("t/0", 6),), False), ((("t/1", 2), ("u/0", 2)), False)],
+)
+def test_each_change_is_later_than_a_row_of_a_record_that_its_log_no_longer_has(
+    tmp_path: Path, landed: tuple[tuple[str, int], ...], is_former: bool
+) -> None:
+    deleted, replaced = Stream(tmp_path / "deleted", "version"), Stream(tmp_path / "replaced", None)
+    for stream in (deleted, replaced):
+        stream.write([record(5)])
+        stream.know(landed)
+    deleted.write([record(2, version=None, **{CHANGE: DELETE})])
+    replaced.replay([record(2, price=20)])
+    assert deleted.rows() == ({} if is_former else {0: (1, 5)})
+    assert replaced.rows() == {0: (1, 20 if is_former else 5)}
 
 
 RECORDS = st.lists(

@@ -148,9 +148,13 @@ def quoter(plain: PlainFormat) -> Quoter:
 
 
 def has_lines(plain: PlainFormat) -> bool:
-    """Return whether one record may become several rows."""
     declared = _parsed(plain)
     return isinstance(declared, JsonFormat) and declared.lines
+
+
+def has_several_rows(plain: PlainFormat) -> bool:
+    """Return whether one record may become several rows: lines, or an update that changes its key."""
+    return has_lines(plain) or envelope_of(_parsed(plain)) is not None
 
 
 def check_supported(schema: Schema, declared: ValueFormat) -> None:

@@ -1,15 +1,15 @@
 """Decodes Debezium's envelopes: events with a row before and after its change become rows of a change file.
 
 The format's own decoder reads an envelope as a record of nested structs, which is then flattened in Arrow. A create,
-update or snapshot read takes the row from `after`; a delete takes the key from `before`. In JSON, the envelope may be
-the `payload` next to its schema.
+update or snapshot read takes the row from `after`; a delete takes the key from `before`. An update with another key in
+`before` is both. In JSON, the envelope may be the `payload` next to its schema.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, reduce
 
 import numpy as np
 import pyarrow as pa
@@ -29,11 +29,12 @@ from pyiceberg.types import (
     TimeType,
 )
 
+from frazil.ingest.arrow_values import chosen, plain, true_where
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection
-from frazil.ingest.formats.unavailable import Unavailable, hides_null, true_where
+from frazil.ingest.formats.unavailable import Unavailable, hides_null
 from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
 from frazil.ingest.source_log import POSITIONS, positions
 from frazil.spec.formats import POSITION, Envelope
@@ -48,8 +49,8 @@ UNAVAILABLE_NULL = (
     "identity full on the source's table"
 )
 UNAVAILABLE_TEXT = (
-    "the placeholder for a value that the event omits, although the event creates a row: its primary key changed, and "
-    "the log does not have this value. Set replica identity full on the source's table"
+    "the placeholder for a value that the event omits, although the event creates a row: its key changed, and the log "
+    "does not have this value. Set replica identity full on the source's table"
 )
 _SKIPPED = ("m",)
 """Operations that concern no row: `m` is a message that an application wrote to the log."""
@@ -142,7 +143,7 @@ class EnvelopeDecoder:
         absent = chunk.values.lengths == NULL
         rejections = [r for r in decoded.rejections if not absent[r.index]]
         parts = _Parts.of(decoded.rows)
-        op = parts.text("op")
+        op = parts.at(["op"])
         deletes, states = true_where(pc.equal(op, "d")), true_where(pc.is_in(op, pa.array(_STATES)))
         wrong = self._wrong(parts, op, deletes, states)
         skipped = true_where(pc.is_in(op, pa.array(_SKIPPED)))
@@ -159,7 +160,8 @@ class EnvelopeDecoder:
             wrong.setdefault(row, why)
         snapshot = true_where(pc.equal(op, "r"))
         unavailable, columns = self._kept(columns, snapshot=snapshot)
-        made = true_where(pc.equal(op, "c"))
+        moved = self._changes_key(parts, op)
+        made = true_where(pc.equal(op, "c")) | moved
         for name, mask in unavailable.items():
             for row in np.flatnonzero(mask & made).tolist():
                 wrong.setdefault(row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_TEXT}"))
@@ -170,14 +172,35 @@ class EnvelopeDecoder:
         kept = self._lists(unavailable, len(op))
         good = ~skipped
         good[list(wrong)] = False
+        rows, records = self._rows(columns, deletes, kept).filter(pa.array(good)), decoded.kept[good]
+        if (moved := moved & good).any():
+            rows = pa.concat_tables([rows, self._rows_before(parts, moved)])
+            records = np.concatenate([records, decoded.kept[moved]])
+        added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
+        return Decoded(rows, records, [*rejections, *added], self._unavailable.without_placeholder(decoded.drift))
+
+    def _rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], kept: pa.Array) -> pa.Table:
         arrays = [columns[field.name].cast(field.type) for field in self._schema]
         change = pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32))
         rows = pa.Table.from_arrays(arrays, schema=_nullable(self._schema)).append_column(CHANGE, change)
-        rows = rows.append_column(KEPT, kept).filter(pa.array(good))
-        added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
-        return Decoded(
-            rows, decoded.kept[good], [*rejections, *added], self._unavailable.without_placeholder(decoded.drift)
-        )
+        return rows.append_column(KEPT, kept)
+
+    def _changes_key(self, parts: _Parts, op: pa.Array) -> NDArray[np.bool_]:
+        """Mask of updates whose `before` has a whole key, another one than `after`."""
+        found = np.zeros(len(op), np.bool_)
+        whole = true_where(pc.equal(op, "u")) & parts.there("before")
+        for names in self._key if whole.any() else ():
+            before, after = (_first([parts.of_column(layer, name) for name in names]) for layer in ("before", "after"))
+            whole &= true_where(before.is_valid())
+            found |= true_where(pc.not_equal(before, after))
+        return found & whole
+
+    def _rows_before(self, parts: _Parts, moved: NDArray[np.bool_]) -> pa.Table:
+        """Deletes of the rows that these updates moved to another key."""
+        filled, count = self._key_names | {*self._envelope.metadata}, len(moved)
+        nulls = {field.name: pa.nulls(count, field.type) for field in self._schema if field.name not in filled}
+        rows = self._rows({**self._values(parts, moved), **nulls}, moved, pa.nulls(count, pa.list_(pa.int32())))
+        return rows.filter(pa.array(moved))
 
     def _other_events(self, chunk: Chunk, decoded: Decoded, op: pa.Array) -> list[int]:
         """Return the rows that come from events that change no table row."""
@@ -212,7 +235,7 @@ class EnvelopeDecoder:
         for field in self._columns:
             values = parts.of_column("after", field.name)
             if field.name in key and deletes.any():
-                values = _chosen(deletes, parts.of_column("before", field.name), values)
+                values = chosen(deletes, parts.of_column("before", field.name), values)
             found[field.name] = _timed(values, field.field_type) if self._envelope.times != "iso" else values
         for column, path in self._envelope.metadata.items():
             found[column] = parts.position() if path == POSITION else parts.at(path.split("."))
@@ -291,10 +314,7 @@ class _Parts:
     def _field(self, name: str) -> pa.Array:
         if not self.wrapped.any():
             return self.rows[name]
-        return _chosen(self.wrapped, pc.struct_field(self.payload, name), self.rows[name])
-
-    def text(self, name: str) -> pa.Array:
-        return self._field(name)
+        return chosen(self.wrapped, pc.struct_field(self.payload, name), self.rows[name])
 
     def there(self, name: str) -> NDArray[np.bool_]:
         return true_where(self._field(name).is_valid())
@@ -365,10 +385,9 @@ def _timed(values: pa.Array, kind: IcebergType) -> pa.Array:
     return values.cast(pa.time64("us")) if isinstance(kind, TimeType) else values
 
 
-def _chosen(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
-    """Return the values of `first` where the mask is true, else those of `second`. Supports every type."""
-    places = np.where(mask, np.arange(len(mask)), np.arange(len(mask)) + len(mask))
-    return pa.concat_arrays([first, second.cast(first.type)]).take(pa.array(places))
+def _first(arrays: Sequence[pa.Array]) -> pa.Array:
+    """The first value of each row that is not null; UUIDs as bytes."""
+    return reduce(lambda one, other: chosen(true_where(one.is_valid()), one, other), map(plain, arrays))
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:

@@ -1,4 +1,4 @@
-"""Recognises Debezium events that change no row: heartbeats, schema changes, and transaction metadata.
+"""Recognises Debezium events that change no row: heartbeats, schema changes, transaction metadata, and tombstones.
 
 Debezium writes such events to topics of their own, but a topic pattern, a transform or a connector setting may mix them
 with row changes. They are recognised by their schema's name or, in JSON without a schema, by their exact set of fields.
@@ -34,6 +34,8 @@ def is_other_event(record: bytes) -> bool:
     if value.keys() != {"schema", "payload"}:
         return _has_form(value)
     schema, payload = value["schema"], value["payload"]
+    if payload is None:  # a tombstone, as some of Kafka Connect's converters write it (KAFKA-3832)
+        return schema is None
     named = schema is None or (isinstance(schema, dict) and is_other_schema(str(schema.get("name"))))
     return named and isinstance(payload, dict) and _has_form(payload)
 

@@ -32,6 +32,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from frazil.ingest.arrow_values import true_where
 from frazil.ingest.schema_drift import SchemaDrift, Seen, StructOf
 
 _RECOGNISED_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType, DateType)
@@ -141,9 +142,3 @@ def _are(lists: pa.Array, elements: pa.Array, form: pa.Array) -> NDArray[np.bool
 
 def _is_uuid(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.BaseExtensionType)
-
-
-def true_where(array: pa.Array) -> NDArray[np.bool_]:
-    """Return the mask of true values; null counts as false."""
-    found: NDArray[np.bool_] = pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.bool_)
-    return found
