@@ -204,7 +204,11 @@ class _Server:
                 .where(AssetModel.name == "frazil.health")
             )
             states = {key: json.loads(value) for key, value in found}
-        return {key: value for key, value in states.items() if isinstance(value, dict) and value and key not in (LAST, TURNS)}
+        return {
+            key: value
+            for key, value in states.items()
+            if isinstance(value, dict) and value and key not in (LAST, TURNS)
+        }
 
     def parsed(self) -> dict[str, Any]:
         self._parse()

@@ -63,7 +63,9 @@ def audit_upserts(
     while found is None:
         table, marker, claimed = _claimed(tables, window)
         found = audit_changes(tables, table, claimed, window=window, named=named)
-    of_commits, replaced = found
+    of_commits, rows = found
+    partitions = tuple(_numbers(claimed))
+    replaced = max(0, sum(partition.rows for partition in partitions) - rows)
     findings = (*standing_findings(table, marker, claimed, window), *of_commits, *_read_again(claimed))
     if with_source:
         findings = (*findings, *_compared(spec, tables, table, marker, claimed))
@@ -73,7 +75,7 @@ def audit_upserts(
             "missing. `--source` compares with Kafka's records"
         )
         findings = (*findings, Finding(FindingKind.NOT_COMPARED, replaced, sentence, spec.name))
-    return Audit(spec.name, tuple(_numbers(claimed)), findings, claimed.batches, window, by_key=True)
+    return Audit(spec.name, partitions, findings, claimed.batches, window, by_key=True)
 
 
 def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:

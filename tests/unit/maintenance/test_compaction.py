@@ -278,7 +278,10 @@ def test_a_partition_beyond_the_budget_is_rewritten_in_parts_and_nothing_overtak
     made = plan(big, next_best, settings=SETTINGS)
     assert [(r.partition.path, r.files, r.in_part) for r in made.rewrites] == [("day=1", 100, True)]
     assert [(left.partition.path, left.why) for left in made.left] == [("day=2", Why.BUDGET)]
-    assert made.sentence == "100 files of 10,000 bytes in 1 partition become 90 files fewer; partitions left: 1 for beyond the budget"
+    assert (
+        made.sentence
+        == "100 files of 10,000 bytes in 1 partition become 90 files fewer; partitions left: 1 for beyond the budget"
+    )
 
 
 @given(st.lists(st.integers(1, SMALL), min_size=2, max_size=300), st.integers(TARGET, 60_000))

@@ -75,7 +75,7 @@ class HeartbeatSender:
     def __init__(self) -> None:
         self.heartbeats, self.is_changed, self.broken = 0, False, False
 
-    def heartbeat(self) -> None:
+    def send_heartbeat(self) -> None:
         self.heartbeats, self.is_changed = self.heartbeats + 1, False
         if self.broken:
             raise OSError("no space left on device")
