@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from frazil.audit.findings import FindingKind
 from frazil.audit.run import audit_stream
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
@@ -139,7 +140,8 @@ def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is
     assert (done.records, done.rejected) == (400, 1)
     assert live.ids() == list(range(400))
     assert rejected(live) == [(998, bad)]
-    assert audit_stream(open_stream(live.spec).tables).clean
+    (finding,) = audit_stream(open_stream(live.spec).tables).findings
+    assert (finding.kind, finding.count) == (FindingKind.NOT_COMPARED, 1), "the dead letter may hide a lost row"
     rows = live.table().scan(row_filter="id >= 198 and id < 252").to_arrow().sort_by("id")
     expected = [datetime(2024, 1, 1, 0, 0, n // 10, tzinfo=UTC) for n in range(198, 252)]
     assert rows["at"].to_pylist() == expected
