@@ -43,6 +43,10 @@ class Claims:
     repeats: int | None = 0
     """Number of records dropped as repeats; None if a snapshot with that number has expired."""
 
+    def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
+        """Return the ranges of the topics with these ids. A former topic of the name had another log."""
+        return {tp: tuple(r for r in of if r.topic_id == topic_ids.get(tp[0], "")) for tp, of in self.ranges.items()}
+
     def without(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
         """Return the ranges of these claims without the ranges of `mine`. A range that is claimed twice is removed
         once.

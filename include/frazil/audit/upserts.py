@@ -22,7 +22,7 @@ from pyroaring import BitMap64
 from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import by_topic_id, merged_ranges, read_again
+from frazil.audit.ranges import by_topic_id, claimed_offsets, merged_ranges, read_again
 from frazil.audit.run import Audit, PartitionAudit, audit_changes, marker_of, standing_findings
 from frazil.audit.sinks import Sinks
 from frazil.audit.source import cut_logs
@@ -117,7 +117,6 @@ def _read_again(claimed: Claims) -> Iterator[Finding]:
 def _compared(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, claimed: Claims
 ) -> Iterator[Finding]:
-    starts = {tp: min(r.start for r in of) for tp, of in claimed.ranges.items() if of and tp in marker.offsets}
     if marker.routed is not None and spec.route is None:
         sentence = (
             f"{counted(claimed.records, 'record')} of a stream that had a route: which of them belong to other tables "
@@ -125,7 +124,15 @@ def _compared(
         )
         yield Finding(FindingKind.NOT_COMPARED, claimed.records, sentence, spec.name)
         return
-    if again := _to_read_again(claimed, marker):
+    current = claimed.of_topics(marker.source.topic_ids)
+    starts = {tp: min(r.start for r in of) for tp, of in current.items() if of and tp in marker.offsets}
+    if former := sum(len(claimed_offsets({*of} - {*current[tp]})) for tp, of in claimed.ranges.items()):
+        sentence = (
+            f"{counted(former, 'offset', 'is|are')} of a topic that had this name before: nothing is compared with "
+            "their records"
+        )
+        yield Finding(FindingKind.NOT_COMPARED, former, sentence, spec.name)
+    if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
             f"the stream was moved back, and {counted(again, 'offset')} of it are yet to be read again: nothing is "
             "compared with their records. Audit again once the writer has caught up"
@@ -141,7 +148,7 @@ def _compared(
             yield Finding(FindingKind.NOT_COMPARED, 1, sentence, spec.name)
             return
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
-        cut = cut_logs(kafka, marker, {tp: claimed.ranges[tp] for tp in starts if tp in ends})
+        cut = cut_logs(kafka, marker, {tp: current[tp] for tp in starts if tp in ends})
     for (topic, partition), offset in sorted(cut.items()):
         sentence = (
             f"Kafka's log was cut at offset {offset:,}, below what was committed: rows may have changes from there on "
@@ -163,12 +170,6 @@ def _compared(
         sinks = Sinks.of(spec, tables, table, marker)
         yield from sinks.findings
         yield from _differences(_Replay(spec, tables, sinks, found.identity.topic_ids, ranges))
-
-
-def _to_read_again(claimed: Claims, marker: Marker) -> int:
-    """Count the committed offsets that the stream has yet to read again after a reset."""
-    ends = {tp: max(r.end for r in of) for tp, of in claimed.ranges.items() if of}
-    return sum(max(0, end - marker.offsets[tp]) for tp, end in ends.items() if tp in marker.offsets)
 
 
 def _ids(topic_ids: Mapping[str, str], starts: Mapping[TopicPartition, int]) -> list[str | None]:
