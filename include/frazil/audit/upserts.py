@@ -22,7 +22,7 @@ from pyroaring import BitMap64
 from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import by_topic_id, claimed_offsets, merged_ranges, read_again
+from frazil.audit.ranges import by_topic_id, merged_ranges, read_again
 from frazil.audit.run import Audit, PartitionAudit, audit_changes, marker_of, standing_findings
 from frazil.audit.sinks import Sinks
 from frazil.audit.source import cut_logs
@@ -97,8 +97,9 @@ def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
     """Count every commit of a record. A dead letter that was replayed counts as a change."""
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
         start, end, rejected = min(r.start for r in of), max(r.end for r in of), sum(r.rejected for r in of)
-        replayed = claimed.replayed.get((topic, partition), BitMap64())
-        merged = min(rejected, sum(replayed.range_cardinality(*span) for span in merged_ranges(of)))
+        replayed = claimed.replayed.get((topic, partition), {})
+        spans = ((replayed[i], span) for i, r in by_topic_id(of).items() if i in replayed for span in merged_ranges(r))
+        merged = min(rejected, sum(offsets.range_cardinality(*span) for offsets, span in spans))
         changes = sum(r.records for r in of) + merged
         yield PartitionAudit(topic, partition, start, end, changes, changes, 0, None, rejected - merged)
 
@@ -126,7 +127,7 @@ def _compared(
         return
     current = claimed.of_topics(marker.source.topic_ids)
     starts = {tp: min(r.start for r in of) for tp, of in current.items() if of and tp in marker.offsets}
-    if former := sum(len(claimed_offsets({*of} - {*current[tp]})) for tp, of in claimed.ranges.items()):
+    if former := sum(map(len, claimed.former_offsets(marker.source.topic_ids).values())):
         sentence = (
             f"{counted(former, 'offset', 'is|are')} of a topic that had this name before: nothing is compared with "
             "their records"

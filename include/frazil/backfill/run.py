@@ -130,7 +130,8 @@ class Backfill:
         check_same_source(marker.source, identity, stream=self.spec.name)
         wanted = self.source.requested(self.request, marker)
         claimed = claims(self.opened.tables.journals, marker, table.metadata)
-        self._check_one_generation(wanted, claimed)
+        if not self.request.dead_letters:
+            self._check_one_generation(wanted, claimed)
         staged = staged_chunks(self.opened.tables.journals, last) if last and last.is_open else []
         held = [bitmaps(spans_of(staged))]
         if self.request.dead_letters:
@@ -254,8 +255,12 @@ class Backfill:
     ) -> tuple[Tallies, ...]:
         """Tally the tables: rows on main, rows of open windows, and dead letters.
 
-        Leaves out the dead letters for a replay, because they are the records that a replay reads.
+        Leaves out the dead letters for a replay, because they are the records that a replay reads. A replay also leaves
+        out offsets that a former topic of the name had, because a row there may be of another record.
         """
+        if self.request.dead_letters:
+            claimed = claimed or claims(self.opened.tables.journals, marker, table.metadata)
+            spans = missing(spans, claimed.former_offsets(marker.source.topic_ids))
         letters: Tallies = {} if self.request.dead_letters else self._letters(spans, marker.source)
         if self.spec.mode == "upsert":
             return (letters,)
@@ -320,9 +325,11 @@ class Backfill:
         if self.spec.mode == "upsert":  # a record may be several changes, but lands as a whole
             rows = {tp: OffsetTally([*of.seen]) for tp, of in rows.items()}
         if self._by_letters:
-            elsewhere: tuple[Tallies, ...] = (settled_meanwhile(rows, self._letters(spans, marker.source)),)
+            elsewhere: tuple[Tallies, ...] = ()
         else:
             elsewhere = self._tallies(table, marker, spans)[-1 if self._drops_its_own(table) else 0 :]
+        if self.request.dead_letters:
+            elsewhere = (*elsewhere, settled_meanwhile(rows, self._letters(spans, marker.source)))
         is_whole = self.request.event_times_us is None and envelope_of(self.spec.source.format) is None
         staged = Staged(
             journals,

@@ -30,7 +30,7 @@ from frazil.commit.backfill_marker import BackfillMarker, read_backfill
 from frazil.commit.backfill_records import chunks, given_up
 from frazil.commit.history import changes_of
 from frazil.commit.opened import OpenStream
-from frazil.dead_letters.left_out import omits, own_marker, reasons
+from frazil.dead_letters.left_out import former_ends, omits, own_marker, reasons
 from frazil.dead_letters.letters import Selection, read
 from frazil.errors import Fenced
 from frazil.ingest.contract import LETTERS, StageTask, Target
@@ -152,13 +152,13 @@ def _delete_old_copies(opened: OpenStream) -> None:
 
 def _copy(opened: OpenStream, selection: Selection, folder: str) -> int:
     """Write a copy of the selected dead letters that can be replayed, and return their number."""
-    marker = own_marker(opened)
+    marker, former = own_marker(opened), former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*LETTER_COLUMNS, "topic_id")
     unseal, may_omit = unsealer_of(opened.spec), omits(opened.spec)
 
     def chosen(rows: pa.Table) -> pa.Table:
-        kept = [reason is None for reason in reasons(rows, marker, omits=may_omit)]
+        kept = [reason is None for reason in reasons(rows, marker, former, omits=may_omit)]
         return _readable(rows.filter(pa.array(kept, pa.bool_())).select(LETTER_COLUMNS), unseal)
 
     letters = (chosen(rows) for rows in read(table, selection.row_filter(opened.spec), columns))
