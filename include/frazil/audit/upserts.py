@@ -187,6 +187,10 @@ class _Replay:
     topic_ids: Mapping[str, str]
     ranges: tuple[OffsetRange, ...]
 
+    @property
+    def topics(self) -> set[str]:
+        return {of.topic for of in self.ranges}
+
     def staged(self, folder: Path) -> tuple[StageResult, StageContext]:
         """Stage the records in subfolders of `folder`."""
         kafka = executors_kafka_properties(self.spec, os.environ)
@@ -200,7 +204,7 @@ class _Replay:
         """Return the offsets of dead letters, which stay dead letters even if the current declaration accepts their
         records.
         """
-        wanted = Wanted({of.topic for of in self.ranges}, None, self.topic_ids, self.spec.name)
+        wanted = Wanted(self.topics, None, self.topic_ids, self.spec.name)
         letters = tally(self.tables.dead_letters.refresh(), wanted)
         return {tp: of.seen.serialize() for tp, of in letters.items() if of.seen}
 
@@ -226,16 +230,16 @@ def _differences(replay: _Replay) -> Iterator[Finding]:
             changes = tuple(file for file in result.files if file.target == target)
             context = replay.merge_context(staged, target, Path(name))
             subject = stream if target == "main" else target
-            yield from _differences_of(replay.spec, table, changes, context, subject)
+            yield from _differences_of(replay, table, changes, context, subject)
 
 
 def _differences_of(
-    spec: StreamSpec, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
+    replay: _Replay, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
 ) -> Iterator[Finding]:
     done = _merged(table, changes, context)
     counts = sum((result.counts for _, result in done), Counts())
-    if spec.dedupe is None:
-        yield from _of_keys(counts, _keys(done, context), spec, subject)
+    if replay.spec.dedupe is None:
+        yield from _of_keys(counts, _keys(done, context, replay.topics), replay.spec, subject)
         return
     # A row without an event time repeats nothing, so that it is always inserted again.
     event_time = table.schema().find_field(context.rules.event_time or "").field_id
@@ -256,13 +260,13 @@ def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str) 
         ),
         (
             FindingKind.MISCOUNTED,
-            counts.updated,
+            counts.updated - keys.others_updated,
             keys.updated,
             "has other values in the table than in Kafka's newest record of it",
         ),
         (
             FindingKind.UNCLAIMED,
-            counts.deleted,
+            counts.deleted - keys.others_deleted,
             keys.deleted,
             f"is in the table, though Kafka's newest record of it deletes it{late}",
         ),
@@ -270,6 +274,13 @@ def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str) 
         if count:
             sentence = f"{counted(count, 'key')}{_named(which, count)}: each {what}"
             yield Finding(kind, count, sentence, subject, which)
+    if others := keys.others_updated + keys.others_deleted:
+        of_records = "its row is of a record" if others == 1 else "their rows are of records"
+        sentence = (
+            f"{counted(others, 'key', 'is|are')} not compared: {of_records} that this audit does not read, such as "
+            "another stream's"
+        )
+        yield Finding(FindingKind.NOT_COMPARED, others, sentence, subject)
 
 
 def _named(keys: tuple[Key, ...], count: int) -> str:
@@ -293,7 +304,7 @@ def _merged(table: Table, changes: tuple[StagedFile, ...], context: MergeContext
     return [*done.values()]
 
 
-def _keys(done: list[_Done], context: MergeContext) -> ChangedKeys:
+def _keys(done: list[_Done], context: MergeContext, topics: set[str]) -> ChangedKeys:
     target = context.target
     reader = Reader(load_file_io(dict(target.io), location=target.folder), target.properties)
-    return changed_keys(done, reader, Schema.model_validate_json(target.schema_json).select(*context.rules.key))
+    return changed_keys(done, reader, Schema.model_validate_json(target.schema_json), context.rules.key, topics)
