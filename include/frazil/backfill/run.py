@@ -301,6 +301,12 @@ class Backfill:
         """Whether the dead-letter table, instead of the stream's table, shows which records still have to land."""
         return self.request.dead_letters is not None and (self._merges or self.route is not None)
 
+    @property
+    def _skips_records(self) -> bool:
+        """Whether records that change no row are skipped: other events, and deletes whose value has no table."""
+        deletes = self.spec.mode == "upsert" and self.spec.route is not None and not self.request.files
+        return deletes or envelope_of(self.spec.source.format) is not None
+
     def _audited(self, committer: BackfillCommitter) -> _Audited:
         """Run the audit. If it fails because an operator abandoned the backfill, raise BackfillAbandoned instead."""
         try:
@@ -330,7 +336,7 @@ class Backfill:
             elsewhere = self._tallies(table, marker, spans)[-1 if self._drops_its_own(table) else 0 :]
         if self.request.dead_letters:
             elsewhere = (*elsewhere, settled_meanwhile(rows, self._letters(spans, marker.source)))
-        is_whole = self.request.event_times_us is None and envelope_of(self.spec.source.format) is None
+        is_whole = self.request.event_times_us is None and not self._skips_records
         staged = Staged(
             journals,
             rows=rows,
