@@ -233,6 +233,17 @@ def test_deleted_rows_stay_deleted(stream: Any, declare: Any) -> None:
             pass
 
 
+def test_a_delete_of_a_value_that_has_no_table_makes_none(stream: Any, declare: Any) -> None:
+    stream.produce([record(1, "d", 1, gone=True), record(2, "b", 2)])
+    declare(DELETES + ROUTE, start=True)
+    stream.produce([record(3, "b", 3)])
+    stream.catch_up()
+    backfilled(stream)
+    assert rows("test.of_b") == [(2, 2), (3, 3)]
+    assert ("test", "of_d") not in load_catalog(None).list_tables("test")
+    assert is_right(stream)
+
+
 def test_changes_are_not_put_beside_rows_of_a_former_route(stream: Any, declare: Any) -> None:
     declare(UPSERT)
     stream.produce([record(1, "a", 1)])

@@ -85,9 +85,7 @@ def test_after_an_offset_gap_the_stream_goes_on_at_what_is_left(stream: Any, eve
 def test_a_topic_made_again_is_read_from_its_beginning(stream: Any, events: Any, frazil: Frazil, kafka: Any):
     stream.produce([*events(range(8)), b"broken"], partitions=4)
     stream.catch_up()
-    admin = kafka.admin()
-    admin.delete_topics([stream.topic], operation_timeout=30)[stream.topic].result(30)
-    kafka.create_topic(stream.topic, 4)
+    _make_topic_again(stream, kafka)
     stream.produce([*events(range(8, 20)), b"broken"], partitions=4)
     with pytest.raises(TopicRecreated, match="frazil reset events --to marker"):
         stream.catch_up()
@@ -115,9 +113,7 @@ def test_a_delete_of_a_topic_made_again_removes_a_row_of_the_former_topic(stream
         stream.catch_up()
 
     send(*((key, key) for key in range(8)))
-    admin = kafka.admin()
-    admin.delete_topics([stream.topic], operation_timeout=30)[stream.topic].result(30)
-    kafka.create_topic(stream.topic, 4)
+    _make_topic_again(stream, kafka)
     assert frazil("reset", stream.name, "--to", "marker", "--yes").returncode == 0
     send((5, None), (6, 40))
     assert stream.ids() == [0, 1, 2, 3, 4, 6, 7]
@@ -128,6 +124,31 @@ def test_a_delete_of_a_topic_made_again_removes_a_row_of_the_former_topic(stream
     assert frazil("reset", stream.name, "--to", "offsets", "--offsets", start, "--yes").returncode == 0
     stream.catch_up()
     assert stream.ids() == [0, 1, 2, 3, 4, 6]
+
+
+@pytest.mark.parametrize("mode", ["mode: upsert\nkey: id\n", "dedupe: {key: id, within: 10s}\n"])
+def test_an_audit_by_key_compares_the_records_of_the_topic_made_again(
+    stream: Any, events: Any, frazil: Frazil, kafka: Any, mode: str
+):
+    stream.declare(f"{mode}commit: {{interval: 1s}}\n")
+    stream.produce(events(range(8)))
+    stream.catch_up()
+    _make_topic_again(stream, kafka)
+    assert frazil("reset", stream.name, "--to", "marker", "--yes").returncode == 0
+    stream.produce(events(range(8, 10)))
+    stream.catch_up()
+    audit = frazil("audit", stream.name, "--source")
+    assert audit.returncode == 3
+    assert "note  events: 8 offsets are of a topic that had this name before" in audit.stdout
+    assert "yet to be read again" not in audit.stdout
+    stream.table().delete("id = 9")
+    assert frazil("audit", stream.name, "--source").returncode == 1
+
+
+def _make_topic_again(stream: Any, kafka: Any) -> None:
+    admin = kafka.admin()
+    admin.delete_topics([stream.topic], operation_timeout=30)[stream.topic].result(30)
+    kafka.create_topic(stream.topic, 4)
 
 
 def _check_clean(frazil: Frazil, stream: Any) -> str:

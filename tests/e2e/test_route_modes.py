@@ -25,6 +25,7 @@ key: [note, id]
 order-by: at
 """
 ROUTE = "route: {by: field, name: note, tables: {a: test.a}, template: 'test.of_{value}', lag: 1h}\n"
+DELETE = "delete: {column: id, values: [9]}\n"
 ATOMIC = "commit: {interval: 1s, atomic: true}\n"
 COMMIT = "commit: {interval: 1s}\n"
 
@@ -148,6 +149,18 @@ def test_without_kafka_the_audit_compares_the_rows_that_are_there(
     assert [(f.kind, f.count) for f in doubled] == [(FindingKind.DUPLICATES, 1)]
 
 
+def test_a_delete_of_a_value_that_has_no_table_makes_none(
+    stream: Any, declare: Any, frazil: Callable[..., Any]
+) -> None:
+    declare(COMMIT + UPSERT + ROUTE + DELETE)
+    stream.produce([record(9, "b", 1), record(9, "c", 1), record(2, "c", 1)])
+    stream.catch_up()
+    assert ("test", "of_b") not in load_catalog(None).list_tables("test")
+    assert rows("test.of_c") == [(2, 1)]
+    assert stream.table().current_snapshot().summary["frazil.other-events"] == "1"
+    assert frazil("audit", stream.name, "--source").returncode == 0
+
+
 def test_an_upsert_is_not_routed_by_a_field_outside_its_key(stream: Any) -> None:
     stream.declare("mode: upsert\nkey: id\n" + ROUTE)
     with pytest.raises(Exception, match="is not in the key: a record could move its key to another table"):
@@ -157,11 +170,11 @@ def test_an_upsert_is_not_routed_by_a_field_outside_its_key(stream: Any) -> None
 def test_dead_letters_are_merged_into_the_routed_table_that_they_belong_to(
     stream: Any, declare: Any, frazil: Callable[..., Any]
 ) -> None:
-    template = "route: {by: field, name: note, template: 'test.of_{value}', allow: [%s]}\n"
+    template = DELETE + "route: {by: field, name: note, template: 'test.of_{value}', allow: [%s]}\n"
     declare(COMMIT + UPSERT + template % "b")
-    stream.produce([record(1, "c", 1), record(2, "c", 2), record(1, "b", 1)])
+    stream.produce([record(1, "c", 1), record(2, "c", 2), record(1, "b", 1), record(9, "d", 1)])
     stream.catch_up()
-    declare(COMMIT + UPSERT + template % "b, c")
+    declare(COMMIT + UPSERT + template % "b, c, d")
     stream.produce([record(1, "c", 5), record(3, "c", 3)])
     stream.catch_up()
     assert rows("test.of_c") == [(1, 5), (3, 3)]
@@ -169,6 +182,10 @@ def test_dead_letters_are_merged_into_the_routed_table_that_they_belong_to(
     assert replayed.returncode == 0, replayed.stderr
     assert rows("test.of_c") == [(1, 5), (2, 2), (3, 3)], "a letter is older than the row of its key"
     assert (rows("test.of_b"), stream.ids()) == ([(1, 1)], [])
+    assert "2 dead letters are merged now; 1 failed again" in replayed.stdout
+    assert ("test", "of_d") not in load_catalog(None).list_tables("test"), "a delete makes no table"
+    (left,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert left["error_class"] == "NoChange"
 
 
 def test_changes_wait_for_a_table_that_cannot_be_made(

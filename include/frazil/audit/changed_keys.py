@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
 from frazil.ingest.no_rows import no_rows
+from frazil.merge.changes import TOPIC
 from frazil.merge.contract import Counts, MergeResult, MergeTask
 from frazil.merge.table_files import Reader, arrow_schema
 
@@ -31,27 +33,52 @@ class ChangedKeys:
     inserted: tuple[Key, ...] = ()
     updated: tuple[Key, ...] = ()
     deleted: tuple[Key, ...] = ()
+    others_updated: int = 0
+    """Updated keys whose row is of a record of another topic. They are not among the keys of a kind."""
+    others_deleted: int = 0
 
 
-def changed_keys(done: Iterable[tuple[MergeTask, MergeResult]], reader: Reader, keys: Schema) -> ChangedKeys:
+def changed_keys(
+    done: Iterable[tuple[MergeTask, MergeResult]],
+    reader: Reader,
+    schema: Schema,
+    key: Sequence[str],
+    topics: Collection[str],
+) -> ChangedKeys:
     """Return the keys that a merge changed.
 
-    The merge must not have rewritten data files to keep other rows. `keys` is the schema of the key columns. Each
-    written row is an insert or an update, and each row removed from a file is an update or a delete.
+    The merge must not have rewritten data files to keep other rows. `schema` is the table's, and `topics` are those of
+    the changes. Each written row is an insert or an update, and each row removed from a file is an update or a delete.
     """
-    counts, none = Counts(), no_rows(arrow_schema(keys))
-    written, left = [none], [none]
+    keys, names = schema.select(*key), list(key)
+    placed = schema.select(*dict.fromkeys((*key, *({TOPIC} & {*schema.column_names}))))
+    counts, none, unplaced = Counts(), no_rows(arrow_schema(keys)), no_rows(arrow_schema(placed))
+    written, left = [none], [unplaced]
     for task, result in done:
         counts += result.counts
         written += [reader.whole(file.path, keys) for file in result.files if file.content == "data"]
-        left += _left(task, result, reader, keys)
-    new, old, names = _plain(pa.concat_tables(written)), _plain(pa.concat_tables(left)), list(keys.column_names)
+        left += _left(task, result, reader, placed)
+    new, old = _plain(pa.concat_tables(written)), _plain(pa.concat_tables(left))
+    others = _of_others(old, topics).select(names).group_by(names).aggregate([])
+    others_updated = others.join(new, names, join_type="left semi").num_rows
+    others_deleted = others.num_rows - others_updated
+    new, old = (rows.select(names).join(others, names, join_type="left anti") for rows in (new, old))
     inserted, updated = (new.join(old, names, join_type=f"left {how}") for how in ("anti", "semi"))
     return ChangedKeys(
         _first(inserted, counts.inserted, none.schema),
-        _first(updated, counts.updated, none.schema),
-        _first(old.join(new, names, join_type="left anti"), counts.deleted, none.schema),
+        _first(updated, counts.updated - others_updated, none.schema),
+        _first(old.join(new, names, join_type="left anti"), counts.deleted - others_deleted, none.schema),
+        others_updated,
+        others_deleted,
     )
+
+
+def _of_others(rows: pa.Table, topics: Collection[str]) -> pa.Table:
+    """Return the rows of records of other topics. A row without coordinates is not known to be one."""
+    if TOPIC not in rows.column_names:
+        return rows.slice(0, 0)
+    own = pc.is_in(rows[TOPIC], pa.array([*topics, None], rows[TOPIC].type))
+    return rows.filter(pc.invert(own))
 
 
 def _left(task: MergeTask, result: MergeResult, reader: Reader, keys: Schema) -> Iterable[pa.Table]:

@@ -11,8 +11,8 @@ from itertools import chain
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
-from frazil.audit.ranges import CommittedRange
-from frazil.commit.backfill_records import Record, chunks, published
+from frazil.audit.ranges import ByTopicId, CommittedRange, claimed_offsets
+from frazil.commit.backfill_records import Record, chunks, published, topic_ids
 from frazil.commit.history import ancestors, changes_of, commit_records, skipped_ranges
 from frazil.commit.journal import Journal, JournalStore, key_of
 from frazil.commit.marker import BatchKey, Fate, Marker
@@ -38,10 +38,19 @@ class Claims:
     """Paths of commit records that snapshots name but that are missing or unreadable."""
     lost: tuple[str, ...] = ()
     """Ranges that retention deleted before they were read, from the period's snapshots."""
-    replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
+    replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
     """Dead letters that became rows. Their offsets lie in ranges that their original batches claim."""
     repeats: int | None = 0
     """Number of records dropped as repeats; None if a snapshot with that number has expired."""
+
+    def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
+        """Return the ranges of the topics with these ids. A former topic of the name had another log."""
+        return {tp: tuple(r for r in of if r.topic_id == topic_ids.get(tp[0], "")) for tp, of in self.ranges.items()}
+
+    def former_offsets(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, BitMap64]:
+        """Return the offsets of topics that had these names before."""
+        current = self.of_topics(topic_ids)
+        return {tp: claimed_offsets({*of} - {*current[tp]}) for tp, of in self.ranges.items()}
 
     def without(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
         """Return the ranges of these claims without the ranges of `mine`. A range that is claimed twice is removed
@@ -62,7 +71,7 @@ def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> C
     backfills = list(published(journals, metadata, marker.stream))
     summed = _summed(live, _of_backfills(journals, backfills))
     repeats = None if backfills else _repeats(journals, metadata, live)
-    return dataclasses.replace(summed, replayed=_replayed(backfills), repeats=repeats)
+    return dataclasses.replace(summed, replayed=_replayed(journals, backfills), repeats=repeats)
 
 
 def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
@@ -94,7 +103,7 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     summed = _summed(found, _of_backfills(journals, backfills))
     repeats = None if backfills else _repeats(journals, metadata, found)
     return dataclasses.replace(
-        summed, gone=tuple(gone), lost=tuple(lost), replayed=_replayed(backfills), repeats=repeats
+        summed, gone=tuple(gone), lost=tuple(lost), replayed=_replayed(journals, backfills), repeats=repeats
     )
 
 
@@ -137,12 +146,14 @@ def _of_backfills(journals: JournalStore, backfills: Iterable[Record]) -> Iterat
     return ((chunk, record.selects) for record in whole for chunk in chunks(journals, record.backfill))
 
 
-def _replayed(backfills: Iterable[Record]) -> dict[TopicPartition, BitMap64]:
-    found: dict[TopicPartition, BitMap64] = {}
+def _replayed(journals: JournalStore, backfills: Iterable[Record]) -> dict[TopicPartition, dict[str, BitMap64]]:
+    found: dict[TopicPartition, dict[str, BitMap64]] = defaultdict(dict)
     for record in backfills:
+        ids = topic_ids(chunks(journals, record.backfill)) if record.replayed else {}
         for tp, offsets in record.replayed.items():
-            found[tp] = found.get(tp, BitMap64()) | offsets
-    return found
+            of, topic_id = found[tp], ids.get(tp[0], "")
+            of[topic_id] = of.get(topic_id, BitMap64()) | offsets
+    return dict(found)
 
 
 def _summed(live: Iterable[Journal], backfills: Iterable[tuple[Journal, bool]]) -> Claims:

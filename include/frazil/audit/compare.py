@@ -170,14 +170,14 @@ class _TableClaims:
 
 def _rows(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
-        return min(r.end - r.start, r.records + e.replayed.range_cardinality(r.start, r.end))
+        return min(r.end - r.start, r.records + e.replayed_of(r))
 
     return _TableClaims("row", e.rows, claimed, e.groups, missing(e), covered(e.rewritten), _accepted(e))
 
 
 def _letters(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
-        return max(0, r.rejected - e.replayed.range_cardinality(r.start, r.end))
+        return max(0, r.rejected - e.replayed_of(r))
 
     twice = covered(e.rewritten)
     return _TableClaims("dead letter", e.dead_letters, claimed, e.letter_groups, BitMap64(), twice, _accepted(e))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.ranges import CommittedRange, Group, by_topic_id, groups
+from frazil.audit.ranges import ByTopicId, CommittedRange, Group, by_topic_id, groups
 from frazil.commit.marker import Marker
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies
@@ -50,7 +50,7 @@ class Evidence:
     """
     given_up: tuple[tuple[int, int], ...] = ()
     """Committed offsets `[start, end)` whose loss an operator accepted after a rollback."""
-    replayed: BitMap64 = field(default_factory=BitMap64)
+    replayed: ByTopicId = field(default_factory=dict)
     """Records that were committed as dead letters and have become rows."""
     tables: str = "the table"
     """What findings call the tables that have `rows`."""
@@ -66,6 +66,10 @@ class Evidence:
     def generations(self) -> dict[str, list[CommittedRange]]:
         """All known ranges, by topic id."""
         return by_topic_id((*self.ranges, *self.elsewhere))
+
+    def replayed_of(self, r: CommittedRange) -> int:
+        """Count the dead letters of a range that have become rows."""
+        return self.replayed.get(r.topic_id, BitMap64()).range_cardinality(r.start, r.end)
 
     @property
     def letter_groups(self) -> list[Group]:
@@ -100,7 +104,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
             whole=whole,
             rewritten=marker.rewritten.get(tp, ()),
             given_up=marker.given_up.get(tp, ()),
-            replayed=claimed.replayed.get(tp) or BitMap64(),
+            replayed=claimed.replayed.get(tp, {}),
             tables=tables,
             drops_repeats=drops_repeats,
         )
@@ -115,7 +119,7 @@ def explained(evidence: tuple[Evidence, ...], every: Claims, mine: Claims) -> tu
     """
     elsewhere, replayed = every.without(mine), every.replayed
     return tuple(
-        replace(e, elsewhere=elsewhere.get(tp, ()), replayed=replayed.get(tp) or BitMap64())
+        replace(e, elsewhere=elsewhere.get(tp, ()), replayed=replayed.get(tp, {}))
         for e in evidence
         for tp in [(e.topic, e.partition)]
     )

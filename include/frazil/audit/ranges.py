@@ -16,6 +16,9 @@ from pyroaring import BitMap64
 
 from frazil.offsets.spans import Span, between
 
+ByTopicId = Mapping[str, BitMap64]
+"""Offsets of each topic that had the name."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommittedRange:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
+from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims, claims, window_claims
 from frazil.audit.compare import compare, compare_counts, compare_letters, compare_repeats, duplicates, missing
@@ -140,7 +141,7 @@ class _Run:
         if not backfill.replays:
             staged = replace(wanted, branch=branch_name(backfill.stream))
             return together([letters, tally(self.tables.dead_letters.current(), staged)])
-        settled = {tp: claimed.replayed[tp] for tp in letters.keys() & claimed.replayed.keys()}
+        settled = {tp: of.get(ids.get(tp[0], ""), BitMap64()) for tp, of in claimed.replayed.items() if tp in letters}
         return {**letters, **{tp: OffsetTally([*(letters[tp].seen - offsets)]) for tp, offsets in settled.items()}}
 
     def _topics(self, claimed: Claims) -> set[str]:

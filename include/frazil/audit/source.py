@@ -30,18 +30,17 @@ def ask_kafka(
         known, now = marker.source, found.identity
         notes = []
         ranges: dict[TopicPartition, tuple[int, int]] = {}
-        current: dict[TopicPartition, list[CommittedRange]] = {}
+        current = claimed.of_topics(known.topic_ids)
         for tp in sorted(claimed.ranges):
             if sentence := _why_not_comparable(tp[0], known, now, spec):
                 offsets = len(claimed_offsets(claimed.ranges[tp]))
                 notes.append(Finding(FindingKind.NOT_COMPARED, offsets, sentence, f"{tp[0]}-{tp[1]}"))
                 continue
-            current[tp] = [r for r in claimed.ranges[tp] if r.topic_id == known.topic_ids.get(tp[0])]
             begin = min((r.start for r in current[tp]), default=0)
             end = max((r.end for r in current[tp]), default=0)
             # A log that was cut may end before what was committed; nothing beyond its end ever comes.
             ranges[tp] = (max(first.get(tp, begin), begin), min(end, ends[tp].stable if tp in ends else end))
-        cut = cut_logs(kafka, marker, {tp: of for tp, of in current.items() if tp in ends})
+        cut = cut_logs(kafka, marker, {tp: current[tp] for tp in ranges if tp in ends})
     tallies = read_offsets(kafka_properties(spec, os.environ), ranges)
     return {tp: InKafka(first.get(tp, 0), tallies[tp].seen, cut.get(tp)) for tp in ranges}, tuple(notes)
 
@@ -62,15 +61,15 @@ def cut_logs(
     accepted.
 
     Checks the last offset of each leader epoch, which covers all offsets before it. So the check also finds a log that
-    was truncated long ago and has grown again since.
+    was truncated long ago and has grown again since. The ranges must be of the current topics.
     """
     found = dict(
         find_cut(kafka, {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}, marker.leader_epochs)
     )
     reached: dict[TopicPartition, dict[int, int]] = {}
     for tp, of in ranges.items():
-        for r in of:  # a former topic of the name had another log
-            if r.leader_epoch is not None and r.topic_id == marker.source.topic_ids.get(tp[0]):
+        for r in of:
+            if r.leader_epoch is not None:
                 ends = reached.setdefault(tp, {})
                 ends[r.leader_epoch] = max(r.end, ends.get(r.leader_epoch, 0))
     left = {tp: sorted(ends.items()) for tp, ends in reached.items()}

@@ -99,8 +99,9 @@ def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
     """Count every commit of a record. A dead letter that was replayed counts as a change."""
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
         start, end, rejected = min(r.start for r in of), max(r.end for r in of), sum(r.rejected for r in of)
-        replayed = claimed.replayed.get((topic, partition), BitMap64())
-        merged = min(rejected, sum(replayed.range_cardinality(*span) for span in merged_ranges(of)))
+        replayed = claimed.replayed.get((topic, partition), {})
+        spans = ((replayed[i], span) for i, r in by_topic_id(of).items() if i in replayed for span in merged_ranges(r))
+        merged = min(rejected, sum(offsets.range_cardinality(*span) for offsets, span in spans))
         changes = sum(r.records for r in of) + merged
         yield PartitionAudit(topic, partition, start, end, changes, changes, 0, None, rejected - merged)
 
@@ -119,7 +120,6 @@ def _read_again(claimed: Claims) -> Iterator[Finding]:
 def _compared(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, claimed: Claims
 ) -> Iterator[Finding]:
-    starts = {tp: min(r.start for r in of) for tp, of in claimed.ranges.items() if of and tp in marker.offsets}
     if marker.routed is not None and spec.route is None:
         sentence = (
             f"{counted(claimed.records, 'record')} of a stream that had a route: which of them belong to other tables "
@@ -127,7 +127,15 @@ def _compared(
         )
         yield Finding(FindingKind.NOT_COMPARED, claimed.records, sentence, spec.name)
         return
-    if again := _to_read_again(claimed, marker):
+    current = claimed.of_topics(marker.source.topic_ids)
+    starts = {tp: min(r.start for r in of) for tp, of in current.items() if of and tp in marker.offsets}
+    if former := sum(map(len, claimed.former_offsets(marker.source.topic_ids).values())):
+        sentence = (
+            f"{counted(former, 'offset', 'is|are')} of a topic that had this name before: nothing is compared with "
+            "their records"
+        )
+        yield Finding(FindingKind.NOT_COMPARED, former, sentence, spec.name)
+    if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
             f"the stream was moved back, and {counted(again, 'offset')} of it are yet to be read again: nothing is "
             "compared with their records. Audit again once the writer has caught up"
@@ -143,7 +151,7 @@ def _compared(
             yield Finding(FindingKind.NOT_COMPARED, 1, sentence, spec.name)
             return
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
-        cut = cut_logs(kafka, marker, {tp: claimed.ranges[tp] for tp in starts if tp in ends})
+        cut = cut_logs(kafka, marker, {tp: current[tp] for tp in starts if tp in ends})
     for (topic, partition), offset in sorted(cut.items()):
         sentence = (
             f"Kafka's log was cut at offset {offset:,}, below what was committed: rows may have changes from there on "
@@ -167,12 +175,6 @@ def _compared(
         yield from _differences(_Replay(spec, tables, sinks, found.identity.topic_ids, ranges))
 
 
-def _to_read_again(claimed: Claims, marker: Marker) -> int:
-    """Count the committed offsets that the stream has yet to read again after a reset."""
-    ends = {tp: max(r.end for r in of) for tp, of in claimed.ranges.items() if of}
-    return sum(max(0, end - marker.offsets[tp]) for tp, end in ends.items() if tp in marker.offsets)
-
-
 def _ids(topic_ids: Mapping[str, str], starts: Mapping[TopicPartition, int]) -> list[str | None]:
     return [topic_ids.get(topic) for topic in sorted({topic for topic, _ in starts})]
 
@@ -187,6 +189,10 @@ class _Replay:
     topic_ids: Mapping[str, str]
     ranges: tuple[OffsetRange, ...]
 
+    @property
+    def topics(self) -> set[str]:
+        return {of.topic for of in self.ranges}
+
     def staged(self, folder: Path) -> tuple[StageResult, StageContext]:
         """Stage the records in subfolders of `folder`."""
         kafka = executors_kafka_properties(self.spec, os.environ)
@@ -200,7 +206,7 @@ class _Replay:
         """Return the offsets of dead letters, which stay dead letters even if the current declaration accepts their
         records.
         """
-        wanted = Wanted({of.topic for of in self.ranges}, None, self.topic_ids, self.spec.name)
+        wanted = Wanted(self.topics, None, self.topic_ids, self.spec.name)
         letters = tally(self.tables.dead_letters.refresh(), wanted)
         return {tp: of.seen.serialize() for tp, of in letters.items() if of.seen}
 
@@ -226,16 +232,16 @@ def _differences(replay: _Replay) -> Iterator[Finding]:
             changes = tuple(file for file in result.files if file.target == target)
             context = replay.merge_context(staged, target, Path(name))
             subject = stream if target == "main" else target
-            yield from _differences_of(replay.spec, table, changes, context, subject)
+            yield from _differences_of(replay, table, changes, context, subject)
 
 
 def _differences_of(
-    spec: StreamSpec, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
+    replay: _Replay, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
 ) -> Iterator[Finding]:
     done = _merged(table, changes, context)
     counts = sum((result.counts for _, result in done), Counts())
-    if spec.dedupe is None:
-        yield from _of_keys(counts, _keys(done, context), spec, subject)
+    if replay.spec.dedupe is None:
+        yield from _of_keys(counts, _keys(done, context, replay.topics), replay.spec, subject)
         return
     # A row without an event time repeats nothing, so that it is always inserted again.
     event_time = table.schema().find_field(context.rules.event_time or "").field_id
@@ -256,13 +262,13 @@ def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str) 
         ),
         (
             FindingKind.MISCOUNTED,
-            counts.updated,
+            counts.updated - keys.others_updated,
             keys.updated,
             "has other values in the table than in Kafka's newest record of it",
         ),
         (
             FindingKind.UNCLAIMED,
-            counts.deleted,
+            counts.deleted - keys.others_deleted,
             keys.deleted,
             f"is in the table, though Kafka's newest record of it deletes it{late}",
         ),
@@ -270,6 +276,13 @@ def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str) 
         if count:
             sentence = f"{counted(count, 'key')}{_named(which, count)}: each {what}"
             yield Finding(kind, count, sentence, subject, which)
+    if others := keys.others_updated + keys.others_deleted:
+        of_records = "its row is of a record" if others == 1 else "their rows are of records"
+        sentence = (
+            f"{counted(others, 'key', 'is|are')} not compared: {of_records} that this audit does not read, such as "
+            "another stream's"
+        )
+        yield Finding(FindingKind.NOT_COMPARED, others, sentence, subject)
 
 
 def _named(keys: tuple[Key, ...], count: int) -> str:
@@ -293,7 +306,7 @@ def _merged(table: Table, changes: tuple[StagedFile, ...], context: MergeContext
     return [*done.values()]
 
 
-def _keys(done: list[_Done], context: MergeContext) -> ChangedKeys:
+def _keys(done: list[_Done], context: MergeContext, topics: set[str]) -> ChangedKeys:
     target = context.target
     reader = Reader(load_file_io(dict(target.io), location=target.folder), target.properties)
-    return changed_keys(done, reader, Schema.model_validate_json(target.schema_json).select(*context.rules.key))
+    return changed_keys(done, reader, Schema.model_validate_json(target.schema_json), context.rules.key, topics)

@@ -130,7 +130,8 @@ class Backfill:
         check_same_source(marker.source, identity, stream=self.spec.name)
         wanted = self.source.requested(self.request, marker)
         claimed = claims(self.opened.tables.journals, marker, table.metadata)
-        self._check_one_generation(wanted, claimed)
+        if not self.request.dead_letters:
+            self._check_one_generation(wanted, claimed)
         staged = staged_chunks(self.opened.tables.journals, last) if last and last.is_open else []
         held = [bitmaps(spans_of(staged))]
         if self.request.dead_letters:
@@ -254,8 +255,12 @@ class Backfill:
     ) -> tuple[Tallies, ...]:
         """Tally the tables: rows on main, rows of open windows, and dead letters.
 
-        Leaves out the dead letters for a replay, because they are the records that a replay reads.
+        Leaves out the dead letters for a replay, because they are the records that a replay reads. A replay also leaves
+        out offsets that a former topic of the name had, because a row there may be of another record.
         """
+        if self.request.dead_letters:
+            claimed = claimed or claims(self.opened.tables.journals, marker, table.metadata)
+            spans = missing(spans, claimed.former_offsets(marker.source.topic_ids))
         letters: Tallies = {} if self.request.dead_letters else self._letters(spans, marker.source)
         if self.spec.mode == "upsert":
             return (letters,)
@@ -296,6 +301,12 @@ class Backfill:
         """Whether the dead-letter table, instead of the stream's table, shows which records still have to land."""
         return self.request.dead_letters is not None and (self._merges or self.route is not None)
 
+    @property
+    def _skips_records(self) -> bool:
+        """Whether records that change no row are skipped: other events, and deletes whose value has no table."""
+        deletes = self.spec.mode == "upsert" and self.spec.route is not None and not self.request.files
+        return deletes or envelope_of(self.spec.source.format) is not None
+
     def _audited(self, committer: BackfillCommitter) -> _Audited:
         """Run the audit. If it fails because an operator abandoned the backfill, raise BackfillAbandoned instead."""
         try:
@@ -320,10 +331,12 @@ class Backfill:
         if self.spec.mode == "upsert":  # a record may be several changes, but lands as a whole
             rows = {tp: OffsetTally([*of.seen]) for tp, of in rows.items()}
         if self._by_letters:
-            elsewhere: tuple[Tallies, ...] = (settled_meanwhile(rows, self._letters(spans, marker.source)),)
+            elsewhere: tuple[Tallies, ...] = ()
         else:
             elsewhere = self._tallies(table, marker, spans)[-1 if self._drops_its_own(table) else 0 :]
-        is_whole = self.request.event_times_us is None and envelope_of(self.spec.source.format) is None
+        if self.request.dead_letters:
+            elsewhere = (*elsewhere, settled_meanwhile(rows, self._letters(spans, marker.source)))
+        is_whole = self.request.event_times_us is None and not self._skips_records
         staged = Staged(
             journals,
             rows=rows,

@@ -233,7 +233,8 @@ def _nothing(stream: str, act: str, selection: Selection, *, left_out: bool = Fa
 
 def _counts(done: Replayed) -> dict[str, int]:
     given_up = {"given-up": done.given_up} if done.given_up else {}
-    return {"landed": done.landed, "failed": done.failed, **given_up}
+    repeated = {"repeated": done.repeated} if done.repeated else {}
+    return {"landed": done.landed, "failed": done.failed, **given_up, **repeated}
 
 
 def _document(left: Mapping[LeftOut, int]) -> dict[str, Any]:
@@ -243,6 +244,8 @@ def _document(left: Mapping[LeftOut, int]) -> dict[str, Any]:
 def _came_to(spec: StreamSpec, done: Replayed) -> str:
     what = "is a row|are rows" if spec.mode == "append" else "is merged|are merged"
     gone = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
+    if done.repeated:
+        gone += f" {done.repeated:,} repeated a row and {'was' if done.repeated == 1 else 'were'} dropped;"
     return f"Stream {spec.name}: {counted(done.landed, 'dead letter', what)} now;{gone} {done.failed:,} failed again."
 
 

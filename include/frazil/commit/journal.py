@@ -71,7 +71,7 @@ class Journal:
     with_ignored: int = 0
     """Number of records with fields that did not become columns. Counted only if the table may evolve."""
     other_events: int = 0
-    """Number of events of a captured database that change no row."""
+    """Number of events that change no row; see `StageResult.other_events`."""
     reasons: Reasons = field(default_factory=dict)
     """Number of new dead letters by error class; empty in a journal of an earlier version."""
 

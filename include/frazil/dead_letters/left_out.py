@@ -9,11 +9,13 @@ from enum import StrEnum
 import pyarrow as pa
 from pyiceberg.table import Table
 
+from frazil.audit.claims import claims
 from frazil.backfill.rules import check_has_own
 from frazil.commit.marker import Marker
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.letters import Selection, read
 from frazil.ingest.sealing import OMITTED
+from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.table.file_bounds import COORDINATES
@@ -29,6 +31,8 @@ class LeftOut(StrEnum):
     """The stream's position is before the record: a reset moved the position back, or the batch was never committed."""
     TWO_RECORDS = "two-records"
     """Kafka assigned the offset to a second record."""
+    FORMER_TOPIC = "former-topic"
+    """Rows of an upsert may be of a topic that had the same name: their offsets do not tell which change is newer."""
 
 
 _SENTENCES: Mapping[LeftOut, str] = {
@@ -39,6 +43,10 @@ _SENTENCES: Mapping[LeftOut, str] = {
     LeftOut.RECREATED: "{is_are} left out: the topic was recreated since, and has other records at these offsets",
     LeftOut.TO_BE_READ: "{is_are} left to the writer, which has yet to read {its_their} again",
     LeftOut.TWO_RECORDS: "{is_are} left out: Kafka's log was cut, and a second record has the same offset",
+    LeftOut.FORMER_TOPIC: (
+        "{is_are} left out: the topic was recreated before, and the offsets of rows from the former topic do not tell "
+        "which change is newer. Send {its_their} again"
+    ),
 }
 
 
@@ -55,7 +63,8 @@ def sentences(found: Mapping[LeftOut, int], stream: str) -> list[str]:
 
 def left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOut]:
     """Count the selected dead letters that a replay would leave out now. Raises AdoptionRequired as a replay does."""
-    return _counted(opened.tables.dead_letters.current(), opened.spec, own_marker(opened), selection)
+    marker, former = own_marker(opened), former_ends(opened)
+    return _counted(opened.tables.dead_letters.current(), opened.spec, marker, former, selection)
 
 
 def own_marker(opened: OpenStream) -> Marker:
@@ -63,11 +72,22 @@ def own_marker(opened: OpenStream) -> Marker:
     return check_has_own(opened.spec, opened.tables.marker())
 
 
-def _counted(table: Table, spec: StreamSpec, marker: Marker, selection: Selection) -> Counter[LeftOut]:
+def former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
+    """Return the offset after the last record of former topics of the name, for an upsert. Reads all commit records."""
+    if opened.spec.mode != "upsert":
+        return {}
+    marker = own_marker(opened)
+    claimed = claims(opened.tables.journals, marker, opened.tables.main.current().metadata)
+    return {tp: of.max() + 1 for tp, of in claimed.former_offsets(marker.source.topic_ids).items() if of}
+
+
+def _counted(
+    table: Table, spec: StreamSpec, marker: Marker, former: Mapping[TopicPartition, int], selection: Selection
+) -> Counter[LeftOut]:
     columns = (*PLACE, "value") if omits(spec) else PLACE
     found: Counter[LeftOut] = Counter()
     for rows in read(table, selection.row_filter(spec), columns):
-        found.update(reason for reason in reasons(rows, marker, omits=omits(spec)) if reason is not None)
+        found.update(reason for reason in reasons(rows, marker, former, omits=omits(spec)) if reason is not None)
     return found
 
 
@@ -76,7 +96,9 @@ def omits(spec: StreamSpec) -> bool:
     return spec.sensitive is not None
 
 
-def reasons(rows: pa.Table, marker: Marker, *, omits: bool) -> list[LeftOut | None]:
+def reasons(
+    rows: pa.Table, marker: Marker, former: Mapping[TopicPartition, int], *, omits: bool
+) -> list[LeftOut | None]:
     """Return why each dead letter is left out; None if the dead letter is replayed. Pure.
 
     The column `value` is read only with `omits`.
@@ -84,12 +106,14 @@ def reasons(rows: pa.Table, marker: Marker, *, omits: bool) -> list[LeftOut | No
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
     places = zip(*(rows[name].to_pylist() for name in PLACE), strict=True)
     return [
-        LeftOut.NOT_KEPT if value == OMITTED else _of_place(place, marker)
+        LeftOut.NOT_KEPT if value == OMITTED else _of_place(place, marker, former)
         for place, value in zip(places, values, strict=True)
     ]
 
 
-def _of_place(place: tuple[str, int, int, str | None], marker: Marker) -> LeftOut | None:
+def _of_place(
+    place: tuple[str, int, int, str | None], marker: Marker, former: Mapping[TopicPartition, int]
+) -> LeftOut | None:
     topic, partition, offset, topic_id = place
     if topic_id not in {None, marker.source.topic_ids.get(topic)}:
         return LeftOut.RECREATED
@@ -97,4 +121,6 @@ def _of_place(place: tuple[str, int, int, str | None], marker: Marker) -> LeftOu
         return LeftOut.TO_BE_READ
     if any(start <= offset < end for start, end in marker.rewritten.get((topic, partition), ())):
         return LeftOut.TWO_RECORDS
+    if offset < former.get((topic, partition), 0):
+        return LeftOut.FORMER_TOPIC
     return None

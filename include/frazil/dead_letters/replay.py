@@ -10,6 +10,7 @@ import itertools
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -27,11 +28,12 @@ from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.backfill_marker import BackfillMarker, read_backfill
 from frazil.commit.backfill_records import chunks, given_up
+from frazil.commit.history import changes_of
 from frazil.commit.opened import OpenStream
-from frazil.dead_letters.left_out import omits, own_marker, reasons
+from frazil.dead_letters.left_out import former_ends, omits, own_marker, reasons
 from frazil.dead_letters.letters import Selection, read
 from frazil.errors import Fenced
-from frazil.ingest.contract import LETTERS, StageTask
+from frazil.ingest.contract import LETTERS, StageTask, Target
 from frazil.ingest.record_files import LETTER_COLUMNS
 from frazil.ingest.sealing import Unsealer, place_of, unsealer_of
 from frazil.ingest.stage import stage
@@ -58,6 +60,8 @@ class Replayed:
     """Number of dead letters that were removed without a row, because an operator discarded the rows of a table outside
     the route.
     """
+    repeated: int = 0
+    """Number of dead letters that were removed without a row, because they repeat a row, for a stream with dedupe."""
 
 
 NOTHING_DONE = Replayed("", 0, 0)
@@ -68,7 +72,7 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
 
     `run` identifies the caller. Raises the errors of a backfill, and:
 
-    - SpecError: the stream has dedupe, or no coordinates.
+    - SpecError: the stream has no coordinates.
     - RouteBehind: a routed table is missing or misses rows.
     - CommitUnavailable: a routed table failed after the default table was committed.
     - WriterBusy: a backfill of the stream is under way.
@@ -80,9 +84,11 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
     last = unfinished(opened.tables)
     check_no_backfill(last)
     if last and last.replays:
-        finished = (
-            _run(opened, parse_request({**last.request, "run": run})) if last.is_open else _replayed(opened, last)
-        )
+        if last.is_open:
+            finished = _run(opened, parse_request({**last.request, "run": run}))
+        else:
+            clear_ended(opened.tables)  # routed tables may get their rows only now
+            finished = _replayed(opened, last)
         done.append(finished and replace(finished, interrupted=True))
     clear_ended(opened.tables)
     _delete_old_copies(opened)
@@ -114,13 +120,18 @@ def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
 
 
 def _replayed(opened: OpenStream, last: BackfillMarker) -> Replayed:
-    journals, gone = opened.tables.journals, given_up(opened.tables.journals, last.id)
-    if not gone:
-        return Replayed(last.id, last.records, last.rejected)
-    without = sum(
-        file.records for chunk in chunks(journals, last) for target in gone for file in chunk.staged_for(target)
+    tables, rows = opened.tables, Counter[Target]()
+    for file in (file for chunk in chunks(tables.journals, last) for file in chunk.files):
+        rows[file.target] += file.records
+    gone = given_up(tables.journals, last.id)
+    without = sum(rows[target] for target in gone)
+    repeated = sum(
+        changes_of(snapshot.summary).get("repeated", 0)
+        for target in (rows.keys() - gone - {"dead-letters"} if opened.spec.dedupe else ())
+        for snapshot in tables.handle(target).refresh().metadata.snapshots
+        if snapshot.summary and snapshot.summary.get("frazil.backfill") == last.id
     )
-    return Replayed(last.id, last.records - without, last.rejected, given_up=without)
+    return Replayed(last.id, last.records - without - repeated, last.rejected, given_up=without, repeated=repeated)
 
 
 def _epoch(opened: OpenStream) -> int:
@@ -141,13 +152,13 @@ def _delete_old_copies(opened: OpenStream) -> None:
 
 def _copy(opened: OpenStream, selection: Selection, folder: str) -> int:
     """Write a copy of the selected dead letters that can be replayed, and return their number."""
-    marker = own_marker(opened)
+    marker, former = own_marker(opened), former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*LETTER_COLUMNS, "topic_id")
     unseal, may_omit = unsealer_of(opened.spec), omits(opened.spec)
 
     def chosen(rows: pa.Table) -> pa.Table:
-        kept = [reason is None for reason in reasons(rows, marker, omits=may_omit)]
+        kept = [reason is None for reason in reasons(rows, marker, former, omits=may_omit)]
         return _readable(rows.filter(pa.array(kept, pa.bool_())).select(LETTER_COLUMNS), unseal)
 
     letters = (chosen(rows) for rows in read(table, selection.row_filter(opened.spec), columns))

@@ -363,6 +363,8 @@ class StageResult:
     other_events: int = 0
     """Number of events of a captured database that change no row, such as heartbeats. Records without a value are not
     included.
+
+    Also counts deletes whose value has no table of the route.
     """
     values: tuple[str, ...] = ()
     """Values for which a table may be created. Their rows were not written, so the batch is staged again."""

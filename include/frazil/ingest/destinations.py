@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,8 @@ class Divided:
     targets: tuple[Target, ...]
     codes: NDArray[np.int64]
     """Index in `targets` of each row's target."""
+    unchanged: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Chunk indexes of deletes whose value has no table. They change no row."""
 
     @property
     def of_main(self) -> NDArray[np.bool_]:
@@ -71,9 +73,15 @@ class Divider:
         verdicts = [self._destination(value) for value in values]
         waits = np.array([outcome is None for outcome in verdicts], np.bool_)[codes]
         wrong = np.array([isinstance(outcome, Rejection) for outcome in verdicts], np.bool_)[codes]
+        nothing = waits & _deletes(decoded.rows)
+        for code in np.unique(codes[waits & ~nothing]).tolist():
+            if len(self.values) < MAX_REPORTED:
+                self.values.add(_text(values[code]))
         unwanted = wrong & _of_rows_before(decoded)
         wrong &= ~unwanted
-        rejections = list(decoded.rejections)
+        rejections, unchanged = list(decoded.rejections), decoded.kept[nothing]
+        if len(unchanged):  # a record of two rows may have changed another table
+            unchanged = np.setdiff1d(unchanged, decoded.kept[~nothing])
         for row in np.flatnonzero(wrong).tolist():
             found = verdicts[codes[row]]
             assert isinstance(found, Rejection)
@@ -84,7 +92,7 @@ class Divider:
             rows, kept, codes = rows.filter(pa.array(stays)), kept[stays], codes[stays]
         # A target without rows: rejected and waiting values have no target, and no code refers to one.
         targets = tuple(outcome if isinstance(outcome, str) else MAIN for outcome in verdicts)
-        return Divided(Decoded(rows, kept, rejections, decoded.drift), targets, codes)
+        return Divided(Decoded(rows, kept, rejections, decoded.drift), targets, codes, unchanged)
 
     def _coded(self, chunk: Chunk, decoded: Decoded) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
         """Return the distinct values, and for each row the index of its value."""
@@ -105,10 +113,7 @@ class Divider:
             if len(self._verdicts) >= MAX_KNOWN:
                 self._verdicts.clear()
             self._verdicts[value] = self._found(value)
-        found = self._verdicts[value]
-        if found is None and len(self.values) < MAX_REPORTED:
-            self.values.add(_text(value))
-        return found
+        return self._verdicts[value]
 
     def _found(self, value: str | bytes | None) -> _Destination:
         if value is None:
@@ -134,8 +139,13 @@ def _of_rows_before(decoded: Decoded) -> NDArray[np.bool_]:
     again = line_numbers(decoded.kept) > 0
     if not again.any():
         return again
-    deletes: NDArray[np.bool_] = pc.equal(decoded.rows.column(CHANGE), DELETE).to_numpy().astype(np.bool_)
-    return np.isin(decoded.kept, decoded.kept[again]) & deletes
+    return np.isin(decoded.kept, decoded.kept[again]) & _deletes(decoded.rows)
+
+
+def _deletes(rows: pa.Table) -> NDArray[np.bool_]:
+    if CHANGE not in rows.column_names:
+        return np.zeros(rows.num_rows, np.bool_)
+    return np.asarray(pc.equal(rows.column(CHANGE), DELETE))
 
 
 def _text(value: str | bytes | None) -> str:

@@ -21,7 +21,7 @@ from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
 from frazil.ingest.binary_column import NULL
-from frazil.ingest.changes import as_letters
+from frazil.ingest.changes import as_letters, rejecting
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask
 from frazil.ingest.dead_letters import DeadLetterTable, HeldLetters
@@ -310,6 +310,10 @@ class _Stage:
         divided = self._divide(chunk, shaped) if self._divide else None
         if divided:
             shaped = divided.decoded
+            if self._context.files:
+                shaped = rejecting(shaped, divided.unchanged)
+            else:
+                self._other_events += len(divided.unchanged)
         self.progress.landed(
             chunk.range_index[shaped.kept],
             self._shape.event_times(shaped.rows),

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import ancestors, commit_records
+from frazil.commit.history import ancestors, changes_of, commit_records
 from frazil.commit.letter_counts import HOUR_MS, NOTHING, Changes, Counts, in_spans, letters_in, span_of
 from frazil.commit.reasons import Reason, Reasons, reasons_in
 from frazil.history.points import Happened, Kind
@@ -81,7 +81,10 @@ def _replayed(summary: Mapping[str, str] | None) -> str:
     landed, failed = ((summary or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
     if not (landed.isdecimal() and failed.isdecimal()):
         return "dead letters were replayed"
-    return f"dead letters were replayed: {counted(int(landed), 'record')} landed, {int(failed):,} failed again"
+    repeated = changes_of(summary).get("repeated", 0)
+    dropped = f" {repeated:,} repeated a row and {'was' if repeated == 1 else 'were'} dropped," if repeated else ""
+    rows = counted(int(landed) - repeated, "record")
+    return f"dead letters were replayed: {rows} landed,{dropped} {int(failed):,} failed again"
 
 
 def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int) -> list[Rejected]:

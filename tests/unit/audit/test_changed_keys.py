@@ -22,9 +22,11 @@ from tests.unit.merge.made_table import MadeTable, Row, deleted
 class Audited:
     def __init__(self, folder: Path, *kinds: PrimitiveType) -> None:
         keys = [NestedField(n, f"k{n}", kind, required=True) for n, kind in enumerate(kinds, 1)]
-        schema = Schema(*keys, NestedField(9, "note", StringType(), required=False))
+        others = [NestedField(n, name, StringType(), required=False) for n, name in ((9, "note"), (10, "kafka_topic"))]
+        schema = Schema(*keys, *others)
         self.key = tuple(field.name for field in keys)
-        self.table = MadeTable(folder, schema, MergeRules(self.key, how="merge-on-read"))
+        rules = MergeRules(self.key, how="merge-on-read", ignored=("kafka_topic",), traced=False)
+        self.table = MadeTable(folder, schema, rules)
 
     def keys(self, changes: Sequence[Row]) -> ChangedKeys:
         """Keys of a merge that is not committed, as the audit's."""
@@ -32,7 +34,7 @@ class Audited:
         task = MergeTask(0, tuple(f.path for f in table.stage(changes)), tuple(table.files), inserts=True)
         result = merge(MergeContext("s", table.rules, table.changes, table.target), task)
         reader = Reader(load_file_io({}, location=table.target.folder), {})
-        return changed_keys([(task, result)], reader, table.schema.select(*self.key))
+        return changed_keys([(task, result)], reader, table.schema, self.key, {"t"})
 
 
 def row(*key: Any, note: str | None = None) -> dict[str, Any]:
@@ -45,6 +47,17 @@ def test_each_kind_has_its_own_keys(tmp_path: Path) -> None:
     changes = [row(9, "a"), row(1, "a", note="new"), deleted(k1=5, k2="a"), row(2, "a"), deleted(k1=7, k2="a")]
     assert audited.keys(changes) == ChangedKeys(
         inserted=({"k1": 9, "k2": "a"},), updated=({"k1": 1, "k2": "a"},), deleted=({"k1": 5, "k2": "a"},)
+    )
+
+
+def test_rows_of_records_of_another_topic_are_counted_apart(tmp_path: Path) -> None:
+    audited = Audited(tmp_path, LongType())
+    audited.table.land([row(n) for n in range(3)])
+    audited.table.land([{**row(n), "kafka_topic": "another"} for n in range(3, 6)])
+    audited.table.land([{**row(n), "kafka_topic": "t"} for n in range(6, 9)])
+    changes = [change for n in (0, 3, 6) for change in (row(n, note="new"), deleted(k1=n + 1), row(n + 2))]
+    assert audited.keys(changes) == ChangedKeys(
+        updated=({"k1": 0}, {"k1": 6}), deleted=({"k1": 1}, {"k1": 7}), others_updated=1, others_deleted=1
     )
 
 

@@ -59,8 +59,11 @@ def test_a_log_that_was_cut_below_what_was_merged_is_off(monkeypatch: pytest.Mon
 
 
 def test_what_a_former_topic_of_the_name_had_says_nothing_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    former = CommittedRange(0, 60, 60, 0, "id-0", leader_epoch=1)
-    assert compared(monkeypatch, former, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=2)) == []
+    """The end of the former topic is not an offset that the stream has yet to read."""
+    former = CommittedRange(0, 80, 80, 0, "id-0", leader_epoch=1)
+    (found,) = compared(monkeypatch, former, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=2))
+    assert (found.kind, found.count) == (FindingKind.NOT_COMPARED, 80)
+    assert found.sentence.startswith("80 offsets are of a topic that had this name before")
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, *ranges: CommittedRange) -> list[Finding]:

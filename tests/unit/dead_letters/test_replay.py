@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,18 +17,22 @@ from pyiceberg.catalog.sql import SqlCatalog
 from frazil.audit.run import audit_stream
 from frazil.backfill import commit as committing
 from frazil.backfill.commit import BackfillCommitter, abandon
+from frazil.cli.dlq import _came_to
 from frazil.commit import letter_counts
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import BatchKey
+from frazil.commit.marker_change import reset
 from frazil.commit.opened import open_stream
+from frazil.commit.reset import before_reset
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.counts import samples
 from frazil.dead_letters.discard import Mark, discard
+from frazil.dead_letters.left_out import LeftOut, left_out
 from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, SpecError, WriterBusy
@@ -71,36 +75,49 @@ def live(
 ) -> Any:
     """A stream that stands at offset 20: ten letters, of which it would accept the even ones today, and ten rows."""
     stream = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1")
-    main = ensure_table(load_catalog(None), stream.spec)
+    ensure_table(load_catalog(None), stream.spec)
     tables = open_stream(stream.spec).tables
     committer = Committer.take_over(tables, source=SOURCE, initial=lambda: {("events", 0): 0})
+    write(stream, committer, SOURCE, range(LETTERS, END), {n: kept(value(event, n), n) for n in range(LETTERS)})
+    return stream
+
+
+def value(event: Any, offset: int) -> bytes:
+    return event(offset) if offset % 2 == 0 else b"no event %d" % offset  # type: ignore[no-any-return]
+
+
+def write(
+    stream: Any, committer: Committer, source: SourceIdentity, offsets: range, values: Mapping[int, bytes]
+) -> None:
+    """Commit a batch up to offset 20: rows of these offsets, and dead letters with these values."""
+    main, tables = stream.table(), open_stream(stream.spec).tables
     key = BatchKey(committer.epoch, 1)
     place = {"kafka_topic": "events", "kafka_partition": 0, "kafka_timestamp": WHEN}
-    letter = {**place, "topic_id": "topic", "stream": "events", "rejected_at": WHEN}
+    letter = {**place, "topic_id": source.topic_ids["events"], "stream": "events", "rejected_at": WHEN}
     letters = [
         {
             **letter,
             "kafka_offset": n,
-            "value": kept(event(n) if n in GOOD else b"no event %d" % n, n),
+            "value": kept,
             "error_class": "MissingField" if n in GOOD else "NotAnObject",
             "error": "it was so then",
         }
-        for n in range(LETTERS)
+        for n, kept in values.items()
     ]
-    rows = [{**place, "kafka_offset": n, "id": n, "at": WHEN, "note": "x"} for n in range(LETTERS, END)]
+    rows = [{**place, "kafka_offset": n, "id": n, "at": WHEN, "note": "x"} for n in offsets]
     files = []
-    for target, table, values in (("main", main, rows), ("dead-letters", tables.dead_letters.current(), letters)):
+    for target, table, found in (("main", main, rows), ("dead-letters", tables.dead_letters.current(), letters)):
         folder = batch_folder(table, "events", key)
         writer = TableWriter(target_table(table, folder=folder), target, io=table.io, file_name=file_namer(0, 0))  # type: ignore[arg-type]
-        writer.add(pa.Table.from_pylist(values, schema=writer.layout.arrow_schema))
+        writer.add(pa.Table.from_pylist(found, schema=writer.layout.arrow_schema))
         files += writer.finish()
     batch = Journal(
         stream="events",
         key=key,
         table_uuid=str(main.metadata.table_uuid),
         created_at_ms=tables.clock_ms(),
-        source=SOURCE,
-        progress=(RangeProgress("events", 0, 0, END, END - LETTERS, LETTERS, None),),
+        source=source,
+        progress=(RangeProgress("events", 0, 0, END, len(rows), len(letters), None),),
         files=tuple(files),
         letters_seen=committer.letters_seen(),
         idle=frozenset(),
@@ -108,7 +125,6 @@ def live(
     )
     assert tables.journals.put(batch)
     committer.commit(batch)
-    return stream
 
 
 @pytest.fixture
@@ -172,10 +188,37 @@ def test_letters_that_repeat_a_row_are_dropped_where_repeats_are(live: Any, key:
     """All letters have the note of the rows, and an event time less than a second away."""
     spec = live.spec.model_copy(update={"dedupe": Dedupe(key=(key,), within=timedelta(seconds=1))})
     (done,) = replay(open_stream(spec), Selection())
-    assert (done.landed, done.failed) == (len(GOOD), len(BAD))
+    repeated = len(GOOD) - len(landed)
+    assert (done.landed, done.repeated, done.failed) == (len(landed), repeated, len(BAD))
+    said = f" {repeated} repeated a row and were dropped;" if repeated else ""
+    assert _came_to(spec, done) == f"Stream events: {len(landed)} dead letters are rows now;{said} 5 failed again."
     assert live.ids() == sorted([*landed, *range(LETTERS, END)])
     assert letters(live) == dict.fromkeys(BAD, ("NotAnObject", 1))
     assert audit_stream(open_stream(spec).tables, drops_repeats=True).wrong == ()
+
+
+@pytest.mark.parametrize("dedupe", [None, Dedupe(key=("id",), within=timedelta(seconds=1))])
+def test_letters_of_a_topic_made_again_are_replayed_where_the_former_topic_has_rows_at_their_offsets(
+    live: Any,
+    event: Any,
+    in_this_process: None,  # noqa: ARG001
+    dedupe: Dedupe | None,
+) -> None:
+    spec = live.spec.model_copy(update={"dedupe": dedupe})
+    opened, source = open_stream(spec), SourceIdentity("cluster", {"events": "made again"})
+    reset(opened.tables, target={("events", 0): 0}, source=source, seen=before_reset(opened.tables))
+    committer = Committer.take_over(opened.tables, source=source, initial=dict)
+    letters_again = range(LETTERS, END)
+    write(live, committer, source, range(LETTERS), {n: value(event, n) for n in letters_again})
+    assert left_out(opened, Selection()) == {LeftOut.RECREATED: LETTERS}
+    (done,) = replay(opened, Selection())
+    landed = [] if dedupe else letters_again[::2]
+    assert (done.landed, done.repeated, done.failed) == (len(landed), 5 - len(landed), 5)
+    assert live.ids() == sorted([*range(END), *landed])
+    assert letters(live).keys() == {*range(LETTERS), *letters_again[1::2]}
+    assert audit_stream(open_stream(spec).tables, drops_repeats=dedupe is not None).wrong == ()
+    (again,) = replay(opened, Selection())
+    assert (again.landed, again.failed) == (0, 5)
 
 
 SECRET = "a secret of the tests"

@@ -24,7 +24,8 @@ RANGES = (OffsetRange("t", 0, 0, 100), OffsetRange("u", 0, 0, 100))
 
 def divided(values: list[Any], **declared: Any) -> tuple[dict[str, list[int]], dict[int, str], Divider]:
     """The rows by target, the errors by record, and who divided them. Row i is that of record i."""
-    count = len(values)
+    count, unchanged = len(values), declared.pop("unchanged", [])
+    kept = np.array(declared.pop("kept", range(count)), np.int64)
     ranges = np.array([value if declared.get("by") == "topic" else 0 for value in values], np.int32)
     headers = None
     if declared.get("by") == "header":
@@ -33,13 +34,16 @@ def divided(values: list[Any], **declared: Any) -> tuple[dict[str, list[int]], d
     chunk = Chunk(nothing, nothing, ranges, np.arange(count), np.zeros(count, np.int64), headers=headers)
     kinds = pa.array(values, pa.large_string()) if declared.get("by", "field") == "field" else pa.nulls(count)
     rows = pa.table({"kind": kinds, "row": pa.array(range(count), pa.int64())})
+    if (deletes := declared.pop("deletes", None)) is not None:
+        rows = rows.append_column(CHANGE, pa.array([DELETE if n in deletes else UPSERT for n in range(count)]))
     divide = Divider(
         Destinations(**{"by": "field", "name": "kind", "targets": {}, "to_main": True, **declared}), RANGES
     )
-    found: Divided = divide(chunk, Decoded(rows, np.arange(count)))
+    found: Divided = divide(chunk, Decoded(rows, kept))
     by_target: dict[str, list[int]] = {}
     for row, code in zip(found.decoded.rows["row"].to_pylist(), found.codes.tolist(), strict=True):
         by_target.setdefault(found.targets[code], []).append(row)
+    assert found.unchanged.tolist() == unchanged
     assert found.main_rows["row"].to_pylist() == by_target.get("main", [])
     return by_target, {r.index: r.error for r in found.decoded.rejections}, divide
 
@@ -66,6 +70,21 @@ def test_new_values_are_reported_and_their_rows_left_out() -> None:
         "field kind: 'c' gets no table: route.allow does not allow it",
     ]
     assert errors[5].endswith("gets no table: it has more than 200 characters")
+
+
+@pytest.mark.parametrize("by", ["field", "header"])
+def test_a_delete_of_a_value_without_a_table_changes_nothing_and_is_not_reported(by: str) -> None:
+    values = ["a", "b", "c", "c", "bad", "b"]
+    declared = {"by": by, "targets": {"a": "n.a"}, "makes": True, "allow": ("*",), "refused": {"bad": "it is taken"}}
+    kinds = [value.encode() for value in values] if by == "header" else values
+    found, errors, divide = divided(kinds, deletes={0, 1, 3, 4, 5}, unchanged=[1, 3, 5], **declared)
+    assert (found, errors.keys(), divide.values) == ({"n.a": [0]}, {4}, {"c"})
+
+
+def test_a_record_whose_upsert_has_a_table_changes_something_though_its_delete_has_none() -> None:
+    declared = {"targets": {"a": "n.a"}, "makes": True, "allow": ("*",), "deletes": {0, 2}}
+    found, _, divide = divided(["b", "a", "b"], kept=[0, 0, 1], unchanged=[1], **declared)
+    assert (found, divide.values) == ({"n.a": [1]}, set())
 
 
 def test_when_no_further_table_can_be_made_new_values_are_rejected() -> None:

@@ -80,6 +80,15 @@ def test_what_a_replay_took_out_is_there_no_more_and_names_no_place():
     assert [one.sentence for one in treatments] == ["dead letters were replayed: 9 records landed, 3 failed again"]
 
 
+def test_dead_letters_that_repeated_a_row_are_not_reported_as_landed():
+    at_ms, summary = published(NOW_MS - 800)
+    main = snapshots((at_ms, {**summary, "frazil.repeated": "2"}))
+    (treatment,) = treated(snapshots(replayed(NOW_MS - 790)), main, "orders", since_ms=BEGIN_MS)
+    assert treatment.sentence == (
+        "dead letters were replayed: 7 records landed, 2 repeated a row and were dropped, 3 failed again"
+    )
+
+
 def test_a_discard_is_reported_with_who_and_why_and_no_less_than_none_are_there():
     reported = {"frazil.dead-letters-of": "orders", "frazil.discarded-by": "ada", "frazil.reason": "a test"}
     letters = snapshots((NOW_MS - 500, {**reported, **letters_summary(by_hour(NOW_MS - 900, NotJson=-5))}))
