@@ -114,8 +114,8 @@ def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
         mask[parents[values == field_id]] = True
         if mask.any():
             at = changes.schema.get_field_index(name)
-            values = chosen(mask, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
-            changes = changes.set_column(at, name, values)
+            merged = chosen(mask, rows.column(name).combine_chunks(), changes.column(name).combine_chunks())
+            changes = changes.set_column(at, name, merged)
     return changes
 
 

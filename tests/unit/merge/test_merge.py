@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -127,9 +127,12 @@ def without_kept(change: dict[str, Any]) -> dict[str, Any]:
 
 
 BATCHES = st.lists(st.lists(VALUES.map(without_kept), max_size=12), min_size=1, max_size=5)
+FIRST = {"id": 0, "part": "a", "version": None, "price": 1.0, "tags": ["x"], CHANGE: 0, KEPT: None}
+KEEPS_TWO_COLUMNS = [[FIRST], [{**FIRST, "version": 0, "price": None, "tags": None, KEPT: [4, 5]}]]
 
 
 @settings(max_examples=60, deadline=None)
+@example(KEEPS_TWO_COLUMNS, "auto", False, "version", 1)
 @given(BATCHES, st.sampled_from(HOWS), st.booleans(), st.sampled_from(["version", None]), st.integers(1, 3))
 def test_the_table_has_what_a_dictionary_has(
     batches: list[list[Row]], how: How, alone: bool, order_by: str | None, tasks: int
