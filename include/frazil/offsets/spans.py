@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import reduce
-from operator import or_
 
 from pyroaring import BitMap64
 
@@ -80,7 +78,11 @@ def merged(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
 
 def bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of the spans."""
-    return {tp: reduce(or_, (between(*span) for span in of), BitMap64()) for tp, of in spans.items()}
+    found = {tp: BitMap64() for tp in spans}
+    for tp, of in spans.items():
+        for start, end in of:
+            found[tp].add_range(start, end)
+    return found
 
 
 def union(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicPartition, BitMap64]:
