@@ -2,7 +2,7 @@
 
 Ranges overlap after a reset, after a backfill of offsets that were committed before, and when a topic was recreated.
 The records of such ranges cannot be counted one by one. But each range gives a minimum number of records, and all
-ranges together give a maximum.
+ranges together give a maximum. The two are equal if ranges that together cover the same offsets have no gaps.
 """
 
 from __future__ import annotations

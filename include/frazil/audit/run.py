@@ -130,7 +130,10 @@ class _Run:
         return found, (*notes, *of_tables)
 
     def letters(self, claimed: Claims) -> Tallies:
-        """Tally the dead letters, except those that a published replay has yet to remove."""
+        """Tally the dead letters as they are once the last published backfill or replay has ended.
+
+        Leaves out dead letters that a replay has yet to remove, and includes those that a backfill has yet to add.
+        """
         ids = self.marker.source.topic_ids
         wanted = Wanted(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         letters = tally(self.tables.dead_letters.refresh(), wanted)

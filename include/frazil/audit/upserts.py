@@ -56,8 +56,9 @@ LATE_AFTER_DELETE = (
 def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
-    """Audit the table and its dead letters; audits rows only `with_source`. Raises the same errors as
-    `audit_stream`.
+    """Audit the table and its dead letters. Compares the values of rows only `with_source`.
+
+    Raises the same errors as `audit_stream`.
     """
     named, found = {*spec.route.tables.values()} if spec.route else set[Target](), None
     while found is None:

@@ -1,8 +1,8 @@
-"""Change files that a replay of an upsert stream stages. They are in no table until the replay is published.
+"""Files that a backfill or a replay merges into tables. Until then, they are in no table and in no branch.
 
-They are in no branch either, so the journals of the chunks list the staged files. The table cannot show which dead
-letters still have to be merged, because a later change may have replaced the row. The dead-letter table shows it: only
-a published replay removes dead letters.
+So the journals of the chunks list the staged files. An upserted table cannot show which dead letters still have to be
+merged, because a later change may have replaced the row. The dead-letter table shows it: only a published replay
+removes dead letters.
 """
 
 from __future__ import annotations

@@ -134,10 +134,11 @@ class BackfillCommitter:
     def publish(
         self, record: Record, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
     ) -> BackfillMarker:
-        """Publish on main in one commit, which ends the backfill: append the staged files, or merge the changes.
+        """Publish on main in one commit, which ends the backfill: append the staged files, or merge them.
 
         The audit found none of the staged records in snapshot `audited_at` of main. Every attempt checks that this is
-        still true, and raises `StaleBatch` otherwise.
+        still true, and raises `StaleBatch` otherwise. With `read_to`, every attempt also checks that the stream has
+        not read further, and raises `WriterBusy` otherwise.
         """
         path = record_path(self.tables.journals, self.backfill.id)
         self.tables.store.put(path, record.to_bytes())

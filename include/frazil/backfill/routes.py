@@ -1,8 +1,9 @@
-"""The routed tables of a replay: which table gets the row of a dead letter, and how the table gets it.
+"""The routed tables of a backfill or a replay: which table gets the row of a record, and how the table gets it.
 
-The default table's commit decides which dead letters become rows, for all tables. Until a routed table has its rows,
-they wait next to the journals, in the default table's format. Each routed table gets its rows in one commit that also
-records the replay in the table's properties, so the rows land once. Then the dead letters leave the dead-letter table.
+The default table's commit publishes the rows of all tables. Until a routed table has its rows, they wait next to the
+journals, in the default table's format. Each routed table gets its rows in one commit that also records the backfill in
+the table's properties, so the rows land once. Then the dead letters of a replay leave the dead-letter table, and the
+dead letters of a backfill enter it.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def _waiting(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
 
 
 def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
-    """Commit the rows of a published replay to the routed tables that miss them, except rows that an operator
+    """Commit the rows of a published backfill to the routed tables that miss them, except rows that an operator
     discarded.
 
     Raises CommitUnavailable for a table that cannot take its rows, after all other tables were tried.
@@ -167,7 +168,7 @@ def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Jou
 
 
 def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, files: list[StagedFile]) -> None:
-    """Rewrite rows with the table's columns, and commit them in one update with the replay's marker."""
+    """Rewrite rows with the table's columns, and commit them in one update with the backfill's state."""
     handle = tables.handle(target)
     table = handle.refresh()
     if has_rows_of(table.metadata.properties, backfill):
@@ -198,7 +199,7 @@ def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, file
 
 
 def _check_last(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Check that no later replay has begun: a later replay begins only after all tables have these rows. Raises
+    """Check that no later backfill has begun: a later one begins only after all tables have these rows. Raises
     Fenced.
     """
     found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)

@@ -253,10 +253,11 @@ class Backfill:
     def _tallies(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> tuple[Tallies, ...]:
-        """Tally the tables: rows on main, rows of open windows, and dead letters.
+        """Tally the tables: rows on main, rows of open windows, rows of routed tables, and dead letters.
 
-        Leaves out the dead letters for a replay, because they are the records that a replay reads. A replay also leaves
-        out offsets that a former topic of the name had, because a row there may be of another record.
+        Leaves out the rows of an upsert, because later records may have replaced them. A replay leaves out the dead
+        letters, because it reads them, and offsets that a former topic of the name had: rows there may be of other
+        records. Raises RouteBehind if a routed table cannot be read.
         """
         if self.request.dead_letters:
             claimed = claimed or claims(self.opened.tables.journals, marker, table.metadata)
@@ -298,7 +299,7 @@ class Backfill:
 
     @property
     def _by_letters(self) -> bool:
-        """Whether the dead-letter table, instead of the stream's table, shows which records still have to land."""
+        """Whether the dead-letter table, instead of the stream's table, shows what a replay still has to land."""
         return self.request.dead_letters is not None and (self._merges or self.route is not None)
 
     @property
@@ -405,7 +406,8 @@ def open_backfill(
 ) -> Iterator[Backfill]:
     """Open the request's stream and source; with `read_only`, nothing is changed.
 
-    Raises SpecError if the table or the files do not exist, and the errors of `check_backfilled` and `check_not_ahead`.
+    Raises SpecError if the table or the files do not exist, the errors of `check_coordinates`, `check_request` and
+    `check_not_ahead`, and, unless `read_only`, those of `BackfillRoute.open`.
     """
     check_coordinates(spec)
     check_request(spec, request)

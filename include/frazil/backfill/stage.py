@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 def run(
     backfill: Backfill, engine: Engine, tell: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage, audit and publish; starts over if the stream was reset. Returns None if no record is missing.
+    """Stage, audit and publish. Returns None if no record is missing. Calls `tell` after each chunk.
 
-    Calls `tell` after each chunk.
+    Starts over if the stream was reset, and stages the rest if the stream has read further.
     """
     for attempt in range(ATTEMPTS):
         try:

@@ -159,9 +159,9 @@ def _load_streams(
 
 
 def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Table]) -> None:
-    """Check that the catalog has each table that the route lists or once had, with all replayed rows.
+    """Check that the catalog has each table that the route lists or once had, with all rows of backfills.
 
-    Raises TableLost for a missing table, or RouteBehind if a table waits for rows that a replay brings.
+    Raises TableLost for a missing table, or RouteBehind if a table waits for rows that a backfill brings.
     """
     dropped = dropped_tables(spec, tables, there)
     named = set(spec.route.tables.values()) if spec.route else set()

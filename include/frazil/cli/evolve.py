@@ -51,7 +51,7 @@ def evolve(  # noqa: PLR0913 - one for each option
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Rename or drop columns of STREAM's table, by field id, while its writer runs.
+    """Rename or drop columns of STREAM's table, by field id, while its writer runs. With a route, in all its tables.
 
     A renamed column keeps its values. From then on, records may use either name, and the declaration may keep the old
     name until someone edits it. A dropped column's values are no longer read, and record fields with its name are

@@ -119,7 +119,7 @@ class _Differences:
         return {*(found.target for found in self.dropped), *self.ahead}
 
     def rows_for(self, table: str, *, backfilled: bool) -> int:
-        """Return the number of rows that wait for a table, with `replayed` including rows of a replay."""
+        """Return the number of rows that wait for a table, with `backfilled` including rows of a backfill."""
         return sum(b.rows for b in self._missing() if b.target == table and (backfilled or b.backfill is None))
 
     def backfill_for(self, table: str) -> Behind | None:

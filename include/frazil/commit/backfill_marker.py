@@ -179,9 +179,9 @@ def unsettled(
 
 
 def has_rows_of(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
-    """Whether a routed table has the rows of a replay.
+    """Whether a routed table has the rows of a backfill.
 
-    The table's properties name the last replay that had rows for the table.
+    The table's properties name the last backfill that had rows for the table.
     """
     found = read_backfill(properties, backfill.stream)
     return found is not None and found.id == backfill.id

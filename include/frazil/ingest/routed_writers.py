@@ -159,8 +159,9 @@ def other_names(
 
 
 def fitted(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collection[str]] = NO_NAMES) -> pa.Table:
-    """Convert rows of the main table to another table's schema, by column name. Columns that the main table does not
-    have are null.
+    """Convert rows of the main table to another table's schema. Columns that the main table does not have are null.
+
+    Columns are matched by name. `other_names` has further names that a column may have in the rows.
     """
     there = set(rows.column_names)
     called = {

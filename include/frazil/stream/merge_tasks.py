@@ -129,14 +129,14 @@ class MergeRun:
         except Exception as error:
             if len(job) == 1:
                 job[0].results.set_exception(error)
-            for request in job if len(job) > 1 else ():  # one table's trouble is no other's
+            for request in job if len(job) > 1 else ():  # an error of one table must not stop the others
                 self._run([request])
             return
         self.ran(len(plans), time.monotonic() - began)
         for request in job:
             try:
                 request.results.set_result(read_results([next(answers) for _ in request.tasks]))
-            except Exception as error:  # one table's trouble is no other's
+            except Exception as error:  # an error of one table must not stop the others
                 request.results.set_exception(error)
 
 

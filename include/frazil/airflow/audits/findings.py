@@ -1,4 +1,4 @@
-"""Stores each stream's uncleared audit findings in Airflow's store of the asset `frazil.health`."""
+"""Stores each stream's last audit and uncleared audit findings in Airflow's store of the asset `frazil.health`."""
 
 from __future__ import annotations
 

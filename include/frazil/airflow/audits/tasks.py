@@ -33,7 +33,7 @@ separate task audits the stream.
 
 AuditJson = dict[str, Any]
 """One audit as JSON: stream, from and to (ISO 8601, UTC), whether it read from Kafka, whether it compared everything,
-the number of findings, and the first findings as sentences.
+the number of findings, and the first findings as sentences. `not-compared` is a sentence about what it left out.
 """
 
 

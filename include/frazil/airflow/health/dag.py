@@ -64,6 +64,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
 
     :param streams: folder of the declared streams.
     :param aggregations: folder of the declared aggregations, whose days are watched too.
+    :param expectations: folder of the quality gates' suites. A suite that gates no table is an alert.
     :param every: interval; by default FRAZIL_HEALTH_EVERY, or five minutes.
     :param on_failure: notifiers, called when an alert fires, and when health cannot be measured.
     :param on_resolved: notifiers, called when an alert ends.

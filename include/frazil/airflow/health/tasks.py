@@ -56,8 +56,9 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
 ) -> dict[str, Any]:
     """Measure the tables of all declarations, read every other subject, and update the alerts that `store` keeps.
 
-    `again` has the stores of the assets `frazil.again.<name>`, by aggregation. The first watched day is written to such
-    a store by this task or by the reconciliation, whichever runs first. An aggregation without a store is not watched.
+    `expectations` is the folder of the quality gates' suites. `again` has the stores of the assets
+    `frazil.again.<name>`, by aggregation. The first watched day is written to such a store by this task or by the
+    reconciliation, whichever runs first. An aggregation without a store is not watched.
 
     Returns the alerts that `fired` and that `resolved` now, all `active` alerts, and the `due` actions by table. The
     alerts of undeclared tables resolve. While a file has never been valid, they stay active, because that file may

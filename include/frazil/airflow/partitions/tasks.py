@@ -84,7 +84,7 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
 def act(table: str, streams: Path, context: Context, *, expectations: Path | None = None) -> list[str]:
     """Signal complete windows. Return the tasks to continue with: `complete`, `reopened`, `held`.
 
-    Raises the errors of `assess` and `signal`.
+    Raises the errors of `gates_of`, `assess` and `signal`.
     """
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
@@ -169,7 +169,11 @@ TIMEOUT_S = 300.0
 
 
 def gates_of(expectations: Path | None, table: str, store: Store) -> RunGates | None:
-    """Return a function that runs the quality gate of a table's windows; None if the table has no suite."""
+    """Return a function that runs the quality gate of a table's windows; None if the table has no suite.
+
+    `store` remembers that the table had a suite with expectations. Raises SpecError if this suite is gone, because
+    windows would be signalled without their gate.
+    """
     suite = find_suite(expectations, table) if expectations else None
     if suite is not None:
         if store.get(GATED) != (gated := bool(read_suite(suite).content["expectations"])):
