@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from airflow import __version__ as airflow_version
 from airflow.configuration import conf
 from airflow.models import Connection, Pool
-from airflow.models.dag import DagModel
 from airflow.models.errors import ParseImportError
 from airflow.utils.session import create_session
 from sqlalchemy import select
@@ -26,6 +25,7 @@ from frazil import clock
 from frazil.airflow.components import COMPONENTS, last_heartbeats, silent_components
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
+from frazil.airflow.page.known import paused_dags
 from frazil.airflow.spark import POOL_VARIABLE, SPARK_CONNECTION
 from frazil.doctor.finding import Finding, State
 from frazil.spec.load import stream_files
@@ -58,7 +58,7 @@ def findings(streams: Path) -> Iterator[Finding]:
             yield from _pool(session)
             yield from _spark_connection(session)
             yield from _import_errors(session)
-            yield from _dags_of_all(session)
+        yield from _dags_of_all()
     except SQLAlchemyError as error:
         said = " ".join(str(error).split())[:300]
         yield Finding("airflow's database", State.WRONG, said, "airflow db migrate; airflow db check")
@@ -142,10 +142,9 @@ def _import_errors(session: Session) -> Iterator[Finding]:
         yield Finding("dags", State.OK, "all DAG files load")
 
 
-def _dags_of_all(session: Session) -> Iterator[Finding]:
-    """Whether the DAGs run that watch, audit and maintain every stream."""
-    query = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(DAGS_OF_ALL), ~DagModel.is_stale)
-    paused = {str(dag_id): bool(is_paused) for dag_id, is_paused in session.execute(query)}
+def _dags_of_all() -> Iterator[Finding]:
+    """Report which of the DAGs that watch, audit and maintain all streams do not run."""
+    paused = paused_dags(DAGS_OF_ALL)
     for dag_id, undone in DAGS_OF_ALL.items():
         if dag_id not in paused:
             said = f"Airflow has no DAG {dag_id}: {undone}"
