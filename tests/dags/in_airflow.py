@@ -525,12 +525,9 @@ def pause(dag_id: str, paused: bool | None) -> None:
 
 def doctor_of_dags() -> list[str]:
     """What `frazil doctor` finds of the DAGs of all streams."""
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-
     from frazil.airflow.doctor import _dags_of_all  # noqa: PLC0415 - as above
 
-    with create_session() as session:
-        return [one.said for one in _dags_of_all(session)]
+    return [one.said for one in _dags_of_all()]
 
 
 def give_to_team(team: str, dag_id: str) -> None:
