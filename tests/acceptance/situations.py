@@ -183,7 +183,7 @@ def _foreign_writes(world: World) -> None:
     table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "kept").commit()
 
 
-def _rolled_back(world: World) -> None:
+def rolled_back(world: World) -> None:
     """A user takes two commits off the table."""
     world.stop()
     world.produce(8)
@@ -258,7 +258,7 @@ SITUATIONS = (
         "a column that others renamed", _renamed, 15, "SchemaIncompatible", lambda w: _rename(w, "remark", "note"),
     ),
     Situation("foreign writes", _foreign_writes),
-    Situation("a table rolled back", _rolled_back, 12, "RolledBack", lambda w: _reset(w, "table")),
+    Situation("a table rolled back", rolled_back, 12, "RolledBack", lambda w: _reset(w, "table")),
     Situation("a second stream in the table", another_stream),
     Situation("a transaction that is open", _open_transaction, hides_records=True),
     Situation("transactions that were aborted", _aborted),
