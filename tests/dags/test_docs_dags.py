@@ -10,7 +10,7 @@ from tests.pages import CHECKOUT, all_blocks
 
 INSTALL = "docs/how-to/install.md"
 NOTIFIERS = "docs/how-to/tell-people.md"
-"""It needs providers that are not installed here: tests/dags/test_telling.py."""
+"""It needs providers that are not installed here: tests/dags/test_notifications.py."""
 
 
 def test_the_dag_files_of_the_pages_parse(

@@ -108,9 +108,9 @@ def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
     lines, reported = WriterLines(), []
     for second in range(3_600):
         words = "".join(chr(ord("a") + int(digit)) for digit in f"{second:04}")
-        reported += lines.telling([(logging.WARNING, words), (logging.INFO, f"said {words}")], now_s=second)
+        reported += lines.worth_reporting([(logging.WARNING, words), (logging.INFO, f"said {words}")], now_s=second)
     assert len(reported) == WARNINGS_AN_HOUR + OTHERS_AN_HOUR
-    (_, first), (_, second) = lines.telling([(logging.ERROR, "the last")], now_s=3 * HOUR_S)
+    (_, first), (_, second) = lines.worth_reporting([(logging.ERROR, "the last")], now_s=3 * HOUR_S)
     assert first == f"{3_600 - WARNINGS_AN_HOUR} warnings of the writer are not shown here; writer.log has them"
     assert second == "the last"
 
@@ -119,24 +119,24 @@ def test_lines_that_differ_in_numbers_only_are_reported_once_an_hour_with_the_ne
     lines, reported = WriterLines(), []
     for minute in range(24 * 60):
         batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
-        reported += [(minute, line) for _, line in lines.telling(batch, now_s=minute * 60.0)]
+        reported += [(minute, line) for _, line in lines.worth_reporting(batch, now_s=minute * 60.0)]
     assert reported[0] == (0, "batch 0: 0 records")
     of_batches = [one for one in reported if one[1].startswith("batch")]
     assert of_batches[1] == (60, "batch 59: 590 records (of 59 such lines since the last one here; writer.log has all)")
     assert len(of_batches) == 24
     assert len(reported) - 24 == 10 + 23
     # A writer that starts again is heard.
-    assert list(lines.telling([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0)) == []
+    assert list(lines.worth_reporting([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0)) == []
     lines.begin()
-    assert len(list(lines.telling([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0))) == 1
+    assert len(list(lines.worth_reporting([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0))) == 1
 
 
 def test_what_stopped_is_still_counted_and_then_forgotten() -> None:
     lines = WriterLines()
     for minute in range(24 * 60):
         batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
-        list(lines.telling(batch, now_s=minute * 60.0))
-    last = [line for hour in (25, 26, 27) for _, line in lines.telling([], now_s=hour * HOUR_S)]
+        list(lines.worth_reporting(batch, now_s=minute * 60.0))
+    last = [line for hour in (25, 26, 27) for _, line in lines.worth_reporting([], now_s=hour * HOUR_S)]
     assert [line[:10] for line in last] == ["batch 1439", "took 1439 "]
     assert lines._alike == {}
 

@@ -63,7 +63,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
 from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, WriterBusy
-from frazil.history.supervision import tell_act
+from frazil.history.supervision import record_action
 from frazil.ingest.contract import StagedFile, is_routed
 from frazil.offsets.spans import TopicPartition, merged, overlap
 from frazil.spec.units import counted
@@ -304,7 +304,7 @@ def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = 
 
 def _add_to_history(tables: StreamTables, sentence: str) -> None:
     """Append a sentence to the stream's history."""
-    tell_act(tables.main.current(), tables.stream, sentence, at_ms=tables.clock_ms())
+    record_action(tables.main.current(), tables.stream, sentence, at_ms=tables.clock_ms())
 
 
 def unfinished(tables: StreamTables) -> BackfillMarker | None:

@@ -80,7 +80,7 @@ def backfill(  # noqa: PLR0913 - a command's options
     if status or end_it:
         opened = read_stream(spec) if status else open_stream(spec)
         last = read_backfill(opened.tables.main.refresh().metadata.properties, stream)
-        _tell(last, spec, as_json=as_json) if status else _abandon(opened, last, yes=yes)
+        _print_result(last, spec, as_json=as_json) if status else _abandon(opened, last, yes=yes)
         return
     request = _request(stream, wanted)
     if not dry_run:
@@ -102,15 +102,15 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     with working("starting Spark") as step, open_backfill(spec, request) as requested:
         requested.check()
 
-        def tell(done: BackfillMarker) -> None:
+        def show_progress(done: BackfillMarker) -> None:
             step(done.chunks, done.planned, f"{counted(done.records, 'row')} staged")
 
         with SparkEngine(small) as engine:
-            last = run(requested, engine, tell)
+            last = run(requested, engine, show_progress)
     if last is None and not as_json:
         echo(f"Stream {spec.name}: no requested record is missing.")
     else:
-        _tell(last, spec, as_json=as_json)
+        _print_result(last, spec, as_json=as_json)
 
 
 def _request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
@@ -134,7 +134,7 @@ def _absolute(files: str | None) -> str | None:
     return files if not files or "://" in files else str(Path(files).absolute())
 
 
-def _tell(last: BackfillMarker | None, spec: StreamSpec, *, as_json: bool) -> None:
+def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: bool) -> None:
     if as_json:
         echo_json(last)
     elif last is None:

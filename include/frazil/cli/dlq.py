@@ -151,11 +151,11 @@ def discard_(  # noqa: PLR0913 - a command's options
     meant = sum(c.letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
     if dry_run or not meant:
         said = f"{counted(meant, 'dead letter')} of stream {stream} would be discarded."
-        _tell(as_json, said if meant else _nothing(stream, "to discard", selection), discarded=0, meant=meant)
+        _print_result(as_json, said if meant else _nothing(stream, "to discard", selection), discarded=0, meant=meant)
         return
     ask(f"Discard {counted(meant, 'dead letter')} of stream {stream}?", yes=yes)
     done = discard(opened, selection, Mark(by, because, clock.now_ms()))
-    _tell(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
+    _print_result(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
     backfill = unfinished(opened.tables) if done < meant else None
     if backfill and backfill.replays and not backfill.is_open:
         echo(
@@ -197,7 +197,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
             "its start adds them to the table."
         )
         said = said if meant else _nothing(stream, "to replay", selection, left_out=bool(left))
-        _tell(as_json, said, landed=0, failed=0, meant=meant, **_document(left))
+        _print_result(as_json, said, landed=0, failed=0, meant=meant, **_document(left))
         return
     allow_pandas()
     from frazil.dead_letters.replay import NOTHING_DONE, replay  # noqa: PLC0415 - loads the decoders for replays only
@@ -253,7 +253,7 @@ def _cut(text: str) -> str:
     return f"{safe(text[:SHOWN], lines=False)}{'…' if len(text) > SHOWN else ''}"
 
 
-def _tell(as_json: bool, sentence: str, **document: Any) -> None:
+def _print_result(as_json: bool, sentence: str, **document: Any) -> None:
     if as_json:
         echo_json(document)
     else:

@@ -45,7 +45,7 @@ def read_acts(objects: Objects, acts: Acts) -> tuple[list[Happened], list[str]]:
     return past.happened, []
 
 
-def tell_act(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
+def record_action(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
     """Record a user's action on a stream, next to the stream's loaded table.
 
     Never raises, so that it cannot fail the action.
@@ -70,7 +70,7 @@ class Supervision:
     _thread: threading.Thread | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def tell(self, what: Happened | None, *, subject: str, now_ms: int) -> None:
+    def record(self, what: Happened | None, *, subject: str, now_ms: int) -> None:
         """Record a supervisor's decision, if its subject differs from the previous decision's.
 
         `what` is None for a decision that the history does not need.
@@ -111,7 +111,7 @@ class Supervision:
 def _add(objects: Objects, waiting: list[Happened], to: Acts, *, now_ms: int) -> None:
     past = Past(happened=read_acts(objects, to)[0])
     for what in waiting:
-        past.tell(what)
+        past.record(what)
     past.age(now_ms)
     objects.store.put(_path(objects, to), encoded(past, Part.HAPPENED, objects.table_uuid))
 

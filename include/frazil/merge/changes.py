@@ -129,10 +129,10 @@ def _differs_from_last(
     group.
     """
     codes = codes_of([parts], len(parts))[ordered]
-    tells = later & pc.not_equal(parts, "").to_numpy(zero_copy_only=False)[ordered]
-    last = np.maximum.accumulate(np.where(tells, np.arange(len(codes)), -1))
+    is_named = later & pc.not_equal(parts, "").to_numpy(zero_copy_only=False)[ordered]
+    last = np.maximum.accumulate(np.where(is_named, np.arange(len(codes)), -1))
     last = np.r_[-1, last[:-1]]
-    found: NDArray[np.bool_] = tells & (last >= first) & (codes[np.maximum(last, 0)] != codes)
+    found: NDArray[np.bool_] = is_named & (last >= first) & (codes[np.maximum(last, 0)] != codes)
     return found
 
 

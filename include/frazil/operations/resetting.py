@@ -14,7 +14,7 @@ from frazil.commit.opened import open_kafka, open_stream, read_stream
 from frazil.commit.reset import Available, BeforeReset, Move, Offsets, before_reset, moves
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, FrazilError, SpecError
-from frazil.history.supervision import tell_act
+from frazil.history.supervision import record_action
 from frazil.operations.acts import Prepared
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
@@ -86,7 +86,7 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     Raises the errors of `marker_change.reset`.
     """
     marker = marker_change.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
-    tell_act(tables.main.current(), tables.stream, was_reset(wanted, plan, by=by), at_ms=tables.clock_ms())
+    record_action(tables.main.current(), tables.stream, was_reset(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
 
 

@@ -130,14 +130,14 @@ class Supervisor:
             problem = None
             if act:
                 problem = self._act(decision, observed, now_ms=now_ms)
-                self._tell_history(decision, observed, problem, now_ms=now_ms)
+                self._record_history(decision, observed, problem, now_ms=now_ms)
             return Step(decision, observed, problem, self._read_log(), now_ms)
 
-    def _tell_history(self, decision: Decision, observed: Observed, problem: str | None, *, now_ms: int) -> None:
+    def _record_history(self, decision: Decision, observed: Observed, problem: str | None, *, now_ms: int) -> None:
         launch = observed.launch
         subject = f"{decision.action} {decision.cause} {launch.id if launch else ''} {problem or ''}"
         what = history_entry(decision, observed.desired, problem, now_ms=now_ms)
-        self._supervision.tell(what, subject=subject, now_ms=now_ms)
+        self._supervision.record(what, subject=subject, now_ms=now_ms)
 
     def _keep_watch(self, now_ms: int, *, write: bool) -> None:
         """Save in the run folder when this supervisor was active, for the supervisor that replaces it."""

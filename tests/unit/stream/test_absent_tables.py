@@ -526,7 +526,7 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
     said: list[Any] = []
     made.route.emit = said.append
     made.land(a=2, order=1)
-    made.route.tell()
+    made.route.report()
     (outage,) = said
     assert outage.sentence.startswith(f"{A} is missing 2 rows of 1 batch: table {A} of the route of 'shop'")
     assert f"`frazil route shop --give-up {A}`" in outage.sentence

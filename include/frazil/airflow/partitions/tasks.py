@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.declared import streams_feeding
-from frazil.airflow.gauges import tell_windows
+from frazil.airflow.gauges import report_windows
 from frazil.airflow.partitions.sent_events import meet, unsent, write_down
 from frazil.airflow.untrusted import stored_number
 from frazil.partitions.completeness import moment
@@ -97,7 +97,7 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
         log.log(logging.INFO if one.sent else logging.ERROR, "%s", _sentence_of(one))
     log.info("%s: %s", table, seen.decision.reason)
     signals = TableSignals.load(catalog, table)
-    tell_windows(table, signals.cursor)
+    report_windows(table, signals.cursor)
     return _following(signals, context)
 
 

@@ -257,9 +257,9 @@ class WriterTrigger(FollowingTrigger):
         """
         from frazil.host.writer_log import leveled  # noqa: PLC0415 - as above
 
-        for level, line in self._lines.telling(leveled(step.writer_log), now_s=time.monotonic()):
+        for level, line in self._lines.worth_reporting(leveled(step.writer_log), now_s=time.monotonic()):
             self.log.log(level, "writer | %s", line)
-        self._tell_stall(step.observed.stall)
+        self._report_stall(step.observed.stall)
         decision = step.decision
         if decision.action is WriterAction.START:
             self._lines.begin()
@@ -279,7 +279,7 @@ class WriterTrigger(FollowingTrigger):
         decision = step.decision
         return (decision.action, decision.cause, decision.until_ms, shape(step.problem or ""))
 
-    def _tell_stall(self, stall: Stall | None) -> None:
+    def _report_stall(self, stall: Stall | None) -> None:
         """Warn when a stall begins and when it ends, but not when only its numbers change."""
         before, self._stall = self._stall, stall
         if (before and before.kind) == (stall and stall.kind):

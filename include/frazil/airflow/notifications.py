@@ -22,7 +22,7 @@ Call = Callable[[Any], None]
 """A notifier (`airflow.sdk.BaseNotifier`), or a function; Airflow calls it with the task's context."""
 
 
-def telling(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
+def with_message(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
     """Wrap `call` so that its context has the message. If there is no message, `call` is not called.
 
     `message_of` returns the message; by default it is the message of a failed task.
@@ -58,7 +58,7 @@ class EachAlert:
             try:
                 copy.copy(self.notifier)({**context, CONTEXT_KEY: message})
             except Exception as error:
-                log.exception("not told: %s", message.title)
+                log.exception("not reported: %s", message.title)
                 failed[message.key] = message, error
         return [message for message, _ in failed.values()], [error for _, error in failed.values()]
 
