@@ -248,12 +248,12 @@ def test_a_viewer_checks_has_no_button_that_acts_and_is_refused_what_is_sent_nev
         expect(page.get_by_role("group", name="Actions")).to_have_count(0)
     url = page.url.split("index.html")[0]
     headers = {"X-Frazil": "page", "Content-Type": "application/json"}
-    for act in ("pause/orders", "reset/refunds", "maintain/shop.orders", "release/shop.shipments"):
-        assert page.request.post(f"{url}api/act/{act}", headers=headers, data={}).status == 403
+    for action in ("pause/orders", "reset/refunds", "maintain/shop.orders", "release/shop.shipments"):
+        assert page.request.post(f"{url}api/action/{action}", headers=headers, data={}).status == 403
 
 
 def test_an_address_asks_for_an_act_once_and_only_where_it_is_offered(open_page: Open):
-    page = open_page(f"{PAGE}#/table/shop.orders?act=maintain", role="OP")
+    page = open_page(f"{PAGE}#/table/shop.orders?action=maintain", role="OP")
     expect(page.get_by_role("dialog", name="Maintain shop.orders")).to_be_visible()
     expect(page).to_have_url(re.compile(r"#/table/shop\.orders$"))
     view(page, "#/stream/orders", "orders")
@@ -262,10 +262,10 @@ def test_an_address_asks_for_an_act_once_and_only_where_it_is_offered(open_page:
     page.reload()
     settled(page, "shop.orders")
     expect(page.get_by_role("dialog")).to_have_count(0)
-    page = open_page(f"{PAGE}#/table/shop.orders?act=release", role="OP")  # nothing is held
+    page = open_page(f"{PAGE}#/table/shop.orders?action=release", role="OP")  # nothing is held
     expect(page).to_have_url(re.compile(r"#/table/shop\.orders$"))
     expect(page.get_by_role("dialog")).to_have_count(0)
-    page = open_page(f"{PAGE}#/table/shop.orders?act=maintain", role="VIEWER")
+    page = open_page(f"{PAGE}#/table/shop.orders?action=maintain", role="VIEWER")
     expect(page).to_have_url(re.compile(r"#/table/shop\.orders$"))
     expect(page.get_by_role("dialog")).to_have_count(0)
 

@@ -69,7 +69,7 @@ def test_the_demo_unpauses_the_dags_that_the_factories_make() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "try_number_now", "act"),
+    ("state", "try_number_now", "action"),
     [
         ("failed", None, "MARKED"),
         ("success", None, "MARKED"),
@@ -83,16 +83,19 @@ def test_the_demo_unpauses_the_dags_that_the_factories_make() -> None:
     ],
 )
 def test_what_a_person_did_is_read_from_the_state_that_the_task_is_in(
-    state: str | None, try_number_now: int | None, act: str
+    state: str | None, try_number_now: int | None, action: str
 ) -> None:
-    acts = importlib.import_module("frazil.airflow.writers.acts")
-    task = acts.DeferredTask(1, state, exists_now=True, try_number_now=try_number_now)
-    assert acts.act_of(task) is acts.Act[act]
+    task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
+    task = task_actions.DeferredTask(1, state, exists_now=True, try_number_now=try_number_now)
+    assert task_actions.task_action_of(task) is task_actions.TaskAction[action]
 
 
 def test_a_task_that_is_gone_was_deleted_with_its_run() -> None:
-    acts = importlib.import_module("frazil.airflow.writers.acts")
-    assert acts.act_of(acts.DeferredTask(1, None, exists_now=False, try_number_now=None)) is acts.Act.DELETED
+    task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
+    assert (
+        task_actions.task_action_of(task_actions.DeferredTask(1, None, exists_now=False, try_number_now=None))
+        is task_actions.TaskAction.DELETED
+    )
 
 
 def test_a_trigger_is_made_again_from_what_it_tells_and_tells_no_secret() -> None:
@@ -222,19 +225,19 @@ def test_a_trigger_says_on_its_own_host_who_supervises_and_what_was_given_up_on(
 
 @pytest.mark.usefixtures("frazil_home")
 @pytest.mark.parametrize(
-    ("claimed", "act"), [(("run", 2), "CLEARED"), (("run", 1), "TAKEN_OVER"), (None, "TAKEN_OVER")]
+    ("claimed", "action"), [(("run", 2), "CLEARED"), (("run", 1), "TAKEN_OVER"), (None, "TAKEN_OVER")]
 )
 def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
-    claimed: tuple[str, int] | None, act: str, monkeypatch: pytest.MonkeyPatch
+    claimed: tuple[str, int] | None, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cleared and deferred again at once, the task looks as if another triggerer had it."""
-    acts = importlib.import_module("frazil.airflow.writers.acts")
+    task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
     trigger = _trigger_of("run", 1)
 
     async def fetch_task() -> Any:
         claim = read_claim("s")
         number = claim.try_number if claim is not None else None
-        return acts.DeferredTask(1, "deferred", exists_now=True, try_number_now=number)
+        return task_actions.DeferredTask(1, "deferred", exists_now=True, try_number_now=number)
 
     async def meanwhile(_seconds: float) -> None:
         if claimed is not None:
@@ -242,7 +245,7 @@ def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
 
     monkeypatch.setattr(trigger, "_fetch_task", fetch_task)
     monkeypatch.setattr(importlib.import_module("frazil.airflow.writers.trigger").asyncio, "sleep", meanwhile)
-    assert asyncio.run(trigger._act()) is acts.Act[act]
+    assert asyncio.run(trigger._task_action()) is task_actions.TaskAction[action]
 
 
 @pytest.mark.usefixtures("frazil_home")
@@ -254,9 +257,9 @@ def test_what_a_person_did_reaches_the_writer_however_often_airflow_cancels_the_
     trigger, followed = _trigger_of("run", 1), []
     answers = asyncio.Event()
 
-    async def act() -> Any:
+    async def action() -> Any:
         await answers.wait()
-        return module.Act.DELETED
+        return module.TaskAction.DELETED
 
     async def supervisor() -> SimpleNamespace:
         return SimpleNamespace(stop=followed.append, preview=lambda: None)
@@ -274,7 +277,7 @@ def test_what_a_person_did_reaches_the_writer_however_often_airflow_cancels_the_
         while module.FOLLOWING:
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(trigger, "_act", act)
+    monkeypatch.setattr(trigger, "_task_action", action)
     monkeypatch.setattr(trigger, "_make_supervisor", supervisor)
     monkeypatch.setattr(trigger, "_log_step", lambda _: None)
     asyncio.run(asyncio.wait_for(killed(), 20))

@@ -112,11 +112,11 @@ def test_a_task_that_failed_for_it_and_was_cleared_resumes_the_stream(trigger: A
 def test_marked_pauses_and_cleared_restarts_it_alone(
     trigger: Any, state: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acts = importlib.import_module("frazil.airflow.writers.acts")
+    task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
     one = trigger()
 
     async def fetch_task() -> Any:
-        return acts.DeferredTask(1, state, exists_now=True, try_number_now=1)
+        return task_actions.DeferredTask(1, state, exists_now=True, try_number_now=1)
 
     monkeypatch.setattr(one, "_fetch_task", fetch_task)
     asyncio.run(one.on_kill())

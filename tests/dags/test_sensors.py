@@ -246,7 +246,7 @@ def test_a_lost_catalog_is_said_and_none_is_made_in_its_place(flow: Flow, frazil
     for asks in (
         lambda: window_status([flow.made.spec], "2013-12-30T01"),
         lambda: tasks.ready("demo.made", flow.folder, after=0),
-        lambda: tasks.act("demo.made", flow.folder, {}),
+        lambda: tasks.signal_complete_windows("demo.made", flow.folder, {}),
         lambda: tasks.held("demo.made", flow.folder, {}),
     ):
         with pytest.raises(TableLost, match=r"demo\.made is not in the catalog 'default'"):

@@ -136,7 +136,7 @@ def test_the_tasks_of_windows_lead_to_data_docs_and_to_the_release_of_one(links:
     assert links("frazil_partitions_demo.ticks", task_id) == {
         "Data Docs": f"{BASE}/frazil/data-docs/index.html",
         "Operations page": f"{PAGE}/table/demo.ticks",
-        "Release a held window": f"{PAGE}/table/demo.ticks?act=release",
+        "Release a held window": f"{PAGE}/table/demo.ticks?action=release",
     }
 
 

@@ -257,7 +257,7 @@ class Protocol(RuleBasedStateMachine):
     def others(self, what: str, stream: str, table: str, partition: int) -> None:
         """What appends, compacts and expires next to us, what changes the table, the topic, and what lands late."""
         world, topic = self.world, self.world.topics[stream]
-        acts: dict[str, Callable[[], None]] = {
+        operations: dict[str, Callable[[], None]] = {
             "append": world.foreign_append,
             "compact": lambda: world.compact(table),
             "expire": lambda: world.expire(table),
@@ -273,7 +273,7 @@ class Protocol(RuleBasedStateMachine):
             "an election": lambda: topic.elect(partition),
             "a log that was cut": lambda: self._a_log_that_was_cut(stream, partition, grows=table == MAIN),
         }
-        acts[what]()
+        operations[what]()
         self._recall()
 
     def _retention(self, stream: str, partition: int) -> None:

@@ -206,14 +206,14 @@ class Tables(RuleBasedStateMachine):
     def _happens(self, what: str, name: str) -> None:
         """Next to whatever runs, also in the middle of a commit or of a merge."""
         name = name if name in self.world.names and name not in self.trouble else HOME
-        acts: dict[str, Callable[[], None]] = {
+        operations: dict[str, Callable[[], None]] = {
             "append": self.world.append,
             "compact": lambda: self.world.compact(name),
             "expire": lambda: self.world.expire(name),
             "a late commit lands": self.world.land_late,
             "another writer": self._another_writer,
         }
-        acts[what]()
+        operations[what]()
 
     def _another_writer(self) -> None:
         """Takes over, and commits what there is."""

@@ -74,7 +74,7 @@ class ReleaseLink(TaskLink):
     name = "Release a held window"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        return _on_page(f"{_seen(operator, ti_key).path}?act=release") if _of_windows(ti_key.dag_id) else ""
+        return _on_page(f"{_seen(operator, ti_key).path}?action=release") if _of_windows(ti_key.dag_id) else ""
 
 
 LINKS = (OperationsLink(), DataDocsLink(), ReleaseLink())

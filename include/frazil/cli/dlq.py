@@ -215,12 +215,12 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     if own.backfill:
         echo(_came_to(opened.spec, own))
     else:
-        act = "else to replay" if earlier else "to replay"
+        purpose = "else to replay" if earlier else "to replay"
         there = sum(c.letters for c in counts(opened.tables.dead_letters.refresh(), opened.spec, selection))
-        echo(_nothing(stream, act, selection, left_out=bool(left), are_rows=there > left.total()))
+        echo(_nothing(stream, purpose, selection, left_out=bool(left), are_rows=there > left.total()))
 
 
-def _nothing(stream: str, act: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False) -> str:
+def _nothing(stream: str, purpose: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False) -> str:
     match = "" if selection == Selection() else " that match"
     if are_rows:
         why = f"the dead letters{match} are rows already"
@@ -228,7 +228,7 @@ def _nothing(stream: str, act: str, selection: Selection, *, left_out: bool = Fa
         why = f"all dead letters{match} are left out"
     else:
         why = f"no dead letters are left{match}"
-    return f"Stream {stream}: nothing {act}, for {why}."
+    return f"Stream {stream}: nothing {purpose}, for {why}."
 
 
 def _counts(done: Replayed) -> dict[str, int]:

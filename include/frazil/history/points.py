@@ -87,7 +87,7 @@ class Kind(StrEnum):
     """Dead letters were replayed or discarded. The table has this event; it is never stored in a history."""
     SUPERVISION = "supervision"
     """A supervisor acted: starts, restarts with their reason, stops, giving up."""
-    ACT = "act"
+    USER_ACTION = "action"
     """A user acted on the stream or its backfill: resets, backfills, abandonments."""
 
 

@@ -15,7 +15,7 @@ from frazil.commit.reset import Available, BeforeReset, Move, Offsets, before_re
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, FrazilError, SpecError
 from frazil.history.supervision import record_action
-from frazil.operations.acts import Prepared
+from frazil.operations.page_actions import Prepared
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.reset_target import Merged, ResetTarget, available_now, consequences, target_of

@@ -21,9 +21,9 @@ from frazil.history.points import History as Past
 from frazil.host.launcher import Observation
 from frazil.host.records import ExitRecord, LaunchKind
 from frazil.offsets.spans import TopicPartition
-from frazil.operations.acts import Act
 from frazil.operations.letters import Rejected, published, rejected_of, summary_of, treated, with_treatments
 from frazil.operations.overview import Line
+from frazil.operations.page_actions import PageAction
 from frazil.operations.rates import Rate
 from frazil.operations.routed_view import RoutedTables
 from frazil.partitions.watermark import holding_back
@@ -185,7 +185,7 @@ class StreamView:
     """Its last audit, in words; None if unknown."""
     pending: bool = False
     may_act: bool = False
-    acts: tuple[Act, ...] = ()
+    actions: tuple[PageAction, ...] = ()
     """The actions that users with permission can take."""
     problems: tuple[str, ...] = ()
     """Sentences about parts of this view that could not be read."""

@@ -18,7 +18,7 @@ KILLED = 137
 CRASHED = 1
 
 
-class Act(StrEnum):
+class AgentAction(StrEnum):
     SUBMIT = "submit"
     ADOPT = "adopt"
     """Record the name that the cluster gave the driver."""
@@ -30,7 +30,7 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    act: Act
+    action: AgentAction
     reason: str
     """A sentence for operators."""
     code: int = 0
@@ -75,21 +75,23 @@ def decide(seen: Seen) -> Step:  # noqa: PLR0911 - a return for each rule
     if order.submission is None:
         return _unanswered(seen, order)
     if seen.force or order.kill:
-        return Step(Act.KILL, "it did not end when it was asked" if order.kill else "the supervisor ends it by force")
+        return Step(
+            AgentAction.KILL, "it did not end when it was asked" if order.kill else "the supervisor ends it by force"
+        )
     why = seen.stop or _differs(seen, order)
     if why is not None and order.stop is None:
         if seen.report is None and seen.status.state is DriverState.WAITING:
-            return Step(Act.KILL, f"{why}, and it has not started yet")
-        return Step(Act.ASK_TO_STOP, why)
-    return Step(Act.WAIT, seen.status.reason)
+            return Step(AgentAction.KILL, f"{why}, and it has not started yet")
+        return Step(AgentAction.ASK_TO_STOP, why)
+    return Step(AgentAction.WAIT, seen.status.reason)
 
 
 def _begin(seen: Seen, why: str) -> Step:
     if seen.force:
-        return Step(Act.END, "the supervisor ends it by force, and no driver runs", KILLED)
+        return Step(AgentAction.END, "the supervisor ends it by force, and no driver runs", KILLED)
     if seen.stop is not None:
-        return Step(Act.END, f"{seen.stop}, and no driver runs")
-    return Step(Act.SUBMIT, why)
+        return Step(AgentAction.END, f"{seen.stop}, and no driver runs")
+    return Step(AgentAction.SUBMIT, why)
 
 
 def _over(seen: Seen) -> Step | None:
@@ -98,13 +100,13 @@ def _over(seen: Seen) -> Step | None:
     state = seen.status.state
     if ended is not None and (state.has_ended or seen.report_age_s >= LEAVES_S or seen.status.state is state.UNKNOWN):
         how = f"it ended with exit code {ended.code}" if ended.code else "it ended in order"
-        return Step(Act.END, ended.error or how, ended.code)
+        return Step(AgentAction.END, ended.error or how, ended.code)
     if not state.has_ended or (state is DriverState.GONE and seen.report and seen.report_age_s < FRESH_S):
         return None
     if state is DriverState.SUCCEEDED:
-        return Step(Act.END, seen.status.reason)
+        return Step(AgentAction.END, seen.status.reason)
     code = seen.status.exit_code or (KILLED if state is DriverState.KILLED else CRASHED)
-    return Step(Act.END, f"it left no message, and {seen.status.reason}", code)
+    return Step(AgentAction.END, f"it left no message, and {seen.status.reason}", code)
 
 
 def _after(seen: Seen, order: Order, over: Step) -> Step:
@@ -112,25 +114,25 @@ def _after(seen: Seen, order: Order, over: Step) -> Step:
     if seen.stop is not None or seen.force:
         return over if seen.followed else _begin(seen, over.reason)
     if not seen.followed:
-        return Step(Act.SUBMIT, f"the last one has ended: {over.reason}")
+        return Step(AgentAction.SUBMIT, f"the last one has ended: {over.reason}")
     if order.stop is not None and (why := _differs(seen, order)) is not None:
-        return Step(Act.SUBMIT, f"{why}, and the last one has ended")
+        return Step(AgentAction.SUBMIT, f"{why}, and the last one has ended")
     return over
 
 
 def _unanswered(seen: Seen, order: Order) -> Step:
     """Return the step while the cluster's name of the driver is unknown: it may run, start later, or not exist."""
     if name := (seen.report.submission if seen.report else None) or seen.found:
-        return Step(Act.ADOPT, name)
+        return Step(AgentAction.ADOPT, name)
     if seen.force and not order.kill:
-        return Step(Act.KILL, "the supervisor ends it by force")
+        return Step(AgentAction.KILL, "the supervisor ends it by force")
     why = seen.stop or _differs(seen, order)
     if why is not None and order.stop is None:  # the cluster may start it after this agent has ended
-        return Step(Act.ASK_TO_STOP, why)
+        return Step(AgentAction.ASK_TO_STOP, why)
     if seen.report is not None and seen.report_age_s < FRESH_S:
-        return Step(Act.WAIT, "the driver runs, and the cluster's name of it is not known")
+        return Step(AgentAction.WAIT, "the driver runs, and the cluster's name of it is not known")
     if seen.ordered_since_s < UNHEARD_S:
-        return Step(Act.WAIT, "the cluster did not answer its submission, so it may start yet")
+        return Step(AgentAction.WAIT, "the cluster did not answer its submission, so it may start yet")
     return _begin(seen, f"the last one did not report for {UNHEARD_S:.0f} s")
 
 

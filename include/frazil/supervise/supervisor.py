@@ -129,7 +129,7 @@ class Supervisor:
             decision = decide(observed, now_ms=now_ms, policy=self._subject.policy())
             problem = None
             if act:
-                problem = self._act(decision, observed, now_ms=now_ms)
+                problem = self._carry_out(decision, observed, now_ms=now_ms)
                 self._record_history(decision, observed, problem, now_ms=now_ms)
             return Step(decision, observed, problem, self._read_log(), now_ms)
 
@@ -166,7 +166,7 @@ class Supervisor:
             return observed
         return dataclasses.replace(observed, table_fingerprint=self._subject.table_fingerprint())
 
-    def _act(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
+    def _carry_out(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
         """Carry out a decision. Return the error; None if it succeeded."""
         launch = observed.launch
         if decision.action is WriterAction.START:
@@ -221,7 +221,7 @@ def history_entry(
 ) -> Happened | None:
     """Return the event for a decision that was carried out, or failed with `problem`; None if it needs no event."""
     if decision.cause is Cause.PAUSED and isinstance(desired, Desired):
-        # As of the act, in words that stay the same: each supervisor that comes after tells it again.
+        # As of the action, in words that stay the same: each supervisor that comes after tells it again.
         why = f": {desired.reason}" if desired.reason else ""
         return Happened(desired.at_ms, Kind.SUPERVISION, f"the stream is paused by {desired.by or 'somebody'}{why}")
     if decision.action not in _WORDS:

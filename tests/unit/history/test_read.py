@@ -13,7 +13,7 @@ from frazil.history.objects import Objects
 from frazil.history.past import MINUTES_MS, Part, Past
 from frazil.history.points import MINUTE_MS, TEN_MS, Happened, History, Kind, Point
 from frazil.history.read import history_of, read_history
-from frazil.history.supervision import AGAIN_MS, MAX_WAITING, Acts, Supervision, read_acts, record_action
+from frazil.history.supervision import AGAIN_MS, MAX_WAITING, ActionLog, Supervision, read_actions, record_action
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -126,7 +126,7 @@ def objects(tmp_path: Path) -> Objects:
 
 
 def reported(objects: Objects) -> list[Happened]:
-    found, problems = read_acts(objects, Acts.SUPERVISION)
+    found, problems = read_actions(objects, ActionLog.SUPERVISION)
     assert problems == []
     return found
 
@@ -156,9 +156,9 @@ def test_what_people_did_is_reported_beside_it_and_fails_nobody_where_it_cannot_
     record_action(table, "ticks", "backfill b is published", at_ms=NOW + 2)
     found = history_of(table, "ticks", since_ms=0)
     assert found.happened == (
-        Happened(NOW - 1, Kind.ACT, "backfill b begins"),
+        Happened(NOW - 1, Kind.USER_ACTION, "backfill b begins"),
         SAID,
-        Happened(NOW + 1, Kind.ACT, "the stream was reset"),
+        Happened(NOW + 1, Kind.USER_ACTION, "the stream was reset"),
     )
 
 

@@ -212,14 +212,14 @@ def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(caplog: pytest
     said: list[str] = []
     answers: Any = iter([CommitUnavailable("away"), CommitUnavailable("still away"), "staged"])
 
-    def act() -> str:
+    def operation() -> str:
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer
         return str(answer)
 
     with caplog.at_level(logging.INFO):
-        assert waited_out(act, "batch 3-1 cannot be staged", wait=lambda _: None, report=said.append) == "staged"
+        assert waited_out(operation, "batch 3-1 cannot be staged", wait=lambda _: None, report=said.append) == "staged"
     reported = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert [line.partition("; trying")[0] for line in reported] == [
         "batch 3-1 cannot be staged: away",

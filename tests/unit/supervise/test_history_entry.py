@@ -19,9 +19,9 @@ def sentence(decision: Decision, problem: str | None = None) -> str | None:
 
 @pytest.mark.parametrize("action", WriterAction)
 def test_what_acts_on_a_writer_is_reported_with_its_reason(action: WriterAction) -> None:
-    acts = action not in {WriterAction.KEEP, WriterAction.HOLD, WriterAction.END}
+    carries_out = action not in {WriterAction.KEEP, WriterAction.HOLD, WriterAction.END}
     said = sentence(Decision(action, Cause.CRASHED, "it ended with signal 9"))
-    assert (said is not None) is acts
+    assert (said is not None) is carries_out
     if said is not None:
         assert said.endswith(" (crashed): it ended with signal 9")
 

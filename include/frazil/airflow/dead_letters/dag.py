@@ -56,7 +56,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
     reasons: dict[str, Any] = {"type": ["null", "array"], "items": {"type": "string", "pattern": r"^\w+$"}}
     return {
         "stream": Param(streams[0] if streams else None, type="string", enum=streams or [""], title="Stream"),
-        "act": Param("replay", type="string", enum=["replay", "discard"], title="What to do"),
+        "action": Param("replay", type="string", enum=["replay", "discard"], title="What to do"),
         "dry-run": Param(True, type="boolean", title="Dry run", description="Count the letters, and stop there."),
         "reasons": Param(None, **reasons, title="Reasons", description="Error classes, one a line; all, if empty."),
         "from": moment("From"),

@@ -48,7 +48,7 @@ def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:
 
     Raises AirflowFailException if a field is missing. `by` is the user who requests the action.
     """
-    discards = form["act"] == "discard"
+    discards = form["action"] == "discard"
     because = (form.get("because") or "").strip()
     if discards and not because:
         raise AirflowFailException("a discard needs a reason: fill in `because`. Nothing was changed")
@@ -56,7 +56,7 @@ def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:
     reasons = [("--reason", reason) for reason in form.get("reasons") or ()]
     return [
         "dlq",
-        form["act"],
+        form["action"],
         form["stream"],
         *(word for option in (*reasons, *bounds) for word in option),
         *(("--because", because, "--by", by, "--yes") if discards else ("--run", run)),

@@ -143,7 +143,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         ),
         pending=history.pending or seen.pending or ends.pending,
         may_act=may_act,
-        acts=offered(
+        actions=offered(
             spec, standing_of(seen.value, history.value, is_read=history.at_ms is not None and not history.problem)
         ),
         problems=without_repeats(unread, seen.value),

@@ -81,7 +81,9 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
     return bool(seen.decision.windows) or first or seen.signals.number > after, seen.decision.reason
 
 
-def act(table: str, streams: Path, context: Context, *, expectations: Path | None = None) -> list[str]:
+def signal_complete_windows(
+    table: str, streams: Path, context: Context, *, expectations: Path | None = None
+) -> list[str]:
     """Signal complete windows. Return the tasks to continue with: `complete`, `reopened`, `held`.
 
     Raises the errors of `gates_of`, `assess` and `signal`.

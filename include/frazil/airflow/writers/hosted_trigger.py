@@ -16,8 +16,8 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 from frazil import clock
 from frazil.airflow.deferral import SETTLED_SECONDS
 from frazil.airflow.shown_state import ShownState
-from frazil.airflow.writers.acts import BY, Act
 from frazil.airflow.writers.log_lines import shape
+from frazil.airflow.writers.task_actions import BY, TaskAction
 from frazil.airflow.writers.trigger import FollowingTrigger, in_thread
 from frazil.errors import DesiredMoved
 from frazil.supervise.liveness import progress
@@ -96,11 +96,11 @@ class HostedStreamTrigger(FollowingTrigger):
 
         After other changes, the application keeps running the stream.
         """
-        act = await self._act()
-        self.log.info("In Airflow the task was %s.", act)
-        if act is Act.MARKED:
+        action = await self._task_action()
+        self.log.info("In Airflow the task was %s.", action)
+        if action is TaskAction.MARKED:
             await in_thread(self._pause)
-        elif act is Act.CLEARED:
+        elif action is TaskAction.CLEARED:
             await in_thread(self._restart)
 
     def _begin(self) -> None:

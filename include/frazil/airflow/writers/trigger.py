@@ -19,8 +19,8 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from frazil import clock
 from frazil.airflow.deferral import SETTLED_SECONDS
 from frazil.airflow.shown_state import ShownState
-from frazil.airflow.writers.acts import Act, DeferredTask, act_of, fetch_task, follow
 from frazil.airflow.writers.log_lines import WriterLines, shape
+from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, fetch_task, follow, task_action_of
 from frazil.errors import SpecError
 from frazil.supervise.decision import WriterAction
 from frazil.timetext import utc
@@ -77,21 +77,21 @@ class FollowingTrigger(BaseTrigger):
             work.result()
 
     async def _follow_person(self) -> None:
-        """Apply the user's action, which `_act` returns."""
+        """Apply the user's action, which `_task_action` returns."""
         raise NotImplementedError
 
-    async def _act(self) -> Act:
+    async def _task_action(self) -> TaskAction:
         """Return the user's action on the task; UNKNOWN if Airflow does not respond in time."""
         try:
-            act = act_of(await asyncio.wait_for(self._fetch_task(), FETCH_SECONDS))
+            action = task_action_of(await asyncio.wait_for(self._fetch_task(), FETCH_SECONDS))
         except Exception:
             self.log.warning("The state of the task cannot be looked up.", exc_info=True)
-            return Act.UNKNOWN
-        if act is Act.TAKEN_OVER:
+            return TaskAction.UNKNOWN
+        if action is TaskAction.TAKEN_OVER:
             await asyncio.sleep(CLAIM_SECONDS)
             with suppress(Exception):  # then the first answer holds, after which the writer goes on
-                act = act_of(await asyncio.wait_for(self._fetch_task(), CLAIM_SECONDS))
-        return act
+                action = task_action_of(await asyncio.wait_for(self._fetch_task(), CLAIM_SECONDS))
+        return action
 
     async def _fetch_task(self) -> DeferredTask:
         instance = self.task_instance
@@ -180,15 +180,15 @@ class WriterTrigger(FollowingTrigger):
             await asyncio.sleep(self.poll_seconds)
 
     async def _follow_person(self) -> None:
-        act = await self._act()
-        self.log.info("In Airflow the task was %s.", act)
-        if act is Act.TAKEN_OVER:
+        action = await self._task_action()
+        self.log.info("In Airflow the task was %s.", action)
+        if action is TaskAction.TAKEN_OVER:
             return
         supervisor = await self._make_supervisor()
         run_id = self.task_instance.run_id if self.task_instance else "unknown"
-        step = await in_thread(partial(follow, act, supervisor, run_id=run_id))
+        step = await in_thread(partial(follow, action, supervisor, run_id=run_id))
         self._log_step(step)
-        if act is Act.MARKED:  # the state of a task that was cleared is its next try's
+        if action is TaskAction.MARKED:  # the state of a task that was cleared is its next try's
             self._show(step)
 
     def _show(self, step: Step) -> None:
