@@ -148,7 +148,7 @@ class MadeHistory:
             stream=self.name, key=key, table_uuid=str(main.metadata.table_uuid), created_at_ms=self.at_ms,
             source=self.made.source, progress=(progress,),
             files=self.made.write(main, key, "main", {0: np.arange(count)}, folder=folder),
-            letters_seen=None, idle=frozenset(), offsets_after={progress.topic_partition: count},
+            newest_dead_letters=None, idle=frozenset(), offsets_after={progress.topic_partition: count},
         )  # fmt: skip
         committer.commit(journal, planned=3)
 

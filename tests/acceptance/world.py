@@ -316,9 +316,9 @@ class World:
         )
 
     def rejected(self) -> Counter[tuple[Coordinates, bytes | None]]:
-        letters = self.table("_dead_letters").scan(f"kafka_topic = '{self.topic}'").to_arrow().to_pylist()
-        assert all(x["error_class"] and x["error"] for x in letters)
-        return Counter(((x["kafka_partition"], x["kafka_offset"]), x["value"]) for x in letters)
+        dead_letters = self.table("_dead_letters").scan(f"kafka_topic = '{self.topic}'").to_arrow().to_pylist()
+        assert all(x["error_class"] and x["error"] for x in dead_letters)
+        return Counter(((x["kafka_partition"], x["kafka_offset"]), x["value"]) for x in dead_letters)
 
     # The law
 

@@ -249,10 +249,10 @@ def check(topic: Topic, damages: list[Callable[[bytes], bytes]], strays: list[by
         assert {name: in_order(landed[name]) for name in row} == {
             name: in_order(as_landed(value)) for name, value in row.items()
         }
-    for offset, letter in dead.items():
-        assert letter["value"] == values[offset - RANGE_START]
-        assert letter["error_class"]
-        assert letter["error"]
+    for offset, dead_letter in dead.items():
+        assert dead_letter["value"] == values[offset - RANGE_START]
+        assert dead_letter["error_class"]
+        assert dead_letter["error"]
 
 
 FORMS = ("json", "framed", "csv", "avro", "protobuf", "framed protobuf")

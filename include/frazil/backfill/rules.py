@@ -39,7 +39,7 @@ def check_has_own(spec: StreamSpec, marker: Marker | None) -> Marker:
     Raises AdoptionRequired if the marker does not exist.
     """
     if marker is None:
-        raise AdoptionRequired(f"stream {spec.name!r} has no marker: nothing tells which letters are its own")
+        raise AdoptionRequired(f"stream {spec.name!r} has no marker: nothing tells which dead letters are its own")
     return marker
 
 

@@ -126,7 +126,7 @@ def _chunk(
         source=source,
         progress=tuple(p for result in results for p in result.progress),
         files=tuple(f for result in results for f in result.files),
-        letters_seen=None,
+        newest_dead_letters=None,
         idle=frozenset(),
         offsets_after={},
     )

@@ -22,7 +22,7 @@ from frazil.commit.opened import OpenStream, read_stream
 from frazil.dead_letters.counts import counts, samples
 from frazil.dead_letters.discard import Mark, discard
 from frazil.dead_letters.left_out import LeftOut, left_out, sentences
-from frazil.dead_letters.letters import ERROR_CLASS, Selection
+from frazil.dead_letters.selection import ERROR_CLASS, Selection
 from frazil.safe_text import safe
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
@@ -85,9 +85,9 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
     elif not found:
         echo(f"Stream {stream} has no such dead letters.")
     else:
-        rows = [(f"{c.day}", c.reason, f"{c.letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
-        numbers = frozenset({"letters", "replayed in vain", "discarded"})
-        echo_table(["day", "reason", "letters", "replayed in vain", "discarded"], rows, numbers=numbers)
+        rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
+        numbers = frozenset({"dead letters", "replayed in vain", "discarded"})
+        echo_table(["day", "reason", "dead letters", "replayed in vain", "discarded"], rows, numbers=numbers)
     if (backfill := unfinished(opened.tables)) and backfill.replays:
         echo(
             f"A replay of stream {stream} ({backfill.request['dead-letters']}) runs, or was interrupted: "
@@ -112,18 +112,18 @@ def show(  # noqa: PLR0913 - a command's options
     """
     opened = _open(stream, streams_folder, which["reasons"])
     selection = _selection(discarded=discarded, **which)
-    letters = opened.tables.dead_letters.current()
-    found = samples(letters, opened.spec, selection, limit=limit, decrypt=decrypt)
+    dead_letters = opened.tables.dead_letters.current()
+    found = samples(dead_letters, opened.spec, selection, limit=limit, decrypt=decrypt)
     if as_json:
         echo_json(found)
         return
-    for letter in found:
-        echo(f"{letter.where}  {utc(letter.rejected_at_ms)}  {letter.reason}: {letter.error}")
-        value = "none (a tombstone)" if letter.value is None else letter.value
-        for name, text in (("key", letter.key), ("value", value), ("discarded", letter.discarded)):
+    for dead_letter in found:
+        echo(f"{dead_letter.where}  {utc(dead_letter.rejected_at_ms)}  {dead_letter.reason}: {dead_letter.error}")
+        value = "none (a tombstone)" if dead_letter.value is None else dead_letter.value
+        for name, text in (("key", dead_letter.key), ("value", value), ("discarded", dead_letter.discarded)):
             if text is not None:
                 echo(f"    {name}: {_cut(text)}")
-        for name, values in letter.headers.items():
+        for name, values in dead_letter.headers.items():
             for text in values:
                 echo(f"    header {_cut(name)}: {'null' if text is None else _cut(text)}")
     if not found:
@@ -148,7 +148,7 @@ def discard_(  # noqa: PLR0913 - a command's options
       frazil dlq discard flights --reason InvalidJson --because "a test of the producer's" --dry-run
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
-    meant = sum(c.letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
+    meant = sum(c.dead_letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
     if dry_run or not meant:
         said = f"{counted(meant, 'dead letter')} of stream {stream} would be discarded."
         _print_result(as_json, said if meant else _nothing(stream, "to discard", selection), discarded=0, meant=meant)
@@ -185,12 +185,12 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
     check_coordinates(opened.spec)
-    letters = opened.tables.dead_letters.current()
+    dead_letters = opened.tables.dead_letters.current()
     left = left_out(opened, selection)
     for sentence in sentences(left, stream):
         echo(sentence, err=True)
     if dry_run:
-        meant = sum(c.letters for c in counts(letters, opened.spec, selection)) - left.total()
+        meant = sum(c.dead_letters for c in counts(dead_letters, opened.spec, selection)) - left.total()
         said = (
             f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again. Only the replay shows how "
             "many of them land; what fails again stays. If the declaration has new columns, start the writer first: "
@@ -216,7 +216,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         echo(_came_to(opened.spec, own))
     else:
         purpose = "else to replay" if earlier else "to replay"
-        there = sum(c.letters for c in counts(opened.tables.dead_letters.refresh(), opened.spec, selection))
+        there = sum(c.dead_letters for c in counts(opened.tables.dead_letters.refresh(), opened.spec, selection))
         echo(_nothing(stream, purpose, selection, left_out=bool(left), are_rows=there > left.total()))
 
 

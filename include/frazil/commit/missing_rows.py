@@ -83,7 +83,7 @@ def missing_backfilled(tables: StreamTables, there: Mapping[Target, Table]) -> l
     `there` has tables that are loaded already. Costs nothing once the dead-letter table has ended it too: all tables
     have its rows then.
     """
-    backfill = unsettled(tables.main.current().properties, _letters_properties(tables), tables.stream)
+    backfill = unsettled(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
         return []
     gone = given_up(tables.journals, backfill.id)
@@ -100,7 +100,7 @@ def missing_backfilled(tables: StreamTables, there: Mapping[Target, Table]) -> l
     ]
 
 
-def _letters_properties(tables: StreamTables) -> Mapping[str, str]:
+def _dead_letter_properties(tables: StreamTables) -> Mapping[str, str]:
     """Return the dead-letter table's properties; empty if that table is lost.
 
     Without these properties, each routed table itself shows whether it has the rows.

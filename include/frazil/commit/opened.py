@@ -18,7 +18,7 @@ from frazil.ingest.contract import Target
 from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.table.lost import lost_letters, lost_table
+from frazil.table.lost import lost_dead_letters, lost_table
 from frazil.table.tables import ensure_dead_letters, load_stream_table
 
 RETRY_TIMEOUT_S = 60.0
@@ -45,7 +45,7 @@ class _ReadOnlyDeadLetters(TableHandle):
         try:
             return super().refresh()
         except NoSuchTableError:
-            raise lost_letters(self._spec) from None
+            raise lost_dead_letters(self._spec) from None
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:

@@ -32,7 +32,7 @@ class Standing:
     marker: Marker | None = None
     backfill: BackfillMarker | None = None
     """The stream's last backfill or replay."""
-    letters: bool = True
+    has_dead_letters: bool = True
     """Whether the stream's dead-letter table may have rows."""
     coordinates: bool = True
     """Whether the stream's table has the columns for topic, partition and offset; True if unknown."""
@@ -45,14 +45,14 @@ def standing_of(status: StreamState | None, history: History | None, *, is_read:
     """
     if status is not None and status.table_exists is False:
         history, is_read = None, True
-    found = history or History(letters=not is_read)
+    found = history or History(has_dead_letters=not is_read)
     return Standing(
         paused=status is not None and status.desired == "paused",
         given_up=status is not None and status.state is State.GIVEN_UP,
         is_read=is_read and not found.unreadable,
         marker=found.marker,
         backfill=found.last_backfill,
-        letters=found.letters,
+        has_dead_letters=found.has_dead_letters,
         coordinates=found.coordinates,
     )
 
@@ -72,7 +72,7 @@ def _sensible(now: Standing) -> Iterator[PageAction]:
     yield PageAction.BACKFILL
     if now.backfill is not None and now.backfill.is_open:
         yield PageAction.ABANDON
-    if now.letters:
+    if now.has_dead_letters:
         yield PageAction.REPLAY
 
 

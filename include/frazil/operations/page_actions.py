@@ -303,7 +303,7 @@ def _replay(now: Situation) -> tuple[str, ...]:
     return (
         (
             f"The dead letters of {now.subject} are decoded again by the current declaration. Those accepted become "
-            "rows or are merged, each letter once; the others stay."
+            "rows or are merged, each dead letter once; the others stay."
         ),
         "A dry run only counts them.",
     )

@@ -392,11 +392,11 @@ class BatchRunner:
         if self.route:
             self.route.try_again(self.marker)
             context = self.route.placed(context, key)
-        held = self.committer.held_letters(self.marker)
+        held = self.committer.existing_dead_letters(self.marker)
         window_us = None if self.spec.window is None else Grain(self.spec.window).us
         return dataclasses.replace(
             context,
-            dead_letters_held=held,
+            existing_dead_letters=held,
             window_us=window_us,
             rejects_accepted=self.rejects_accepted,
             evolution=self.spec.evolution.mode,
@@ -431,7 +431,7 @@ class BatchRunner:
             source=source,
             progress=join_ranges(p for result in results for p in result.progress),
             files=tuple(f for result in results for f in result.files),
-            letters_seen=self.committer.letters_seen(),
+            newest_dead_letters=self.committer.newest_dead_letters(),
             idle=end.idle,
             offsets_after=end.offsets,
             leader_epochs=end.leader_epochs,

@@ -51,10 +51,10 @@ def streams(frazil_home: Path, tmp_path: Path) -> Path:  # noqa: ARG001
         "error": "it is not JSON",
         "rejected_at": when,
     }
-    letters = [("NotJson", b"\xffno"), ("NotJson", None), ("WrongType", b"{}")]
+    dead_letters = [("NotJson", b"\xffno"), ("NotJson", None), ("WrongType", b"{}")]
     rows = [
         {**row, "kafka_offset": n, "error_class": of, "value": value, "headers": HEADERS if of == "WrongType" else None}
-        for n, (of, value) in enumerate(letters)
+        for n, (of, value) in enumerate(dead_letters)
     ]
     table.append(pa.Table.from_pylist(rows, schema=table.schema().as_arrow()))
     return folder
@@ -82,20 +82,20 @@ def test_letters_are_counted_shown_and_discarded_once(streams: Path) -> None:
     none = "no dead letters are left that match.\n"
     assert call(streams, *because, "--yes") == f"Stream made: nothing to discard, for {none}"
     found = json.loads(call(streams, "list", "made", "--all", "--json"))
-    assert [(c["reason"], c["letters"], c["discarded"]) for c in found] == [("NotJson", 2, 2), ("WrongType", 1, 0)]
+    assert [(c["reason"], c["dead-letters"], c["discarded"]) for c in found] == [("NotJson", 2, 2), ("WrongType", 1, 0)]
     shown = json.loads(call(streams, "show", "made", "--all", "--json", "--reason", "NotJson"))
-    assert all(": a test" in letter["discarded"] for letter in shown)
-    assert {letter["rejected-at-ms"] for letter in shown} == {1_388_397_600_000}
+    assert all(": a test" in dead_letter["discarded"] for dead_letter in shown)
+    assert {dead_letter["rejected-at-ms"] for dead_letter in shown} == {1_388_397_600_000}
     assert call(streams, "show", "made", "--from", "2014-01-01T00:00:00Z") == "Stream made has no such dead letters.\n"
 
 
 def test_the_first_letters_are_shown_by_topic_partition_and_offset_whatever_came_first(streams: Path) -> None:
-    letters = open_stream(load_stream(streams / "made.yaml")).tables.dead_letters.current()
-    row = letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
+    dead_letters = open_stream(load_stream(streams / "made.yaml")).tables.dead_letters.current()
+    row = dead_letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
     places = [("made", 0, 12), ("made", 0, 9), ("made", 1, 0), ("late", 3, 10)]
     rows = [{**row, "kafka_topic": t, "kafka_partition": p, "kafka_offset": n} for t, p, n in places]
     for one in rows:  # a file each
-        letters.append(pa.Table.from_pylist([one], schema=letters.schema().as_arrow()))
+        dead_letters.append(pa.Table.from_pylist([one], schema=dead_letters.schema().as_arrow()))
     shown = json.loads(call(streams, "show", "made", "--json"))
     assert [one["where"] for one in shown] == [
         "late[3]@10", "made[0]@0", "made[0]@1", "made[0]@2", "made[0]@9", "made[0]@12", "made[1]@0"
@@ -139,14 +139,14 @@ def test_a_replay_that_was_interrupted_is_reported_where_letters_are_listed(stre
     request = {"stream": "made", "files": "copy", "dead-letters": "of NotJson"}
     backfill = BackfillMarker("made", "d-1", request, "d", 1)
     assert "A replay" not in call(streams, "list", "made")
-    for state, letters_state, is_shown in (
+    for state, dead_letter_state, is_shown in (
         (BackfillState.STAGING, BackfillState.STAGING, True),
         (BackfillState.PUBLISHED, BackfillState.STAGING, True),
         (BackfillState.PUBLISHED, BackfillState.PUBLISHED, False),
         (BackfillState.ABANDONED, BackfillState.STAGING, False),
     ):
         opened = open_stream(spec)
-        for handle, stands in ((opened.tables.main, state), (opened.tables.dead_letters, letters_state)):
+        for handle, stands in ((opened.tables.main, state), (opened.tables.dead_letters, dead_letter_state)):
             with handle.refresh().transaction() as change:
                 change.set_properties({property_name("made"): replace(backfill, state=stands).to_property()})
         reported = (
@@ -162,10 +162,10 @@ def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_ag
     (streams / "made.yaml").write_text(declared)
     opened = open_stream(load_stream(streams / "made.yaml"))
     Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 9})
-    letters = opened.tables.dead_letters.refresh()
-    row = letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
+    dead_letters = opened.tables.dead_letters.refresh()
+    row = dead_letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
     new = {**row, "kafka_offset": 7, "error_class": "Omitted", "value": OMITTED, "headers": None}
-    letters.append(pa.Table.from_pylist([new], schema=letters.schema().as_arrow()))
+    dead_letters.append(pa.Table.from_pylist([new], schema=dead_letters.schema().as_arrow()))
     said = call(streams, "replay", "made", "--dry-run")
     assert "1 dead letter of stream made cannot be decoded again: nothing of the record was kept" in said
     assert "3 dead letters of stream made would be decoded again" in said

@@ -32,8 +32,8 @@ def spec(tmp_path: Path, frazil_home: Path) -> StreamSpec:  # noqa: ARG001
     made = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)
     made.begin_route("a")
     made.run({"main": 1, "shop.raw_a": 2, "shop.orders": 3})
-    letters = made.tables.dead_letters.current()
-    shutil.rmtree(bare_path(letters.location()))
+    dead_letters = made.tables.dead_letters.current()
+    shutil.rmtree(bare_path(dead_letters.location()))
     load_catalog(None).drop_table(made.spec.dead_letter_table)
     return made.spec
 

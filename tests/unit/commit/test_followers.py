@@ -69,7 +69,7 @@ class Routed:
             table = self.world.load() if target == "main" else self.load(target)
             files += self.world._write(table, key, target, [self.row(offset) for offset in offsets])
         ranges = {0: (marker.offsets[TOPIC, 0], end)}
-        return self.world.journal(key, ranges, tuple(files), seen=self.committer.letters_seen())
+        return self.world.journal(key, ranges, tuple(files), seen=self.committer.newest_dead_letters())
 
     def row(self, offset: int) -> dict[str, Any]:
         return {"ts": event_time(offset), "name": str(offset), "kafka_partition": 0, "kafka_offset": offset}

@@ -233,7 +233,7 @@ def staged_chunk(world: World, committer: BackfillCommitter, start: int) -> Jour
         source=made.source,
         progress=progress(start, start + 2, partition=5),
         files=files,
-        letters_seen=None,
+        newest_dead_letters=None,
         idle=frozenset(),
         offsets_after={},
     )

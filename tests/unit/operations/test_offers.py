@@ -83,7 +83,7 @@ def test_a_stream_whose_table_lacks_the_coordinates_has_neither_backfill_nor_rep
 
 
 def test_a_stream_without_letters_has_nothing_to_replay():
-    assert PageAction.REPLAY not in offered(declared("upsert"), replace(BEGUN, letters=False))
+    assert PageAction.REPLAY not in offered(declared("upsert"), replace(BEGUN, has_dead_letters=False))
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ def test_a_stream_that_never_began_has_no_position_and_so_nothing_that_depends_o
     spec, now = declared("append"), Standing(is_read=True)
     assert offered(spec, now) == (PageAction.PAUSE, PageAction.RESTART)
     assert "has no marker in table demo.ticks" in (refusal(PageAction.BACKFILL, spec, now) or "")
-    assert "nothing tells which letters are its own" in (refusal(PageAction.REPLAY, spec, now) or "")
+    assert "nothing tells which dead letters are its own" in (refusal(PageAction.REPLAY, spec, now) or "")

@@ -21,7 +21,7 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import Launch, LaunchKind
-from frazil.operations.letters import rejected_of
+from frazil.operations.dead_letters import rejected_of
 from frazil.operations.overview import Around, Line, Seen, line_of
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.model import StreamSpec

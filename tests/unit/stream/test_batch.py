@@ -71,7 +71,7 @@ def test_a_journal_has_the_last_transaction_before_its_end():
         marker=SimpleNamespace(source=source),
         kafka=SimpleNamespace(describe=lambda: SimpleNamespace(identity=source)),
         tables=SimpleNamespace(main=SimpleNamespace(current=lambda: table), clock_ms=lambda: 7),
-        committer=SimpleNamespace(letters_seen=lambda: BatchKey(0, 0)),
+        committer=SimpleNamespace(newest_dead_letters=lambda: BatchKey(0, 0)),
     )
     context: Any = SimpleNamespace(topic_ids=source.topic_ids, epoch=1, batch=2, window_us=None)
     end: Any = SimpleNamespace(

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from pyroaring import BitMap64
 
-from frazil.commit import held_letters
-from frazil.commit.journal import NO_LETTERS
+from frazil.commit import existing_dead_letters
+from frazil.commit.journal import NO_DEAD_LETTERS
 from frazil.commit.marker import BatchKey
 from frazil.commit.marker_change import forget, reset
 from frazil.commit.reset import before_reset
@@ -76,8 +76,8 @@ def test_a_dead_letter_that_a_wider_schema_takes_stays_one(world: World) -> None
 
 def test_the_table_is_read_only_where_it_is_ahead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     requested = []
-    real = held_letters.tally
-    monkeypatch.setattr(held_letters, "tally", lambda *args: requested.append(1) or real(*args))
+    real = existing_dead_letters.tally
+    monkeypatch.setattr(existing_dead_letters, "tally", lambda *args: requested.append(1) or real(*args))
     writer = world.begin()
     world.run(writer, {0: (0, 10)}, rejected={0: [3]})
     world.run(writer, {0: (10, 20)}, rejected={0: [12]})
@@ -98,7 +98,7 @@ def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_anew(world: 
     world.commit_dead_letters(writer, early)
     for rejected in ([3], []):
         staged = world.stage(writer, {0: (0, 10)}, rejected={0: rejected})
-        late = dataclasses.replace(staged, key=BatchKey(writer.epoch, 2), letters_seen=NO_LETTERS)
+        late = dataclasses.replace(staged, key=BatchKey(writer.epoch, 2), newest_dead_letters=NO_DEAD_LETTERS)
         with pytest.raises(StaleBatch, match="dead letters landed since"):
             writer.commit(late)
     assert world.dead_letters() == [(0, 3)]
@@ -134,7 +134,7 @@ def test_letters_of_a_stream_that_shares_the_table_are_not_its_own(world: World)
     for each in (world, other):
         reset(each.tables, target={P0: 0, P1: 0}, source=each.source, seen=before_reset(each.tables))
         committer = each.begin()
-        held = committer.held_letters(each.marker())
+        held = committer.existing_dead_letters(each.marker())
         assert {tp: list(BitMap64.deserialize(o)) for tp, o in held.items()} == {P0: [3 if each is world else 5]}
 
 
