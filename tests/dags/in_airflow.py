@@ -284,11 +284,11 @@ def meet_other_files(change: bool) -> None:
 
     if change:
         installed._began[:] = [installed.Began("API server", frozenset())]
-        actions.__dict__["subject_of_before"] = actions.subject_of
-        actions.subject_of = cannot_be_loaded
+        actions.__dict__["action_subject_before"] = actions.action_subject
+        actions.action_subject = cannot_be_loaded
     else:
         installed._began.clear()
-        actions.subject_of = actions.__dict__.pop("subject_of_before")
+        actions.action_subject = actions.__dict__.pop("action_subject_before")
 
 
 def silence_database(silent: bool) -> None:

@@ -137,14 +137,17 @@ def test_a_cleared_task_undoes_its_own_mark_and_no_pause_by_a_person(trigger: An
 
 def test_it_says_who_paused_a_stream_that_does_not_run(trigger: Any, module: Any) -> None:
     DesiredStore("s", None).pause(by="ana", reason="Kafka upgrade")
-    assert trigger()._paused(module.Seen("ended")) == "; paused by ana: Kafka upgrade; `frazil resume s` starts it"
-    assert not trigger()._paused(module.Seen("running", is_alive=True))
+    assert (
+        trigger()._paused(module.HostedObservation("ended"))
+        == "; paused by ana: Kafka upgrade; `frazil resume s` starts it"
+    )
+    assert not trigger()._paused(module.HostedObservation("running", is_alive=True))
 
 
 def test_a_check_that_fails_does_not_end_it_and_a_stream_that_left_the_application_does(
     trigger: Any, module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one, checks = trigger(), iter([OSError("no space"), module.Seen("running", is_alive=True)])
+    one, checks = trigger(), iter([OSError("no space"), module.HostedObservation("running", is_alive=True)])
     real = one._observe
 
     def watch() -> Any:

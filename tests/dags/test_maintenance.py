@@ -189,7 +189,7 @@ def signal_days(table: str, first: str, count: int) -> None:
 
 
 def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
-    subject = watched.Subject(Alerts(failed_runs=7), list, ("frazil_audits",))
+    subject = watched.WatchedSubject(Alerts(failed_runs=7), list, ("frazil_audits",))
 
     def beyond(failed: int) -> bool:
         seen = watched.read_all({"s": subject}, lambda _, limit: min(failed, limit), at_once=1)["s"]
@@ -200,7 +200,9 @@ def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
 
 
 def test_a_paused_dag_of_all_streams_is_an_alert_although_no_run_of_it_failed() -> None:
-    subjects = {dag_id: watched.Subject(Alerts(), list, (dag_id,)) for dag_id in (*watched.ABOUT_ALL, "frazil_other")}
+    subjects = {
+        dag_id: watched.WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in (*watched.ABOUT_ALL, "frazil_other")
+    }
     seen = watched.read_all(subjects, lambda *_: 0, lambda _: True, at_once=1)
     readings = {name: one for name, (one,) in seen.items() if isinstance(one, Reading)}
     assert {name for name, one in readings.items() if one.is_beyond} == set(watched.ABOUT_ALL)

@@ -579,16 +579,16 @@ def test_a_mistake_leaves_the_last_sound_declaration_in_use_and_a_conflict_the_o
     tmp_path: Path,
 ) -> None:
     from frazil.airflow.declared import declared_streams  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.airflow.page.views import seen_of  # noqa: PLC0415 - as above
+    from frazil.airflow.page.views import reading_of  # noqa: PLC0415 - as above
 
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text(YAML.format(name="ticks", table="demo.ticks"))
     second.write_text(YAML.format(name="quotes", table="{identifier: demo.ticks, catalog: far}"))
-    (quotes, ticks) = (seen_of(one, None) for one in declared_streams(tmp_path))
+    (quotes, ticks) = (reading_of(one, None) for one in declared_streams(tmp_path))
     assert "is in another catalog" in quotes.conflict + ticks.conflict
     assert quotes.broken == ticks.broken == ""
     second.write_text("name: quotes\n")
-    (quotes, ticks) = (seen_of(one, None) for one in declared_streams(tmp_path))
+    (quotes, ticks) = (reading_of(one, None) for one in declared_streams(tmp_path))
     assert (quotes.conflict, ticks.conflict, ticks.broken) == ("", "", "")
     assert "b.yaml" in quotes.broken
 

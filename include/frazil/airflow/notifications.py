@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from frazil.airflow.dag_ids import is_shared, subject_of
+from frazil.airflow.dag_ids import is_shared, task_subject
 from frazil.airflow.page.address import page_url
 from frazil.operations.message import Message, failed_task
 
@@ -96,7 +96,7 @@ def _of_task(context: Any, error: str) -> Message:
     form = getattr(context.get("dag_run"), "conf", None)
     label = getattr(ti, "rendered_map_index", None)
     dag = context.get("dag") or ti.task.dag
-    about = subject_of(
+    about = task_subject(
         ti.dag_id,
         ti.task_id,
         label=label,

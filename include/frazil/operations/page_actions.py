@@ -53,7 +53,7 @@ DEPENDS: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.RELEASE: ("dag_paused",),
     PageAction.SEND_AGAIN: (),
 }
-"""The fields of `Situation` that an action depends on. The action is refused if they changed since the user saw the
+"""The fields of `ActionContext` that an action depends on. The action is refused if they changed since the user saw the
 plan.
 
 Only users' decisions are among them: a process may end or start meanwhile. For prepared actions the state of the table
@@ -99,7 +99,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class ActionContext:
     """The state of the subject when a user requests an action."""
 
     subject: str
@@ -160,7 +160,7 @@ class Prepared:
     refused: str | None = None
 
 
-def plan_of(action: PageAction, now: Situation, *, dry: bool = False) -> Plan:
+def plan_of(action: PageAction, now: ActionContext, *, dry: bool = False) -> Plan:
     """Describe the effects of an action.
 
     For a prepared action, the caller adds the effects that depend on the table.
@@ -233,7 +233,7 @@ _MOVED_TABLE: Mapping[PageAction, str] = {
 """Descriptions of a changed table, for prepared actions."""
 
 
-def _pause(now: Situation) -> tuple[str, ...]:
+def _pause(now: ActionContext) -> tuple[str, ...]:
     stops = "Its writer stops after the current batch, which is committed first." if now.writer_runs else NO_WRITER_NOW
     return (
         stops,
@@ -242,19 +242,19 @@ def _pause(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _resume(now: Situation) -> tuple[str, ...]:
+def _resume(now: ActionContext) -> tuple[str, ...]:
     supervised = "Its supervisor in Airflow starts a writer within seconds, and it goes on where the table stands."
     return (supervised, *_unsupervised(now))
 
 
-def _restart(now: Situation) -> tuple[str, ...]:
+def _restart(now: ActionContext) -> tuple[str, ...]:
     before = "The current batch commits first, then a new writer replaces this one." if now.writer_runs else ""
     resumed = f"{now.subject} is paused, and is resumed by this." if now.desired == "paused" else ""
     said = (before or f"{NO_WRITER_NOW} A new one starts within seconds.", resumed, *_unsupervised(now))
     return tuple(one for one in said if one)
 
 
-def _unsupervised(now: Situation) -> tuple[str, ...]:
+def _unsupervised(now: ActionContext) -> tuple[str, ...]:
     if now.dag_paused is None:
         return (f"Airflow has no DAG {now.dag}: nothing supervises {now.subject}, so nothing starts.",)
     if now.dag_paused and not now.writer_runs:
@@ -262,11 +262,11 @@ def _unsupervised(now: Situation) -> tuple[str, ...]:
     return ()
 
 
-def _reset(now: Situation) -> tuple[str, ...]:
+def _reset(now: ActionContext) -> tuple[str, ...]:
     return (f"{now.subject} goes on from another position. No row is deleted.",)
 
 
-def _backfill(now: Situation) -> tuple[str, ...]:
+def _backfill(now: ActionContext) -> tuple[str, ...]:
     return (
         (
             f"Records that Kafka has and the table of {now.subject} is missing are written to a branch, audited and "
@@ -277,7 +277,7 @@ def _backfill(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _open_backfill_words(now: Situation) -> tuple[str, ...]:
+def _open_backfill_words(now: ActionContext) -> tuple[str, ...]:
     if not now.staged:
         return ()
     return (
@@ -289,7 +289,7 @@ def _open_backfill_words(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _abandon(now: Situation) -> tuple[str, ...]:
+def _abandon(now: ActionContext) -> tuple[str, ...]:
     return (
         f"What the backfill of {now.subject} has staged is removed. The table has none of these rows yet.",
         (
@@ -299,7 +299,7 @@ def _abandon(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _replay(now: Situation) -> tuple[str, ...]:
+def _replay(now: ActionContext) -> tuple[str, ...]:
     return (
         (
             f"The dead letters of {now.subject} are decoded again by the current declaration. Those accepted become "
@@ -309,7 +309,7 @@ def _replay(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _maintain(now: Situation) -> tuple[str, ...]:
+def _maintain(now: ActionContext) -> tuple[str, ...]:
     who = f"Of the {now.subject}, each table that needs it" if now.subject.startswith("route of ") else now.subject
     return (
         (
@@ -320,7 +320,7 @@ def _maintain(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _release(now: Situation) -> tuple[str, ...]:
+def _release(now: ActionContext) -> tuple[str, ...]:
     return (
         (
             f"The window of {now.subject} is signalled as it stands, although its quality gate did not pass. DAGs that "
@@ -330,7 +330,7 @@ def _release(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _send_again(now: Situation) -> tuple[str, ...]:
+def _send_again(now: ActionContext) -> tuple[str, ...]:
     return (
         (
             f"The windows of that day of {now.subject} are signalled once more. Every DAG that starts from them runs "
@@ -339,14 +339,14 @@ def _send_again(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _run_words(action: PageAction, now: Situation) -> tuple[str, ...]:
+def _run_words(action: PageAction, now: ActionContext) -> tuple[str, ...]:
     if action not in RUNS_A_DAG or now.dag_paused is None:
         return ()
     waits = ", which is paused: the run waits until you unpause it" if now.dag_paused else ""
     return (f"This starts a run of the DAG {now.dag}{waits}.",)
 
 
-def _refused(action: PageAction, now: Situation, *, dry: bool) -> str | None:
+def _refused(action: PageAction, now: ActionContext, *, dry: bool) -> str | None:
     if now.unfit is not None:
         return now.unfit
     if action in RUNS_A_DAG and (said := _no_run(now, dry=dry)):
@@ -360,7 +360,7 @@ def _refused(action: PageAction, now: Situation, *, dry: bool) -> str | None:
     return None
 
 
-def _no_run(now: Situation, *, dry: bool) -> str | None:
+def _no_run(now: ActionContext, *, dry: bool) -> str | None:
     """Return why a run of the DAG cannot be started; None if it can."""
     if now.dag_paused is None:
         return f"Airflow has no DAG {now.dag}, which would do it. Add it to the DAG folder, or see its import errors"

@@ -13,8 +13,8 @@ from frazil.operations.page_actions import (
     DEPENDS,
     HAS_DRY_RUN,
     RUNS_A_DAG,
+    ActionContext,
     PageAction,
-    Situation,
     moved,
     plan_of,
 )
@@ -24,7 +24,7 @@ from frazil.operations.silence import Silent
 def test_whatever_the_situation_each_act_says_what_it_does_and_names_its_subject():
     choices = product(PageAction, [None, "running", "paused"], [True, False], [True, False], [None, True, False])
     for action, desired, runs, table, paused in choices:
-        now = Situation("ticks", desired, 1, runs, table, "frazil_dag", paused)
+        now = ActionContext("ticks", desired, 1, runs, table, "frazil_dag", paused)
         plan = plan_of(action, now)
         assert plan.says
         assert any("ticks" in said or "riter" in said for said in plan.says)
@@ -37,7 +37,7 @@ def test_whatever_the_situation_each_act_says_what_it_does_and_names_its_subject
 
 
 CHANGED: dict[str, Any] = {"generation": 4, "dag_paused": True, "backfill": "b-1 staged"}
-SEEN = Situation("ticks", "running", 3, dag="frazil_dag", dag_paused=False)
+SEEN = ActionContext("ticks", "running", 3, dag="frazil_dag", dag_paused=False)
 
 
 @pytest.mark.parametrize("action", PageAction)
@@ -109,18 +109,22 @@ def test_an_act_says_which_of_airflows_processes_has_to_be_started_before_it_has
 
 
 def test_a_running_stream_is_not_reset():
-    assert "Pause the stream first" in (plan_of(PageAction.RESET, Situation("ticks", writer_runs=True)).refused or "")
-    assert plan_of(PageAction.RESET, Situation("ticks")).refused is None
+    assert "Pause the stream first" in (
+        plan_of(PageAction.RESET, ActionContext("ticks", writer_runs=True)).refused or ""
+    )
+    assert plan_of(PageAction.RESET, ActionContext("ticks")).refused is None
 
 
 def test_a_paused_stream_is_not_paused_again_and_is_resumed_by_a_restart():
-    assert plan_of(PageAction.PAUSE, Situation("ticks", "paused")).refused == "ticks is paused already"
-    assert "ticks is paused, and is resumed by this." in plan_of(PageAction.RESTART, Situation("ticks", "paused")).says
+    assert plan_of(PageAction.PAUSE, ActionContext("ticks", "paused")).refused == "ticks is paused already"
+    assert (
+        "ticks is paused, and is resumed by this." in plan_of(PageAction.RESTART, ActionContext("ticks", "paused")).says
+    )
 
 
 @pytest.mark.parametrize("action", [PageAction.RESUME, PageAction.RESTART])
 def test_where_nothing_supervises_a_stream_its_start_is_not_promised(action: PageAction):
-    none = plan_of(action, Situation("ticks", dag="frazil_writer_ticks", dag_paused=None))
+    none = plan_of(action, ActionContext("ticks", dag="frazil_writer_ticks", dag_paused=None))
     assert any("nothing supervises ticks" in said for said in none.says)
-    paused = plan_of(action, Situation("ticks", dag="frazil_writer_ticks", dag_paused=True))
+    paused = plan_of(action, ActionContext("ticks", dag="frazil_writer_ticks", dag_paused=True))
     assert any("nothing starts before you unpause it" in said for said in paused.says)

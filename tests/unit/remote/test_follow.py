@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.remote.driver_folder import DriverReport, Exit, Order, Wanted
-from frazil.remote.follow import FRESH_S, LEAVES_S, UNHEARD_S, AgentAction, Seen, decide
+from frazil.remote.follow import FRESH_S, LEAVES_S, UNHEARD_S, AgentAction, DriverObservation, decide
 
 WANTED = Wanted("f1", "1.0")
 ORDER = Order("a" * 32, WANTED, {}, "spark://m:7077", 0, submission="driver-1")
@@ -22,7 +22,7 @@ def status(state: DriverState, code: int | None = None) -> DriverStatus:
     return DriverStatus(state, f"it is {state}", code)
 
 
-RUNNING = Seen(
+RUNNING = DriverObservation(
     wanted=WANTED,
     master="spark://m:7077",
     order=ORDER,
@@ -163,7 +163,7 @@ REPORTS = st.one_of(
     st.builds(DriverReport, st.integers(1, 9), st.none(), st.none(), exit=st.sampled_from([None, Exit(0), Exit(13)])),
 )
 SEEN = st.builds(
-    Seen,
+    DriverObservation,
     wanted=st.sampled_from([WANTED, Wanted("f2", "1.0")]),
     master=st.just("spark://m:7077"),
     order=ORDERS,
@@ -179,17 +179,26 @@ SEEN = st.builds(
 
 
 @given(SEEN)
-def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_that_is_to_end(seen: Seen) -> None:
-    step = decide(seen)
-    heard = seen.status.state.has_ended or (seen.report is not None and seen.report.exit is not None)
-    if step.action is AgentAction.END and seen.order is not None and seen.order.submission is None and not heard:
-        assert seen.order.stop is not None or seen.order.kill
+def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_that_is_to_end(
+    observation: DriverObservation,
+) -> None:
+    step = decide(observation)
+    heard = observation.status.state.has_ended or (
+        observation.report is not None and observation.report.exit is not None
+    )
+    if (
+        step.action is AgentAction.END
+        and observation.order is not None
+        and observation.order.submission is None
+        and not heard
+    ):
+        assert observation.order.stop is not None or observation.order.kill
     if step.action is not AgentAction.SUBMIT:
         return
-    assert seen.stop is None
-    assert not seen.force
-    if seen.order is None:
+    assert observation.stop is None
+    assert not observation.force
+    if observation.order is None:
         return
-    reports_end = seen.report is not None and seen.report.exit is not None
-    unheard = seen.order.submission is None and seen.ordered_since_s >= UNHEARD_S
-    assert seen.status.state.has_ended or reports_end or unheard
+    reports_end = observation.report is not None and observation.report.exit is not None
+    unheard = observation.order.submission is None and observation.ordered_since_s >= UNHEARD_S
+    assert observation.status.state.has_ended or reports_end or unheard

@@ -22,7 +22,7 @@ from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import Launch, LaunchKind
 from frazil.operations.dead_letters import rejected_of
-from frazil.operations.overview import Around, Line, Seen, line_of
+from frazil.operations.overview import Around, Line, StreamReading, line_of
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.status import stream
@@ -94,7 +94,7 @@ def now() -> int:
 
 
 def on_page(spec: StreamSpec, state: StreamState) -> Line:
-    return line_of(spec.name, spec, Seen(state, now()), Around(), now_ms=now())
+    return line_of(spec.name, spec, StreamReading(state, now()), Around(), now_ms=now())
 
 
 def in_status(folder: Path) -> dict[str, str]:

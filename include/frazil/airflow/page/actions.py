@@ -49,10 +49,10 @@ from frazil.operations.page_actions import (
     OF_STREAMS,
     PREPARED,
     RUNS_A_DAG,
+    ActionContext,
     PageAction,
     Plan,
     Prepared,
-    Situation,
     moved,
     plan_of,
     waits_for,
@@ -78,7 +78,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ActionSubject:
     """A declared stream, or a table with one of the streams that feed it."""
 
     name: str
@@ -93,7 +93,7 @@ class Subject:
     """The name under which the maintenance DAG knows all tables of a route; None for other tables."""
 
 
-def subject_of(action: PageAction, name: str, sees: Sees) -> Subject | None:
+def action_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject | None:
     """Return the subject of an action; None if no file declares it or the user may not see it."""
     if action not in OF_STREAMS:
         return _table_of(action, name, sees)
@@ -105,10 +105,10 @@ def subject_of(action: PageAction, name: str, sees: Sees) -> Subject | None:
         PageAction.ABANDON: (BACKFILL_DAG, "PUT"),
         PageAction.REPLAY: (DEAD_LETTERS_DAG, "POST"),
     }.get(action, (writer_dag_of(one), "PUT"))
-    return Subject(name, one.spec, dag, method)
+    return ActionSubject(name, one.spec, dag, method)
 
 
-def _table_of(action: PageAction, name: str, sees: Sees) -> Subject | None:
+def _table_of(action: PageAction, name: str, sees: Sees) -> ActionSubject | None:
     table = find_table(name)
     if (
         table is None
@@ -116,26 +116,26 @@ def _table_of(action: PageAction, name: str, sees: Sees) -> Subject | None:
         or (action is PageAction.MAINTAIN and table.kind is TableKind.DEAD_LETTERS)
     ):
         return None
-    seen = views_of(table)
+    views = views_of(table)
     if action is PageAction.MAINTAIN:
         own, *_ = table.streams
         turn = next((turn for turn, spec in routes([own]).items()), None) if table.kind is TableKind.ROUTED else None
-        return Subject(name, own, MAINTENANCE_DAG, "POST", turn)
-    if not seen:
+        return ActionSubject(name, own, MAINTENANCE_DAG, "POST", turn)
+    if not views:
         return None
     if action is PageAction.RELEASE:
-        return Subject(name, seen[0], RELEASE_DAG, "POST")
-    return Subject(name, seen[0], partitions_dag_id(table.identifier), "PUT")
+        return ActionSubject(name, views[0], RELEASE_DAG, "POST")
+    return ActionSubject(name, views[0], partitions_dag_id(table.identifier), "PUT")
 
 
-def planned(action: PageAction, subject: Subject, form: Form) -> Plan:
+def planned(action: PageAction, subject: ActionSubject, form: Form) -> Plan:
     """Return the plan of an action. Raises Invalid, and the errors of catalogs and Kafka."""
     return _planned(action, subject, form, by="")[0]
 
 
-def _planned(action: PageAction, subject: Subject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
+def _planned(action: PageAction, subject: ActionSubject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
     """Return the plan, and the prepared reset or abandonment if the action needs one."""
-    plan = plan_of(action, _situation(action, subject), dry=is_dry(form))
+    plan = plan_of(action, _action_context(action, subject), dry=is_dry(form))
     plan = replace(plan, missing=missing_value(action, subject.turn or subject.name, form, now_ms=clock.now_ms()))
     spec = subject.spec
     if action is PageAction.RELEASE and not (plan.refused or plan.missing):
@@ -149,18 +149,20 @@ def _planned(action: PageAction, subject: Subject, form: Form, *, by: str) -> tu
     return replace(plan, says=says, seal=seal, refused=prepared.refused), prepared
 
 
-def _situation(action: PageAction, subject: Subject) -> Situation:
+def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:
     spec = subject.spec
-    seen = answers().one("plans", ("paused", subject.dag), partial(paused_dags, [subject.dag]), keep_s=1, within_s=2)
+    paused = answers().one("plans", ("paused", subject.dag), partial(paused_dags, [subject.dag]), keep_s=1, within_s=2)
     runs = action in OF_STREAMS and open_launcher(spec.name).observe().process.is_alive
-    if "dag_paused" in DEPENDS[action] and (seen.value is None or (subject.dag not in seen.value and seen.problem)):
-        why = seen.problem or "its database does not answer. Ask again once it does"
+    if "dag_paused" in DEPENDS[action] and (
+        paused.value is None or (subject.dag not in paused.value and paused.problem)
+    ):
+        why = paused.problem or "its database does not answer. Ask again once it does"
         raise Invalid(f"Airflow does not say whether it has the DAG {subject.dag}: {why}")
-    found = Situation(
+    found = ActionContext(
         subject.turn or subject.name,
         writer_runs=runs,
         dag=subject.dag,
-        dag_paused=(seen.value or {}).get(subject.dag),
+        dag_paused=(paused.value or {}).get(subject.dag),
         unfit=refusal(action, spec, Standing()),
         silent=silent_now(),
     )
@@ -172,7 +174,7 @@ def _situation(action: PageAction, subject: Subject) -> Situation:
     return found
 
 
-def _with_desired(found: Situation, spec: StreamSpec) -> Situation:
+def _with_desired(found: ActionContext, spec: StreamSpec) -> ActionContext:
     store = open_desired(spec)
     try:
         desired = store.read()
@@ -181,7 +183,7 @@ def _with_desired(found: Situation, spec: StreamSpec) -> Situation:
     return replace(found, desired=str(desired.mode), generation=desired.generation, has_table=store.beside_table)
 
 
-def _with_table(found: Situation, action: PageAction, spec: StreamSpec) -> Situation:
+def _with_table(found: ActionContext, action: PageAction, spec: StreamSpec) -> ActionContext:
     try:
         standing = fetch_standing(spec)
     except SpecError as error:
@@ -192,7 +194,7 @@ def _with_table(found: Situation, action: PageAction, spec: StreamSpec) -> Situa
     return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=staged_words(backfill))
 
 
-def carry_out(action: PageAction, subject: Subject, form: Form, *, person: str) -> Done:
+def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, person: str) -> Done:
     """Carry out an action. Raises Invalid, NotKnown, FrazilError, and the errors of catalogs and Kafka."""
     try:
         done = _carried_out(action, subject, form, person=person)
@@ -204,7 +206,7 @@ def carry_out(action: PageAction, subject: Subject, form: Form, *, person: str) 
         answers().forget_all(subject.spec.fingerprint())
 
 
-def _carried_out(action: PageAction, subject: Subject, form: Form, *, person: str) -> Done:
+def _carried_out(action: PageAction, subject: ActionSubject, form: Form, *, person: str) -> Done:
     by, reason = f"{person}, Airflow", text_of(form, "reason")
     spec = subject.spec
     try:
@@ -230,11 +232,10 @@ def _carried_out(action: PageAction, subject: Subject, form: Form, *, person: st
         return Done(_ended(action, subject.name))
     if action is PageAction.SEND_AGAIN:
         return Done(within(lambda: _send_again(spec, form, by=by)))
-    seen = plan.generation
-    return Done(within(lambda: _set_desired(action, spec, by=by, reason=reason, generation=seen)))
+    return Done(within(lambda: _set_desired(action, spec, by=by, reason=reason, generation=plan.generation)))
 
 
-def _begin_run(subject: Subject, conf: dict[str, Any], *, run_id: str | None, person: str) -> Done:
+def _begin_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, person: str) -> Done:
     try:
         run = trigger_dag(
             dag_id=subject.dag,

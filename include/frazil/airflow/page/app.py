@@ -153,7 +153,7 @@ def _allowed_action(request: Request, name: str, action: Any, user: Any) -> Allo
 
     if said := refusal(request.headers):
         raise HTTPException(403, f"refused: {said}")
-    subject = None if action is None else actions.subject_of(action, name, partial(visible, user))
+    subject = None if action is None else actions.action_subject(action, name, partial(visible, user))
     if subject is None:
         raise HTTPException(404, f"no file declares {name}, you may not see it, or there is no such action")
     if not may(user, subject.method, subject.dag):
