@@ -155,7 +155,7 @@ def test_those_that_need_a_person_come_first_each_with_its_reason(open_page: Ope
         expect(page.get_by_text(said).first).to_be_visible()
     to_dag = page.get_by_role("listitem").filter(has_text="frazil_writer_inventory, is paused").get_by_role("link")
     expect(to_dag).to_have_attribute("href", "/dags/frazil_writer_inventory")
-    for worst in (".headline.broken", ".chip .shape.broken"):  # all that need a person, as the worst of them
+    for worst in (".headline.broken", ".chip .shape.broken"):  # all that need attention, as the worst of them
         expect(page.locator(worst)).to_have_count(1)
     levels = page.locator("tr:has(+ .why) .badge:not(.health *)").evaluate_all("all => all.map(e => e.classList[1])")
     assert page.locator(".why ul").evaluate_all("all => all.map(e => e.classList[0])") == levels
@@ -289,7 +289,7 @@ def test_without_a_stream_the_page_says_what_to_do_and_of_many_a_filter_and_a_se
         expect(page.locator(ROWS)).to_have_count(MANY)
         rows = "[...document.querySelectorAll('.lines tr')].map(row => getComputedStyle(row).display)"
         assert set(page.evaluate(rows)) == {"table-row"}
-        page.get_by_role("button", name=re.compile("^Need a person")).click()
+        page.get_by_role("button", name=re.compile("^Need attention")).click()
         expect(page.locator(ROWS)).to_have_count(1)
         page.get_by_role("button", name=re.compile("^All")).click()
         page.get_by_role("searchbox").fill("shop.shop27")

@@ -162,7 +162,7 @@ def test_a_decision_that_stands_is_reported_again_once_an_hour_with_since_when(
 def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
     triggers = importlib.import_module("frazil.airflow.writers.trigger")
     trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
-    step = _step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_PERSON, "exit code 11"))
+    step = _step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION, "exit code 11"))
     slept: list[float] = []
 
     async def supervisor() -> SimpleNamespace:
@@ -202,7 +202,7 @@ def test_a_trigger_says_on_its_own_host_who_supervises_and_what_was_given_up_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The worker that deferred the task, and the one that fails it, may be other hosts."""
-    step = _step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_PERSON, "exit code 11", subject="l1"))
+    step = _step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION, "exit code 11", subject="l1"))
 
     async def supervisor() -> SimpleNamespace:
         return SimpleNamespace(step=lambda: step)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from frazil import clock
-from frazil.cli.options import checked_reason, json_option, person, stream_argument, streams_option
+from frazil.cli.options import checked_reason, current_user, json_option, stream_argument, streams_option
 from frazil.cli.output import CommandOutput, echo
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
@@ -40,7 +40,7 @@ def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
         names = [spec.name for spec in application.streams] if application else [stream]
         stores = {name: command(name, streams_folder, reason, output=output, **more) for name in names}
         if application and command.__name__ != "pause":  # its task in Airflow may have been marked failed
-            DesiredStore.of_application(stream).resume(by=person(), reason=reason)
+            DesiredStore.of_application(stream).resume(by=current_user(), reason=reason)
         output.end(
             streams={
                 name: {"desired": store.read(), "on-every-host": store.beside_table} for name, store in stores.items()
@@ -68,7 +68,7 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
     """
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke continues, and can be stopped
     desired = open_desired(spec)
-    desired.pause(by=person(), reason=reason)
+    desired.pause(by=current_user(), reason=reason)
     stops = _foreground(stream) or "its writer stops after the current batch"
     if spec.resources.driver_in_cluster:
         stops = "its driver in the cluster notices within half a minute, and stops after its current batch"
@@ -103,7 +103,7 @@ def resume(stream: str, streams_folder: Path, reason: str, *, output: CommandOut
     if accept:
         _accept_rejects(spec, reason, output)
     desired = open_desired(spec)
-    desired.resume(by=person(), reason=reason)
+    desired.resume(by=current_user(), reason=reason)
     lost = _lost(spec, desired)
     starts = "its supervisor (Airflow) starts it within seconds, if its DAG is not paused"
     if _foreground(stream):
@@ -134,7 +134,7 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
     if how := _foreground(stream):
         output.say(f"{stream} is not restarted: {how}. Nothing was changed: it stays {desired.read().mode}.")
         return desired
-    desired.restart(by=person(), reason=reason)
+    desired.restart(by=current_user(), reason=reason)
     lost = _lost(spec, desired)
     starts = "its supervisor (Airflow) starts it once the current batch has committed, if its DAG is not paused"
     if lost:
@@ -153,7 +153,7 @@ def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> Non
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
         ends = kafka.ends(topics.partitions)
-    accept(opened.tables, AcceptedRejects(ends, topics.identity, person(), reason, clock.now_ms()))
+    accept(opened.tables, AcceptedRejects(ends, topics.identity, current_user(), reason, clock.now_ms()))
     named = [f"{topic}[{partition}]@{end}" for (topic, partition), end in sorted(ends.items())]
     more = f" and {len(named) - ENDS_NAMED:,} more" if len(named) > ENDS_NAMED else ""
     output.say(f"Rejected records before {', '.join(named[:ENDS_NAMED])}{more} become dead letters, however many.")

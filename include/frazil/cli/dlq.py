@@ -15,7 +15,7 @@ from frazil import clock
 from frazil.backfill.commit import unfinished
 from frazil.backfill.eligible import check_coordinates
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import checked_reason, json_option, person, stream_argument, streams_option
+from frazil.cli.options import checked_reason, current_user, json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, working
 from frazil.cli.positions import MomentText
 from frazil.commit.opened import OpenStream, read_stream
@@ -133,7 +133,9 @@ def show(  # noqa: PLR0913 - a command's options
 @dlq.command("discard")
 @_selecting
 @click.option("--because", required=True, callback=checked_reason, help="Reason; kept with each dead letter.")
-@click.option("--by", default=person, show_default="the user who runs the command", help="Who; kept with each one.")
+@click.option(
+    "--by", default=current_user, show_default="the user who runs the command", help="Who; kept with each one."
+)
 @click.option("--dry-run", is_flag=True, help="Count the dead letters, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 def discard_(  # noqa: PLR0913 - a command's options

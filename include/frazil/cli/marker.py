@@ -12,7 +12,7 @@ import click
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.cli.options import json_option, person, stream_argument, streams_option
+from frazil.cli.options import current_user, json_option, stream_argument, streams_option
 from frazil.cli.output import CommandOutput, ask
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
@@ -90,7 +90,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     plan = moves_of(spec, target, seen=seen, now=now)
     _print_moves(plan, spec, seen, now, output)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
-    marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=person())
+    marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=current_user())
     output.say(goes_on(stream, marker.at.epoch, open_launcher(stream).observe().process))
     moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
     output.end(stream=stream, epoch=marker.at.epoch, moves=moved)

@@ -87,7 +87,7 @@ def table_argument(**options: Any) -> Callable[..., Any]:
     return click.argument("table", shell_complete=_completed(_table_names), **options)
 
 
-def person() -> str:
+def current_user() -> str:
     """Return the user's name; `uid 50000` if the system has no name for the user, as in many containers."""
     try:
         return getpass.getuser()

@@ -11,7 +11,7 @@ import click
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.cli.options import checked_reason, json_option, person, streams_option, table_argument
+from frazil.cli.options import checked_reason, current_user, json_option, streams_option, table_argument
 from frazil.cli.output import echo, echo_fields, echo_json, echo_table
 from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_to, moment
@@ -92,7 +92,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     specs = _feeding(streams_folder, table)
     table = specs[0].table.identifier
     catalog = existing_catalog(specs[0].table.catalog)
-    by = f"by {person()}, frazil partitions"
+    by = f"by {current_user()}, frazil partitions"
     seen = _assess(catalog, specs)
     if held and reason:
         release(catalog, specs[0], _window(held), note=f"released {by}: {reason}", clock_ms=clock.now_ms())

@@ -260,7 +260,7 @@ def state_of(
     if found is not None and found.level is Level.TROUBLE:
         return found
     if alerts or amiss or (calendar and any(cell.state == "held" for cell in calendar.cells)):
-        return Health(Level.TROUBLE, "needs a person")
+        return Health(Level.TROUBLE, "needs attention")
     return found or Health(Level.UNKNOWN, "unknown")
 
 

@@ -69,7 +69,7 @@ RESTARTABLE = frozenset(kind.exit_code for kind in kinds() if kind.restartable)
 
 
 AFTER_FAILURE = frozenset(
-    {Cause.CRASHED, Cause.ENDED, Cause.UNAVAILABLE, Cause.DENIED, Cause.CRASH_LOOP, Cause.NEEDS_PERSON}
+    {Cause.CRASHED, Cause.ENDED, Cause.UNAVAILABLE, Cause.DENIED, Cause.CRASH_LOOP, Cause.NEEDS_ATTENTION}
 )
 """Causes of decisions after an end without a request."""
 
@@ -162,7 +162,7 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
             f"the writer ended {ago(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} ({name}), after which "
             f"a restart would fail in the same way: {exit_.error or 'it left no message'}"
         )
-        return _give_up(observed, Cause.NEEDS_PERSON, reason, subject=exit_.launch_id)
+        return _give_up(observed, Cause.NEEDS_ATTENTION, reason, subject=exit_.launch_id)
     return _crashed(observed, exit_, now_ms=now_ms, policy=policy)
 
 

@@ -87,7 +87,7 @@ class Supervisor:
         """Observe and decide without acting."""
         return self._step(act=False)
 
-    def person_stopped(self, *, by: str, reason: str) -> Step:
+    def user_stopped(self, *, by: str, reason: str) -> Step:
         """Pause the program for a user, and ask the writer to stop. Raises the catalog's errors.
 
         The writer is asked to stop even if the pause cannot be stored.
@@ -98,7 +98,7 @@ class Supervisor:
             self.stop(f"{by}: {reason}")
         return self.step()
 
-    def person_cleared(self, *, by: str, reason: str) -> Step:
+    def user_cleared(self, *, by: str, reason: str) -> Step:
         """Restart a running writer for a user, or retry a writer that the supervisor gave up on.
 
         This undoes a pause that the same `by` made, but no other pause. It does not start the writer: the next

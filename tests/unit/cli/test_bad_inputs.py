@@ -16,7 +16,7 @@ from frazil.commit import opened
 from frazil.errors import AdoptionRequired, KafkaUnavailable
 from frazil.home import run_folder
 from frazil.host.lock import WriterLock
-from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets
+from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaOffsets
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
@@ -138,7 +138,7 @@ def test_brokers_that_are_down_are_waited_for_briefly(
     monkeypatch.setattr(opened, "KafkaOffsets", Hurried)
     MadeStream(load_stream(streams / "rides.yaml"), 1_800_000_000_000, partitions=1).begin()
     code, said = run(command, streams)
-    assert (code, waits_s) == (KafkaUnavailable.exit_code, [PERSON_WAITS_S])
+    assert (code, waits_s) == (KafkaUnavailable.exit_code, [INTERACTIVE_TIMEOUT_S])
     # librdkafka may have tried to connect by then, and its error is added.
     assert re.fullmatch(
         r"KafkaUnavailable: describing topics rides at 127\.0\.0\.1:1 got no answer within 0\.1 s\. Check "

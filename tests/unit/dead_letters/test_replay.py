@@ -385,12 +385,12 @@ MARK = Mark("ada", "of no use", 1_800_000_000_000)
 def discard_once_copied(patch: pytest.MonkeyPatch, spec: StreamSpec, discarded: Selection) -> None:
     copy = replaying._copy
 
-    def while_a_person_discards(*args: Any) -> int:
+    def while_a_user_discards(*args: Any) -> int:
         copied = copy(*args)
         assert discard(open_stream(spec), discarded, MARK)
         return copied
 
-    patch.setattr(replaying, "_copy", while_a_person_discards)
+    patch.setattr(replaying, "_copy", while_a_user_discards)
 
 
 def check_none_is_discarded_and_replayed(spec: StreamSpec, discarded: Selection) -> None:

@@ -171,7 +171,7 @@ def test_a_table_needs_a_person_for_an_alert_or_a_held_window():
     assert state_of(None, None, ()) == Health(Level.UNKNOWN, "unknown")
     assert state_of(shape, None, ()) == Health(Level.WELL, "in shape")
     assert state_of(shape, None, (alert,)) == Health(Level.TROUBLE, "alert", ("manifests",))
-    needs = Health(Level.TROUBLE, "needs a person")
+    needs = Health(Level.TROUBLE, "needs attention")
     assert state_of(shape, held, ()) == state_of(shape, None, (late,)) == needs
     assert state_of(None, None, (), ("it is missing",)) == needs
 

@@ -27,8 +27,8 @@ def settle(streams: str) -> dict[str, Any]:
     from frazil.errors import NO_RESTART  # noqa: PLC0415 - not when a DAG file is parsed
 
     context = get_current_context()
-    person = context["dag_run"].triggering_user_name
-    by = f"{person}, Airflow" if person else f"the DAG run {context['dag_run'].run_id}"
+    user = context["dag_run"].triggering_user_name
+    by = f"{user}, Airflow" if user else f"the DAG run {context['dag_run'].run_id}"
     arguments = dlq_arguments(context["params"], run_name(context), by=by)
     log.info("frazil %s", " ".join(arguments))
     done = subprocess.run([*COMMAND, *arguments, "--streams", streams], capture_output=True, text=True, check=False)

@@ -194,10 +194,10 @@ def _with_table(found: ActionContext, action: PageAction, spec: StreamSpec) -> A
     return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=staged_words(backfill))
 
 
-def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, person: str) -> Done:
+def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> Done:
     """Carry out an action. Raises Invalid, NotKnown, FrazilError, and the errors of catalogs and Kafka."""
     try:
-        done = _carried_out(action, subject, form, person=person)
+        done = _carried_out(action, subject, form, user=user)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land
         raise NotKnown(f"It is not known whether it was done: {error}. Look again before you repeat it") from error
     else:
@@ -206,8 +206,8 @@ def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, person:
         answers().forget_all(subject.spec.fingerprint())
 
 
-def _carried_out(action: PageAction, subject: ActionSubject, form: Form, *, person: str) -> Done:
-    by, reason = f"{person}, Airflow", text_of(form, "reason")
+def _carried_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> Done:
+    by, reason = f"{user}, Airflow", text_of(form, "reason")
     spec = subject.spec
     try:
         # Before the look for a run under way: one that comes between the two is found by it, or has this id.
@@ -226,7 +226,7 @@ def _carried_out(action: PageAction, subject: ActionSubject, form: Form, *, pers
         what = moved(action, seal, plan.seal)
         raise Invalid(f"{subject.name} has moved since you looked: {what}. Look again, and confirm what it says now")
     if action in RUNS_A_DAG:
-        return _begin_run(subject, run_form(action, subject.turn or subject.name, form), run_id=run_id, person=person)
+        return _begin_run(subject, run_form(action, subject.turn or subject.name, form), run_id=run_id, user=user)
     if prepared is not None:
         within(prepared.carry_out)
         return Done(_ended(action, subject.name))
@@ -235,13 +235,13 @@ def _carried_out(action: PageAction, subject: ActionSubject, form: Form, *, pers
     return Done(within(lambda: _set_desired(action, spec, by=by, reason=reason, generation=plan.generation)))
 
 
-def _begin_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, person: str) -> Done:
+def _begin_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, user: str) -> Done:
     try:
         run = trigger_dag(
             dag_id=subject.dag,
             run_id=run_id,
             triggered_by=DagRunTriggeredByType.UI,
-            triggering_user_name=person,
+            triggering_user_name=user,
             conf=conf,
         )
     except (DagRunAlreadyExists, IntegrityError) as error:

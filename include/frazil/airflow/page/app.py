@@ -103,9 +103,9 @@ def operations_page() -> FastAPI:
         entry = record(
             requested.user, requested.action, requested.subject.name, dag_id=requested.subject.dag, form=form
         )
-        person = requested.user.get_name()
+        user = requested.user.get_name()
         try:
-            done = _said(lambda: actions.carry_out(requested.action, requested.subject, form, person=person))
+            done = _said(lambda: actions.carry_out(requested.action, requested.subject, form, user=user))
         except HTTPException as error:
             conclude(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
             raise

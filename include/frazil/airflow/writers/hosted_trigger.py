@@ -95,7 +95,7 @@ class HostedStreamTrigger(FollowingTrigger):
                 task.show(self.task_instance, State.UNKNOWN, problem)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _follow_person(self) -> None:
+    async def _follow_user(self) -> None:
         """Apply a mark or a clear of the task to the stream.
 
         After other changes, the application keeps running the stream.

@@ -66,7 +66,7 @@ class FollowingTrigger(BaseTrigger):
         Airflow 3.3 cancels a trigger again each second until the trigger has ended, also during this call. The work
         continues.
         """
-        work = asyncio.create_task(self._follow_person())
+        work = asyncio.create_task(self._follow_user())
         FOLLOWING.add(work)
         work.add_done_callback(FOLLOWING.discard)
         ends_at_s = time.monotonic() + KILL_SECONDS
@@ -76,7 +76,7 @@ class FollowingTrigger(BaseTrigger):
         if work.done():
             work.result()
 
-    async def _follow_person(self) -> None:
+    async def _follow_user(self) -> None:
         """Apply the user's action, which `_task_action` returns."""
         raise NotImplementedError
 
@@ -179,7 +179,7 @@ class WriterTrigger(FollowingTrigger):
                     return
             await asyncio.sleep(self.poll_seconds)
 
-    async def _follow_person(self) -> None:
+    async def _follow_user(self) -> None:
         action = await self._task_action()
         self.log.info("In Airflow the task was %s.", action)
         if action is TaskAction.TAKEN_OVER:
