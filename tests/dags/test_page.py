@@ -318,12 +318,12 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
     def entries(event: str) -> list[Any]:
         return [rest for owner, *rest in airflow_process.call(in_airflow.audit_log, event) if owner == "op"]
 
-    plan, stale = post("plan", "pause")["body"], post("plan", "restart")["body"]["seal"]
+    plan, stale = post("plan", "pause")["body"], post("plan", "restart")["body"]["version_token"]
     assert "No writer starts until ticks is resumed." in plan["says"]
-    paused = post("action", "pause", reason="an upgrade", seal=plan["seal"])
+    paused = post("action", "pause", reason="an upgrade", version_token=plan["version_token"])
     assert paused["body"]["said"].startswith("ticks is paused.")
     for action in ("restart", "resume"):  # their dialogs were open in another tab before
-        refused = post("action", action, seal=stale)
+        refused = post("action", action, version_token=stale)
         assert refused["status"] == 422
         assert refused["body"]["detail"].startswith(
             f"{MOVED}: another user paused, resumed or restarted it. Look again"
@@ -335,7 +335,7 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
     )
     assert line["notes"] == ["an upgrade"]
     assert post("plan", "pause")["body"]["refused"] == "ticks is paused already"
-    resumed = post("action", "resume", seal=post("plan", "resume")["body"]["seal"])
+    resumed = post("action", "resume", version_token=post("plan", "resume")["body"]["version_token"])
     assert resumed["body"]["said"].startswith("ticks is resumed.")
     ((dag_id, extra),) = entries("frazil_pause")
     assert dag_id == "frazil_writer_ticks"
@@ -389,10 +389,10 @@ def test_a_reason_that_cannot_be_shown_is_refused_and_one_that_is_kept_hides_no_
 def test_of_two_who_confirm_the_same_at_once_one_is_refused(ask: Ask, airflow_process: AirflowProcess):
     """Both have seen the same; one of them acts between the other's look and the other's write."""
 
-    def seal(action: str) -> str:
-        return str(ask("OP", f"api/plan/{action}/ticks", method="POST", headers=OURS, body={})["body"]["seal"])
+    def version_token(action: str) -> str:
+        return str(ask("OP", f"api/plan/{action}/ticks", method="POST", headers=OURS, body={})["body"]["version_token"])
 
-    both = {action: {"seal": seal(action)} for action in ("restart", "pause")}
+    both = {action: {"version_token": version_token(action)} for action in ("restart", "pause")}
     first, second = airflow_process.call(in_airflow.request_between, "OP", "/frazil/ops/api/action", both, headers=OURS)
     assert (first["status"], second["status"]) == (200, 422)
     assert "Nothing was done: ticks was paused, resumed or restarted by another user" in second["body"]["detail"]
@@ -400,7 +400,13 @@ def test_of_two_who_confirm_the_same_at_once_one_is_refused(ask: Ask, airflow_pr
         "ticks is paused already"
     )
     assert (
-        ask("OP", "api/action/resume/ticks", method="POST", headers=OURS, body={"seal": seal("resume")})["status"]
+        ask(
+            "OP",
+            "api/action/resume/ticks",
+            method="POST",
+            headers=OURS,
+            body={"version_token": version_token("resume")},
+        )["status"]
         == 200
     )
 
@@ -430,7 +436,7 @@ def test_the_audit_log_has_what_was_refused_and_of_a_form_its_fields_alone(ask: 
     assert post("OP", {"padding": "a" * 3_000_000}) == 413
     assert last("frazil_reset")[1]["outcome"].startswith("refused: the form has more than 65,536 bytes")
     assert post("OP", [{}]) == 422
-    assert post("OP", {"to": ["a" * 5000], "padding": "a" * 50_000, "reason": "why", "seal": "x"}) == 422
+    assert post("OP", {"to": ["a" * 5000], "padding": "a" * 50_000, "reason": "why", "version_token": "x"}) == 422
     entry = last("frazil_reset")[1]
     assert entry.pop("outcome").startswith("refused: ")
     assert entry == {"to": "(list)", "reason": "why", "subject": "ticks"}

@@ -63,8 +63,8 @@ def post(airflow: AirflowProcess) -> Iterator[Post]:
 
 def requested(post: Post, action: str, stream: str = "ticks", **form: Any) -> dict[str, Any]:
     """An action that is confirmed as its dialog shows it."""
-    seal = post("plan", action, stream, **form)["body"]["seal"]
-    return post("action", action, stream, seal=seal, **form)
+    version_token = post("plan", action, stream, **form)["body"]["version_token"]
+    return post("action", action, stream, version_token=version_token, **form)
 
 
 @pytest.mark.parametrize("action", FORMS)
@@ -102,8 +102,8 @@ def test_of_a_commit_that_may_have_landed_the_audit_log_says_that_nobody_knows_a
     post: Post, airflow: AirflowProcess, where: str, hangs: bool
 ) -> None:
     status, outcome = WITHOUT_CATALOG[where]
-    seal = post("plan", "pause")["body"]["seal"]
-    body = {"seal": seal}
+    version_token = post("plan", "pause")["body"]["version_token"]
+    body = {"version_token": version_token}
     path = "/frazil/ops/api/action/pause/ticks"
     answer = airflow.call(in_airflow.ask_without_catalog, "OP", path, headers=OURS, body=body, where=where, hangs=hangs)
     assert answer["status"] == status
@@ -112,8 +112,8 @@ def test_of_a_commit_that_may_have_landed_the_audit_log_says_that_nobody_knows_a
 
 
 def test_of_two_who_ask_at_the_same_moment_one_gets_a_run(post: Post, airflow: AirflowProcess) -> None:
-    seal = post("plan", "backfill")["body"]["seal"]
-    body = {**FORMS["backfill"], "dry-run": False, "seal": seal}
+    version_token = post("plan", "backfill")["body"]["version_token"]
+    body = {**FORMS["backfill"], "dry-run": False, "version_token": version_token}
     answers = airflow.call(
         in_airflow.ask_between, "OP", "/frazil/ops/api/action/backfill/ticks", headers=OURS, body=body
     )

@@ -124,7 +124,7 @@ class ActionContext:
     staged: str = ""
     """A sentence on the progress of the stream's open backfill or replay."""
 
-    def seal(self, action: PageAction) -> str:
+    def version_token(self, action: PageAction) -> str:
         """Return a token that changes with every field that the action depends on."""
         return ",".join(f"{name}={getattr(self, name)}" for name in DEPENDS[action])
 
@@ -138,7 +138,7 @@ class Plan:
     refused: str | None = None
     missing: str | None = None
     """The part of the form that the user must change first."""
-    seal: str = ""
+    version_token: str = ""
     """Token of the plan. The confirmation sends it back, so that frazil does exactly what the user confirmed."""
     retype: bool = False
     """Whether the user confirms by typing the subject's name."""
@@ -154,7 +154,7 @@ class Prepared:
     """
 
     says: tuple[str, ...]
-    seal: str
+    version_token: str
     """A token that changes with the effects."""
     carry_out: Callable[[], object]
     refused: str | None = None
@@ -181,7 +181,9 @@ def plan_of(action: PageAction, now: ActionContext, *, dry: bool = False) -> Pla
     retype = action in ALTERS and not (dry and action in HAS_DRY_RUN)
     refused = _refused(action, now, dry=dry)
     said = (*says, *_run_words(action, now), *waits)
-    return Plan(action, said, refused, seal=now.seal(action), retype=retype, generation=now.generation)
+    return Plan(
+        action, said, refused, version_token=now.version_token(action), retype=retype, generation=now.generation
+    )
 
 
 def waits_for(action: PageAction, silent: Iterable[Silent]) -> tuple[str, ...]:
@@ -192,7 +194,7 @@ def waits_for(action: PageAction, silent: Iterable[Silent]) -> tuple[str, ...]:
 
 
 def moved(action: PageAction, before: str, now: str) -> str:
-    """Describe what changed between two seals of an action's plans, without a full stop."""
+    """Describe what changed between two version tokens of an action's plans, without a full stop."""
     then, _, then_table = before.partition("/")
     parts, _, by_table = now.partition("/")
     was = dict(one.partition("=")[::2] for one in then.split(","))

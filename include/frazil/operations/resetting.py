@@ -37,12 +37,12 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -
     plan = moves_of(spec, target, seen=seen, now=now)
     says = consequences_for(spec, plan, seen=seen, now=now)
     # Not the target itself: the end of a topic moves while a person reads.
-    seal = hashlib.sha256(f"{seen.marker_text}|{wanted.to}|{wanted.at}".encode()).hexdigest()
+    version_token = hashlib.sha256(f"{seen.marker_text}|{wanted.to}|{wanted.at}".encode()).hexdigest()
 
     def carry_out() -> object:
         return carry_out_reset(open_stream(spec).tables, wanted, target, plan=plan, seen=seen, now=now, by=by)
 
-    return Prepared(tuple(says), seal, carry_out)
+    return Prepared(tuple(says), version_token, carry_out)
 
 
 def moves_of(spec: StreamSpec, target: Offsets, *, seen: BeforeReset, now: Available) -> tuple[Move, ...]:

@@ -42,10 +42,12 @@ SEEN = ActionContext("ticks", "running", 3, dag="frazil_dag", dag_paused=False)
 
 @pytest.mark.parametrize("action", PageAction)
 def test_what_a_person_confirms_is_what_they_saw_unless_only_a_process_began_or_ended(action: PageAction):
-    seal = plan_of(action, SEEN).seal
+    version_token = plan_of(action, SEEN).version_token
     for name, value in CHANGED.items():
-        assert (plan_of(action, replace(SEEN, **{name: value})).seal != seal) == (name in DEPENDS[action])
-    assert plan_of(action, replace(SEEN, writer_runs=True)).seal == seal
+        assert (plan_of(action, replace(SEEN, **{name: value})).version_token != version_token) == (
+            name in DEPENDS[action]
+        )
+    assert plan_of(action, replace(SEEN, writer_runs=True)).version_token == version_token
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,11 @@ def test_what_a_person_confirms_is_what_they_saw_unless_only_a_process_began_or_
 )
 def test_who_confirms_too_late_is_reported_what_moved(change: dict[str, Any], said: str):
     assert (
-        moved(PageAction.RESTART, SEEN.seal(PageAction.RESTART), replace(SEEN, **change).seal(PageAction.RESTART))
+        moved(
+            PageAction.RESTART,
+            SEEN.version_token(PageAction.RESTART),
+            replace(SEEN, **change).version_token(PageAction.RESTART),
+        )
         == said
     )
 
@@ -76,12 +82,12 @@ def test_who_confirms_too_late_is_reported_what_moved(change: dict[str, Any], sa
     ],
 )
 def test_who_confirms_a_backfill_too_late_is_reported_how_another_one_went_on(was: str, now: str, said: str):
-    before, after = (replace(SEEN, backfill=backfill).seal(PageAction.BACKFILL) for backfill in (was, now))
+    before, after = (replace(SEEN, backfill=backfill).version_token(PageAction.BACKFILL) for backfill in (was, now))
     assert moved(PageAction.BACKFILL, before, after) == said
 
 
 def test_who_confirms_a_reset_or_an_end_too_late_is_reported_that_the_table_moved():
-    before = SEEN.seal(PageAction.RESET)
+    before = SEEN.version_token(PageAction.RESET)
     assert moved(PageAction.RESET, f"{before}/a", f"{before}/b").startswith("its position moved")
     assert moved(PageAction.ABANDON, "/b-1", "/b-2") == "its backfill or replay under way is another one"
 

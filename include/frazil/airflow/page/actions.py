@@ -145,8 +145,8 @@ def _planned(action: PageAction, subject: ActionSubject, form: Form, *, by: str)
     prepared = within(
         lambda: plan_reset(spec, target_of(form), by=by) if action is PageAction.RESET else plan_abandon(spec, by=by)
     )
-    says, seal = (*plan.says, *prepared.says), f"{plan.seal}/{prepared.seal}"
-    return replace(plan, says=says, seal=seal, refused=prepared.refused), prepared
+    says, version_token = (*plan.says, *prepared.says), f"{plan.version_token}/{prepared.version_token}"
+    return replace(plan, says=says, version_token=version_token, refused=prepared.refused), prepared
 
 
 def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:
@@ -217,13 +217,13 @@ def _carried_out(action: PageAction, subject: ActionSubject, form: Form, *, user
         raise Invalid(f"Nothing was done: {error}") from error
     if problem := plan.refused or plan.missing:
         raise Invalid(problem)
-    seal = text_of(form, "seal")
-    if not seal and plan.seal:
+    version_token = text_of(form, "version_token")
+    if not version_token and plan.version_token:
         raise Invalid(
             f"Nothing was done to {subject.name}: the request confirms no plan. Read the plan, then confirm it"
         )
-    if plan.seal != seal:
-        what = moved(action, seal, plan.seal)
+    if plan.version_token != version_token:
+        what = moved(action, version_token, plan.version_token)
         raise Invalid(f"{subject.name} has moved since you looked: {what}. Look again, and confirm what it says now")
     if action in RUNS_A_DAG:
         return _begin_run(subject, run_form(action, subject.turn or subject.name, form), run_id=run_id, user=user)

@@ -283,7 +283,7 @@ def visible(user: Any, dags: Mapping[str, str]) -> set[str]:
 HEADER, OURS = "x-frazil", "page"
 OUTCOME = "outcome"
 FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run")
-"""The fields of all forms, except `seal`."""
+"""The fields of all forms, except `version_token`."""
 
 
 def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:

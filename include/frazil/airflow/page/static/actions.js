@@ -109,7 +109,7 @@ function open(name, subject, page, given) {
     if (!ready()) return;
     Object.assign(state, { busy: true, failed: null });
     draw();
-    const { answer = null, problem = null } = await send("action", { ...form, seal: state.plan.seal });
+    const { answer = null, problem = null } = await send("action", { ...form, version_token: state.plan.version_token });
     Object.assign(state, { busy: false, done: answer, failed: problem });
     if (!answer) {
       plan();
