@@ -120,7 +120,7 @@ class World:
     """How a person puts right what is so; see `mend`."""
 
     def begin(self) -> None:
-        """A topic, and a sound file."""
+        """A topic, and a valid file."""
         self.new_topic()
         self.declare()
 

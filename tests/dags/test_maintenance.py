@@ -23,7 +23,7 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
-from frazil.spec.last_sound import EMPTY_MS, MOMENT_MS
+from frazil.spec.last_valid import EMPTY_MS, MOMENT_MS
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
 from frazil.table.catalogs import load_catalog

@@ -18,7 +18,7 @@ from frazil.cli.output import CommandOutput, echo
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.spec.application import find_application
-from frazil.spec.last_sound import find_or_recall
+from frazil.spec.last_valid import find_or_recall
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired

@@ -26,7 +26,7 @@ from frazil.maintenance.measure import measure
 from frazil.maintenance.routed import made_tables
 from frazil.maintenance.stream_rules import stream_readings
 from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, made_table, maintained_tables, routes
-from frazil.spec.last_sound import declared_streams
+from frazil.spec.last_valid import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
 from frazil.status.missing import missing_tables

@@ -25,7 +25,7 @@ from frazil.maintenance.lineage import report_maintenance
 from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spark.catalog_jars import catalog_jars
-from frazil.spec.load import sound_streams
+from frazil.spec.load import valid_streams
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.units import counted
 from frazil.table.catalogs import existing_catalog
@@ -73,7 +73,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
       frazil maintain demo.flights --dry-run
       frazil maintain demo.flights --actions compaction
     """
-    specs, problems = sound_streams(streams_folder)
+    specs, problems = valid_streams(streams_folder)
     for problem in problems:
         echo(problem, err=True)
     found = find_maintained(specs, table)

@@ -18,7 +18,7 @@ from frazil.partitions.completeness import complete_to, moment
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import Assessment, assess, release, send_again
 from frazil.signals.signal import Signal
-from frazil.spec.load import sound_streams, streams_of
+from frazil.spec.load import streams_of, valid_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import never_complete
 from frazil.spec.units import format_duration
@@ -108,7 +108,7 @@ def partitions(  # noqa: PLR0913 - a command's options
 
 def _feeding(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
     """Return the streams of a table. `name` is the table, or one of its streams, whose name has no dot."""
-    specs = sound_streams(streams_folder)[0] if "." not in name else []
+    specs = valid_streams(streams_folder)[0] if "." not in name else []
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
     if table is None:
         return streams_of(streams_folder, name)

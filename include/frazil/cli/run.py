@@ -41,7 +41,7 @@ from frazil.host.writer_log import LOG_FILE, redirect, rotate
 from frazil.safe_text import safe
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.application import Application, find_application
-from frazil.spec.last_sound import find_and_remember
+from frazil.spec.last_valid import find_and_remember
 from frazil.spec.load import check_tables_are_free
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted

@@ -19,7 +19,7 @@ from frazil.host.heartbeat import Phase
 from frazil.host.launchers import open_launcher
 from frazil.operations.dead_letters import rejected_of, treated
 from frazil.spec.application import find_application
-from frazil.spec.last_sound import declared_streams, find_or_recall
+from frazil.spec.last_valid import declared_streams, find_or_recall
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.derive import exit_words

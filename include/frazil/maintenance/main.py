@@ -18,7 +18,7 @@ from frazil.maintenance.outcome import Outcome
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.spark.application import start_session
-from frazil.spec.load import sound_streams
+from frazil.spec.load import valid_streams
 from frazil.table.catalogs import existing_catalog
 
 log = logging.getLogger("frazil")
@@ -36,7 +36,7 @@ def run_maintenance(
     """
     log_to_stderr()
     try:
-        specs, problems = sound_streams(streams)
+        specs, problems = valid_streams(streams)
         for problem in problems:
             log.warning("%s", problem)
         tables = [find_maintained(specs, identifier) for identifier in identifiers]

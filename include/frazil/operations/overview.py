@@ -289,7 +289,7 @@ def _needs(state: StreamState, reading: StreamReading, around: Around) -> tuple[
 def _of_file(reading: StreamReading) -> Iterator[str]:
     """Yield the errors and conflicts of the declaration, up to `MAX_MISTAKES` of each."""
     for said, lines in (
-        ("The last sound declaration is in use, because the file has a problem", reading.broken.splitlines()),
+        ("The last valid declaration is in use, because the file has a problem", reading.broken.splitlines()),
         ("The declaration is in use, and is in conflict with another", reading.conflict.splitlines()),
     ):
         yield from (f"{said}: {line}" for line in lines[:MAX_MISTAKES])

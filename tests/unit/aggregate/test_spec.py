@@ -9,7 +9,7 @@ import pytest
 
 from frazil.aggregate.spec import AGGREGATIONS, find_aggregation, load_aggregation, parse_day
 from frazil.errors import SpecError
-from frazil.spec.last_sound import find_declared
+from frazil.spec.last_valid import find_declared
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SALES = """

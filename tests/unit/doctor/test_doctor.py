@@ -295,9 +295,9 @@ def test_the_command_ends_with_1_where_something_is_wrong(tmp_path: Path, monkey
         "name: a\nsource: {topics: [a], format: json, bootstrap-servers: '127.0.0.1:1'}\ntable: t.a\n"
         "schema: {at: timestamptz not null}\nevent-time: at\n"
     )
-    sound = CliRunner().invoke(frazil, ["doctor", "--streams", str(tmp_path), "--json"])
-    assert sound.exit_code == 0, sound.output
-    document = json.loads(sound.stdout)
+    valid = CliRunner().invoke(frazil, ["doctor", "--streams", str(tmp_path), "--json"])
+    assert valid.exit_code == 0, valid.output
+    document = json.loads(valid.stdout)
     assert document["counts"]["wrong"] == 0
     assert "a: topic a: 3 partitions" in [one["said"] for one in document["findings"]]
     (tmp_path / "b.yaml").write_text("name: b\n")

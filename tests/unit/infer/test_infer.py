@@ -1,4 +1,4 @@
-"""What is proposed for a topic: sound YAML that takes the records that it was proposed from."""
+"""What is proposed for a topic: valid YAML that takes the records that it was proposed from."""
 
 from __future__ import annotations
 

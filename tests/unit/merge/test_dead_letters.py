@@ -213,13 +213,13 @@ def test_letters_replayed_in_any_order_beside_the_writer_give_the_table_of_a_str
 ) -> None:
     """Except letters replayed after a later delete of their key, and keys whose order falls across a delete."""
     every = [made(n, {**of, "kafka_partition": n % partitions}) for n, of in enumerate(records)]
-    sound = without_the_mistake(every, order_by)
+    valid = without_the_mistake(every, order_by)
     with TemporaryDirectory() as folder:
         stream = Stream(Path(folder), order_by)
-        back = with_dead_letters(stream, every, cuts) - sound.keys()
+        back = with_dead_letters(stream, every, cuts) - valid.keys()
         if order_by:
             back |= {key for key in range(2) if falls(every, key)}
-        assert without(back, stream.rows()) == without(back, sound)
+        assert without(back, stream.rows()) == without(back, valid)
 
 
 def without(keys: set[int], rows: dict[int, tuple[Any, Any]]) -> dict[int, tuple[Any, Any]]:

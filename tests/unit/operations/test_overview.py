@@ -227,7 +227,7 @@ def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_
 
     runbook = "docs/runbook.md#declaration"
     lines = [f"ticks.yaml: {key}: is missing" for key in ("name", "table", "schema", "source", "mode", "a", "b")]
-    said = "The last sound declaration is in use, because the file has a problem"
+    said = "The last valid declaration is in use, because the file has a problem"
     both = needs(StreamReading(status(), NOW_MS, broken="\n".join(lines[:2])))
     assert both == tuple(Need(f"{said}: {line}", runbook) for line in lines[:2])
     *_, more = needs(StreamReading(status(), NOW_MS, broken="\n".join(lines)))

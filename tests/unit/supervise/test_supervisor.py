@@ -16,7 +16,7 @@ from frazil.history.read import read_history
 from frazil.history.supervision import AGAIN_MS
 from frazil.host.given_up import announce_given_up, confirm_given_up, settle_given_up
 from frazil.host.launcher import ProcessState
-from frazil.spec.last_sound import EMPTY_MS
+from frazil.spec.last_valid import EMPTY_MS
 from frazil.spec.load import find_stream
 from frazil.supervise.decision import Cause, WriterAction
 from frazil.supervise.desired import open_desired
@@ -135,10 +135,10 @@ def test_a_changed_spec_restarts_it_and_a_broken_one_does_not(bench: Bench) -> N
     supervisor = bench.supervisor()
     bench.runs(supervisor)
     file = bench.streams / "ticks.yaml"
-    sound = file.read_text()
-    file.write_text(sound.replace("event-time", "event-tmie"))
+    valid = file.read_text()
+    file.write_text(valid.replace("event-time", "event-tmie"))
     assert supervisor.step().decision.cause is Cause.ADVANCING
-    file.write_text(sound + "lateness: 10m\n")
+    file.write_text(valid + "lateness: 10m\n")
     bench.until(supervisor, WriterAction.RESTART, Cause.SPEC_CHANGED)
     bench.until(supervisor, WriterAction.KEEP, Cause.ADVANCING)
 

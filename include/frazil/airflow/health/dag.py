@@ -27,7 +27,7 @@ from frazil.airflow.page.address import page_url
 from frazil.airflow.task import task
 from frazil.airflow.untrusted import handed_on
 from frazil.operations.message import Message, message_of
-from frazil.spec.last_sound import find_declared
+from frazil.spec.last_valid import find_declared
 
 DAG_ID = "frazil_health"
 EVERY, EVERY_VARIABLE = timedelta(minutes=5), "FRAZIL_HEALTH_EVERY"

@@ -36,7 +36,7 @@ from frazil.maintenance.tables import routes
 from frazil.maintenance.windows import late_window
 from frazil.quality.gate import unused_suites
 from frazil.signals.signal_table import TableSignals
-from frazil.spec.last_sound import Found, find_declared
+from frazil.spec.last_valid import Found, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import with_windows
@@ -134,16 +134,16 @@ def subjects_of(
     if expectations is not None:
         gated = {table for table, spec in specs.items() if spec.window is not None}
         found["the quality gates"] = WatchedSubject(Alerts(), lambda: [_gates(expectations, gated)])
-    sound = [stream.spec for stream in declared if stream.spec is not None]
-    feeds = [seen for one in sound for seen in with_windows(one)]
+    valid = [stream.spec for stream in declared if stream.spec is not None]
+    feeds = [seen for one in valid for seen in with_windows(one)]
     for table, spec in specs.items():
         if spec.window is not None:
             found[f"care of {table}"] = _windows_subject(
                 table, [one for one in feeds if one.table.identifier == table], now_ms
             )
-    for name, spec in routes(sound).items():
+    for name, spec in routes(valid).items():
         if spec.route is not None and spec.route.template is not None:
-            found[name] = WatchedSubject(spec.maintenance.alerts, _made(name, spec, sound, kept.routes, now_ms))
+            found[name] = WatchedSubject(spec.maintenance.alerts, _made(name, spec, valid, kept.routes, now_ms))
     for file in find_declared(aggregations, AGGREGATIONS, now_ms=now_ms) if aggregations else ():
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
@@ -215,7 +215,7 @@ def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: First
 def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:
     """Return whether the declaration is broken, and which days are late. Sets the first watched day."""
     name, spec = file.path.stem, file.spec
-    sentence = f"the declaration of aggregation {name} is broken; the last sound one is in use: {file.problem}"
+    sentence = f"the declaration of aggregation {name} is broken; the last valid one is in use: {file.problem}"
     yield flag("declaration", file.problem is not None and not file.missing, sentence)
     if spec is None or name not in first_days:
         return

@@ -210,7 +210,7 @@ class HostedStreamTrigger(FollowingTrigger):
         return self.task_instance.run_id if self.task_instance else "unknown"
 
     def _desired(self) -> DesiredStore:
-        from frazil.spec.last_sound import find_or_recall  # noqa: PLC0415 - needed by a running trigger only
+        from frazil.spec.last_valid import find_or_recall  # noqa: PLC0415 - needed by a running trigger only
         from frazil.supervise.desired import open_desired  # noqa: PLC0415 - loads PyIceberg
 
         spec, _ = find_or_recall(Path(self.streams), self.stream)

@@ -48,10 +48,10 @@ class BeyondSchema:
         results.
         """
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
-        sound = [value for value, row in found if not isinstance(row, Refused)]
+        valid = [value for value, row in found if not isinstance(row, Refused)]
         records = 0
         new: dict[Path, FoundType] = {}
-        for value in sound:
+        for value in valid:
             here = self.new([value])
             records += bool(here)
             _add(new, here.items())
