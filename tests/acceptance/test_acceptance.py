@@ -149,15 +149,15 @@ def test_every_record_lands_once_and_people_can_tell(cell: Cell, world: Any):
     situation.before(world)
     if cell.runs_already:
         world.quiet(world.run())
-    if situation.mend:
-        world.mending = partial(situation.mend, world)
+    if situation.fix:
+        world.pending_fix = partial(situation.fix, world)
     situation.arise(world)
     cell.happening.to(world, situation)
     world.stop()
     if situation.red is not None:
         world.catch_up(code=situation.red)
         world.check_red(situation.word, audited=situation.audited)
-    world.mend()
+    world.fix()
     world.produce(2 * world.shape.partitions)
     if cell.runs_already:
         world.quiet(world.run())

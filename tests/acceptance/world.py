@@ -116,8 +116,8 @@ class World:
     """Another stream of the same table, with a topic of its own."""
     signalled_to: datetime = BEGIN
     """Windows that end at or before were signalled."""
-    mending: Callable[[], None] | None = None
-    """How a person puts right what is so; see `mend`."""
+    pending_fix: Callable[[], None] | None = None
+    """How a person puts right what is so; see `fix`."""
 
     def begin(self) -> None:
         """A topic, and a valid file."""
@@ -456,11 +456,11 @@ class World:
         complete = {number: rows[number] for number in range((self.signalled_to - BEGIN) // length)}
         assert {(w.start_us - BEGIN_US) // (length // MICROSECOND): s.rows for w, s in said.items()} == complete
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         """Put right what is so, unless a user did."""
-        mending, self.mending = self.mending, None
-        if mending:
-            mending()
+        pending_fix, self.pending_fix = self.pending_fix, None
+        if pending_fix:
+            pending_fix()
 
     def check_green(self) -> None:
         """Nothing is wrong for `frazil status`, for Airflow's DAG files and for `frazil_health`, nor about to be."""

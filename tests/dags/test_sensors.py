@@ -63,8 +63,8 @@ class Flow:
     def signal(self, *, passed: bool = True) -> None:
         seen = assess(load_catalog(None), [self.made.spec])
         assert seen is not None
-        verdicts = dict.fromkeys(seen.decision.windows, Gate(passed, "a rule is broken"))
-        signal(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: verdicts)
+        gate_results = dict.fromkeys(seen.decision.windows, Gate(passed, "a rule is broken"))
+        signal(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: gate_results)
 
     def trigger(self, partition: str) -> PartitionTrigger:
         return PartitionTrigger(table="demo.made", partition=partition, streams=str(self.folder), poll_seconds=0.01)

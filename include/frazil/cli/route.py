@@ -23,7 +23,7 @@ from frazil.commit.waiting_files import note_of
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
-from frazil.stream.dropped_tables import DroppedTable, behind_default_table, made_anew, route_has, value_of_dropped
+from frazil.stream.dropped_tables import DroppedTable, behind_default_table, recreate_table, route_has, value_of_dropped
 from frazil.stream.routed_tables import is_in_the_place
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import tables_of
@@ -189,7 +189,7 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, ta
         return True
     try:
         if not there:
-            made_anew(opened.spec, opened.tables, table)
+            recreate_table(opened.spec, opened.tables, table)
         elif is_in_the_place(opened.spec, opened.tables, table):
             following.give_up_beside(opened.tables, table, default_marker)
             forget_member(opened.tables, table)

@@ -18,7 +18,7 @@ from pydantic.v1 import ValidationError
 
 from frazil.errors import SpecError
 from frazil.quality.suite import Suite
-from frazil.quality.verdict import failure, problem
+from frazil.quality.expectation_text import failure, problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,9 +292,9 @@ def test_a_run_that_an_earlier_version_did_not_name_begins_anew_once_after_it_wa
     unnamed = read_backfill(live.load().properties, "events")
     assert unnamed == dataclasses.replace(begun, runs=())
     abandon(live.tables, unnamed, by="ada")
-    anew = BackfillCommitter.begin(live.tables, request).backfill
-    assert anew.id != begun.id
-    abandon(live.tables, anew, by="ada")
+    again = BackfillCommitter.begin(live.tables, request).backfill
+    assert again.id != begun.id
+    abandon(live.tables, again, by="ada")
     with pytest.raises(BackfillAbandoned, match="what run dag/first had begun"):
         BackfillCommitter.begin(live.tables, request)
 

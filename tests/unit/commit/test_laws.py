@@ -175,9 +175,9 @@ def test_a_batch_that_was_committed_is_never_to_be_committed_again(at, progress)
 
 @given(positions)
 def test_a_tick_is_committed_once(at):
-    tick = journal_of({}, key=BatchKey(1, 4))
-    assert continuity(marker_at(at), tick) is Continuity.COMMIT
-    assert continuity(marker_at(at, settled=BatchKey(1, 4)), tick) is Continuity.COMMITTED
+    empty_commit = journal_of({}, key=BatchKey(1, 4))
+    assert continuity(marker_at(at), empty_commit) is Continuity.COMMIT
+    assert continuity(marker_at(at, settled=BatchKey(1, 4)), empty_commit) is Continuity.COMMITTED
 
 
 @given(positions, spans, st.none() | st.just(BatchKey(1, 3)), st.sampled_from([NO_DEAD_LETTERS, BatchKey(1, 3)]))

@@ -369,19 +369,19 @@ def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop
 def test_batches_of_the_writer_meanwhile_change_nothing_for_the_letters(
     made: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    anew, open_ = routes.written_anew, RoutedTables.open
+    again, open_ = routes.written_again, RoutedTables.open
 
     def opened(self: RoutedTables, home: Any) -> None:
         made.run({RAW_A: 1})
         open_(self, home)
 
     def written(*args: Any, **more: Any) -> Any:
-        monkeypatch.setattr(routes, "written_anew", anew)
+        monkeypatch.setattr(routes, "written_again", again)
         made.run({ORDERS: 1, "main": 1})
-        return anew(*args, **more)
+        return again(*args, **more)
 
     monkeypatch.setattr(RoutedTables, "open", opened)
-    monkeypatch.setattr(routes, "written_anew", written)
+    monkeypatch.setattr(routes, "written_again", written)
     opened_stream = open_stream(made.spec)
     (done,) = replay(opened_stream, Selection())
     assert (done.landed, done.failed) == (4, 2)

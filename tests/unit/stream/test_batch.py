@@ -135,8 +135,8 @@ def test_a_stream_that_asks_for_no_shuffle_reads_and_emits_nothing():
 
 
 def test_a_tick_is_not_shuffled():
-    tick: Any = SimpleNamespace(spec=SimpleNamespace(distribution="hash"))
-    assert BatchRunner._shuffle(tick, BATCH, tasks=0) is None
+    empty_commit: Any = SimpleNamespace(spec=SimpleNamespace(distribution="hash"))
+    assert BatchRunner._shuffle(empty_commit, BATCH, tasks=0) is None
 
 
 def test_a_tick_reaches_no_spark():
@@ -149,8 +149,8 @@ def test_a_tick_reaches_no_spark():
 def test_a_tick_teaches_no_rates(tmp_path: Path):
     exchange, rates = open_exchange(tmp_path), Rates(bytes_per_record=7.0, overhead_s=2.0)
     write_rates(exchange, rates)
-    tick: Any = SimpleNamespace(records=0, staged_for=lambda _: ())
-    write_rates_of(exchange, tick, [], batch_s=9.0)
+    empty_commit: Any = SimpleNamespace(records=0, staged_for=lambda _: ())
+    write_rates_of(exchange, empty_commit, [], batch_s=9.0)
     assert read_rates(exchange) == rates
 
 

@@ -211,13 +211,13 @@ def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mappi
         for window in windows
     ]
     results = run_gates(requests, timeout_s=TIMEOUT_S * len(windows))
-    verdicts = {}
+    gate_results = {}
     for window, result in zip(windows, results, strict=True):
         page = docs_url(result.docs)
         said = "meets its suite" if result.passed else "does not meet its suite"
         log.info("%s of %s, %d rows, %s: %s", window, seen.signals.table, result.rows, said, page)
-        verdicts[window] = Gate(result.passed, None if result.passed else f"{'; '.join(result.failures)} ({page})")
-    return verdicts
+        gate_results[window] = Gate(result.passed, None if result.passed else f"{'; '.join(result.failures)} ({page})")
+    return gate_results
 
 
 def _spark_properties() -> dict[str, str]:
