@@ -203,7 +203,7 @@ def test_a_table_grows_with_its_records_whatever_happens(happening: StreamEvent,
 
 
 @pytest.mark.parametrize("world", [s for s in SHAPES if s.name == "whole windows"], indirect=True)
-def test_a_batch_of_mostly_rejected_records_waits_until_a_person_accepts_them(world: Any):
+def test_a_batch_of_mostly_rejected_records_waits_until_a_user_accepts_them(world: Any):
     world.more = "dead-letters: {circuit: {share: 50%, at-least: 30}}\n"
     world.declare()
     world.produce(8, odd=[b"never a ride"])

@@ -140,7 +140,7 @@ def test_whatever_can_be_pressed_is_reached_by_the_keyboard_and_shows_it(open_pa
     assert unseen == set()
 
 
-def test_those_that_need_a_person_come_first_each_with_its_reason(open_page: Open):
+def test_those_that_need_attention_come_first_each_with_its_reason(open_page: Open):
     page = open_page(PAGE)
     settled(page, "Streams")
     expect(page.locator(".headline")).to_contain_text("of 14 streams need attention")
@@ -252,7 +252,7 @@ def test_a_viewer_checks_has_no_button_that_acts_and_is_refused_what_is_sent_nev
         assert page.request.post(f"{url}api/action/{action}", headers=headers, data={}).status == 403
 
 
-def test_an_address_asks_for_an_act_once_and_only_where_it_is_offered(open_page: Open):
+def test_an_address_asks_for_an_action_once_and_only_where_it_is_offered(open_page: Open):
     page = open_page(f"{PAGE}#/table/shop.orders?action=maintain", role="OP")
     expect(page.get_by_role("dialog", name="Maintain shop.orders")).to_be_visible()
     expect(page).to_have_url(re.compile(r"#/table/shop\.orders$"))

@@ -241,7 +241,7 @@ def test_events_of_others_start_no_day_that_is_not_complete(ran: dict[str, Any])
     }
 
 
-def test_what_a_person_clears_runs_as_what_a_person_starts(ran: dict[str, Any]) -> None:
+def test_what_a_user_clears_runs_as_what_a_user_starts(ran: dict[str, Any]) -> None:
     assert ran["frazil_daily_sales 2013-12-31@cleared"]["tasks"] == {"inputs": "success", "aggregate": "success"}
     assert "--day 2013-12-31" in ran["submitted"]
 

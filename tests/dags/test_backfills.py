@@ -96,7 +96,7 @@ class Instance:
         return {"stream": "ticks", "run": RUN}
 
 
-def test_a_run_whose_backfill_a_person_abandons_ends_for_good_and_a_task_of_it_that_starts_again_begins_nothing(
+def test_a_run_whose_backfill_a_user_abandons_ends_for_good_and_a_task_of_it_that_starts_again_begins_nothing(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted: list[str] = []

@@ -82,7 +82,7 @@ def test_the_demo_unpauses_the_dags_that_the_factories_make() -> None:
         ("deferred", None, "TAKEN_OVER"),
     ],
 )
-def test_what_a_person_did_is_read_from_the_state_that_the_task_is_in(
+def test_what_a_user_did_is_read_from_the_state_that_the_task_is_in(
     state: str | None, try_number_now: int | None, action: str
 ) -> None:
     task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
@@ -249,7 +249,7 @@ def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_what_a_person_did_reaches_the_writer_however_often_airflow_cancels_the_trigger(
+def test_what_a_user_did_reaches_the_writer_however_often_airflow_cancels_the_trigger(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Airflow 3.3 sends the cancellation again with each exchange between triggerer and runner, about once a second."""

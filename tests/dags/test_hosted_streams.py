@@ -124,7 +124,7 @@ def test_marked_pauses_and_cleared_restarts_it_alone(
     assert (DesiredStore("s", None).read().restart_generation > 0) == (mode == "running")
 
 
-def test_a_cleared_task_undoes_its_own_mark_and_no_pause_by_a_person(trigger: Any) -> None:
+def test_a_cleared_task_undoes_its_own_mark_and_no_pause_by_a_user(trigger: Any) -> None:
     trigger()._pause()
     assert desired() == ("paused", "Airflow")
     trigger(resume=True)._begin()

@@ -230,7 +230,7 @@ def test_a_stream_that_is_removed_beside_others_is_no_alert_while_it_may_be_for_
 
 
 @pytest.mark.parametrize("left", ["name: made\ntable: 7\n", None])
-def test_a_worker_that_never_read_a_declaration_sound_fails_instead_of_maintaining_nothing(
+def test_a_worker_that_never_read_a_declaration_valid_fails_instead_of_maintaining_nothing(
     frazil_home: Path,  # noqa: ARG001 - it sets the environment
     tmp_path: Path,
     left: str | None,
@@ -274,7 +274,7 @@ def test_orphans_are_searched_for_once_a_day(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("made")
-def test_a_cleanup_that_refuses_needs_a_person(tmp_path: Path) -> None:
+def test_a_cleanup_that_refuses_needs_attention(tmp_path: Path) -> None:
     declare(tmp_path, "{orphans: {max-listed: 1}}")
     with pytest.raises(AirflowFailException, match="max-listed"):
         table_care.orphans(["demo.made"], tmp_path, Store(), dry_run=False)

@@ -251,7 +251,7 @@ OURS = {"X-Frazil": "page", "Origin": "http://airflow.example", "Sec-Fetch-Site"
         ({**OURS, "Origin": "null"}, "null"),
     ],
 )
-def test_what_another_page_sends_with_the_persons_cookie_is_refused(ask: Ask, headers: dict[str, str], said: str):
+def test_what_another_page_sends_with_the_users_cookie_is_refused(ask: Ask, headers: dict[str, str], said: str):
     for path in ("api/plan/pause/ticks", "api/action/pause/ticks"):
         answer = ask("ADMIN", path, method="POST", headers=headers, body={})
         assert answer["status"] == 403
@@ -271,7 +271,7 @@ def test_a_viewer_may_not_act_and_who_is_not_signed_in_even_less(ask: Ask, actio
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_scheduler_that_died_is_reported_on_each_view_and_by_each_act_that_waits_for_it(
+def test_a_scheduler_that_died_is_reported_on_each_view_and_by_each_action_that_waits_for_it(
     ask: Ask, airflow_process: AirflowProcess
 ):
     def views() -> list[list[str]]:
@@ -565,7 +565,7 @@ def test_the_airflow_of_frazil_dev_is_started_again_as_it_was_started(monkeypatc
         assert silent_components({}, at_ms=0)[0].start == start
 
 
-def test_what_is_remembered_of_airflows_processes_is_judged_at_the_moment_when_it_was_read(
+def test_what_is_remembered_of_airflows_processes_is_evaluated_at_the_moment_when_it_was_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from frazil.airflow.components import COMPONENTS  # noqa: PLC0415 - needs AIRFLOW_HOME
@@ -581,7 +581,7 @@ def test_what_is_remembered_of_airflows_processes_is_judged_at_the_moment_when_i
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_a_mistake_leaves_the_last_sound_declaration_in_use_and_a_conflict_the_one_that_is_there(
+def test_a_mistake_leaves_the_last_valid_declaration_in_use_and_a_conflict_the_one_that_is_there(
     tmp_path: Path,
 ) -> None:
     from frazil.airflow.declared import declared_streams  # noqa: PLC0415 - needs AIRFLOW_HOME
@@ -600,7 +600,7 @@ def test_a_mistake_leaves_the_last_sound_declaration_in_use_and_a_conflict_the_o
 
 
 @pytest.mark.usefixtures("declared")
-def test_an_act_is_refused_as_not_known_while_airflows_database_is_silent(ask: Ask, airflow_process: AirflowProcess):
+def test_an_action_is_refused_as_not_known_while_airflows_database_is_silent(ask: Ask, airflow_process: AirflowProcess):
     def plan(action: str) -> dict[str, Any]:
         return ask("OP", f"api/plan/{action}/ticks", method="POST", headers=OURS, body={})
 
@@ -632,7 +632,7 @@ def test_a_stream_of_another_team_is_neither_shown_nor_named(ask: Ask, airflow_p
 
 
 @pytest.mark.usefixtures("declared")
-def test_an_act_that_meets_files_of_another_version_says_that_the_api_server_is_to_be_restarted(
+def test_an_action_that_meets_files_of_another_version_says_that_the_api_server_is_to_be_restarted(
     ask: Ask, airflow_process: AirflowProcess
 ):
     airflow_process.call(in_airflow.meet_other_files, change=True)

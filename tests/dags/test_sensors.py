@@ -213,7 +213,7 @@ def test_the_task_defers_and_its_trigger_can_be_made_again(flow: Flow) -> None:
     }  # fmt: skip
 
 
-def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_person_must_fix_ends_the_wait(
+def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_user_must_fix_ends_the_wait(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow.land(4)

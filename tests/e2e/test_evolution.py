@@ -96,7 +96,7 @@ def test_without_evolution_a_new_field_is_ignored(stream: Any):
     assert rows(stream) == [(0,)]
 
 
-def test_full_evolution_widens_columns_and_makes_them_optional_where_a_sound_record_needs_it(
+def test_full_evolution_widens_columns_and_makes_them_optional_where_a_valid_record_needs_it(
     evolving: Callable[[str], Any],
 ):
     stream = evolving("full")

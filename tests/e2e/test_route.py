@@ -174,7 +174,7 @@ def test_a_table_that_cannot_be_made_at_first_sight_waits_alone_and_then_stops_t
     assert audit(stream.spec, window=None, with_source=True).findings == ()
 
 
-def test_a_table_that_was_dropped_while_rows_wait_goes_on_only_when_a_person_says_so(
+def test_a_table_that_was_dropped_while_rows_wait_goes_on_only_when_a_user_says_so(
     stream: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream.declare(BASE + "route: {by: field, name: note, template: 'test.of_{value}', lag: 1s}\n")

@@ -265,7 +265,7 @@ def test_a_changed_spec_restarts_the_writer_gracefully(stream: Any) -> None:
     assert [(e.code, e.stopped_for) for e in changed.observe().exits] == [(0, "spec changed")]
 
 
-def test_an_exit_that_needs_a_person_fails_the_task_once_and_the_next_run_holds(refused: SupervisedStream) -> None:
+def test_an_exit_that_needs_attention_fails_the_task_once_and_the_next_run_holds(refused: SupervisedStream) -> None:
     first = refused.runs()[0]
     eventually(lambda: refused.task(first)["state"] == "failed")
     assert "OffsetGap: refused-0 lost offsets 5 to 9" in refused.log(first)

@@ -21,9 +21,9 @@ from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.changes import Newest, column, newest_by_key
 from frazil.merge.contract import Counts, How, MergeContext, MergeResult, MergeTask, TableFile
 from frazil.merge.locate import KeyIndex, Located, located
+from frazil.merge.outcome import deletes, filled, fresh, renewed, stale, unchanged
 from frazil.merge.repeats import drop_repeats
 from frazil.merge.table_files import Reader, arrow_schema, write_position_deletes
-from frazil.merge.outcome import deletes, filled, fresh, renewed, stale, unchanged
 
 NEVER = np.iinfo(np.int64).min
 """Stands for a missing event time."""

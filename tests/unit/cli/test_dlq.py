@@ -66,7 +66,7 @@ def call(streams: Path, *arguments: str, code: int = 0) -> str:
     return done.output
 
 
-def test_letters_are_counted_shown_and_discarded_once(streams: Path) -> None:
+def test_dead_letters_are_counted_shown_and_discarded_once(streams: Path) -> None:
     assert [line.split() for line in call(streams, "list", "made").splitlines()[1:]] == [
         ["2013-12-30", "NotJson", "2", "0", "0"],
         ["2013-12-30", "WrongType", "1", "0", "0"],
@@ -89,7 +89,7 @@ def test_letters_are_counted_shown_and_discarded_once(streams: Path) -> None:
     assert call(streams, "show", "made", "--from", "2014-01-01T00:00:00Z") == "Stream made has no such dead letters.\n"
 
 
-def test_the_first_letters_are_shown_by_topic_partition_and_offset_whatever_came_first(streams: Path) -> None:
+def test_the_first_dead_letters_are_shown_by_topic_partition_and_offset_whatever_came_first(streams: Path) -> None:
     dead_letters = open_stream(load_stream(streams / "made.yaml")).tables.dead_letters.current()
     row = dead_letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
     places = [("made", 0, 12), ("made", 0, 9), ("made", 1, 0), ("late", 3, 10)]
@@ -116,7 +116,7 @@ def test_headers_are_shown_where_there_are_some(streams: Path) -> None:
     ]
 
 
-def test_letters_from_before_there_were_headers_are_shown_after_their_table_has_the_column(streams: Path) -> None:
+def test_dead_letters_from_before_there_were_headers_are_shown_after_their_table_has_the_column(streams: Path) -> None:
     spec, catalog = load_stream(streams / "made.yaml"), load_catalog(None)
     made = ensure_dead_letters(catalog, spec)
     rows = made.scan().to_arrow().drop_columns(["headers"])
@@ -128,13 +128,13 @@ def test_letters_from_before_there_were_headers_are_shown_after_their_table_has_
     assert "header" not in call(streams, "show", "made", "--reason", "NotJson")
 
 
-def test_a_reason_that_no_letter_has_is_answered_with_those_that_there_are(streams: Path) -> None:
+def test_a_reason_that_no_dead_letter_has_is_answered_with_those_that_there_are(streams: Path) -> None:
     assert "no dead letters of nope; existing reasons: NotJson, WrongType." in call(
         streams, "show", "made", "--reason", "nope"
     )
 
 
-def test_a_replay_that_was_interrupted_is_reported_where_letters_are_listed(streams: Path) -> None:
+def test_a_replay_that_was_interrupted_is_reported_where_dead_letters_are_listed(streams: Path) -> None:
     spec = load_stream(streams / "made.yaml")
     request = {"stream": "made", "files": "copy", "dead-letters": "of NotJson"}
     backfill = BackfillMarker("made", "d-1", request, "d", 1)
@@ -155,7 +155,7 @@ def test_a_replay_that_was_interrupted_is_reported_where_letters_are_listed(stre
         assert (reported in call(streams, "list", "made")) == is_shown
 
 
-def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_again(streams: Path) -> None:
+def test_dead_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_again(streams: Path) -> None:
     """The state after `sensitive` was declared: two letters keep their value from before, and one has none."""
     sensitive = "sensitive: {fields: {note: mask}, dead-letters: omit}\n"
     declared = STREAM.replace("{at: timestamptz}", "{at: timestamptz, note: string}") + sensitive
@@ -179,7 +179,7 @@ def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_ag
     assert said == "Stream made: nothing to replay, for no dead letters are left.\n"
 
 
-def test_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(streams: Path) -> None:
+def test_dead_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(streams: Path) -> None:
     """The state after a reset: the stream stands at offset 1, and letters are at 0, 1 and 2."""
     opened = open_stream(load_stream(streams / "made.yaml"))
     Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 1})

@@ -57,7 +57,7 @@ SAYING = (
 OTHERS = ("status", "status shop", "route shop", "backfill shop --status")
 
 
-def test_no_command_that_reads_makes_a_table_and_who_needs_the_letters_is_reported(
+def test_no_command_that_reads_makes_a_table_and_who_needs_the_dead_letters_is_reported(
     spec: StreamSpec, tmp_path: Path
 ) -> None:
     before, missing = there(), f"its dead-letter table {spec.dead_letter_table} is not in the catalog"

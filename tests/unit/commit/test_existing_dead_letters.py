@@ -91,7 +91,7 @@ def test_the_table_is_read_only_where_it_is_ahead(world: World, monkeypatch: pyt
     assert world.dead_letters() == [(0, 3), (0, 12), (0, 31)]
 
 
-def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_anew(world: World) -> None:
+def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_again(world: World) -> None:
     """A paused writer wrote a journal late, over the same records."""
     writer = world.begin()
     early = world.stage(writer, {0: (0, 10)}, rejected={0: [3]})
@@ -104,7 +104,7 @@ def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_anew(world: 
     assert world.dead_letters() == [(0, 3)]
 
 
-def test_letters_that_a_rollback_took_land_again_with_the_batch_that_waits(world: World) -> None:
+def test_dead_letters_that_a_rollback_took_land_again_with_the_batch_that_waits(world: World) -> None:
     """The writer died between the two commits, and a user took back the first."""
     writer = world.begin()
     world.run(writer, {0: (0, 5)}, rejected={0: [1]})
@@ -125,7 +125,7 @@ def test_letters_that_a_rollback_took_land_again_with_the_batch_that_waits(world
     check_each_once(world, 10)
 
 
-def test_letters_of_a_stream_that_shares_the_table_are_not_its_own(world: World) -> None:
+def test_dead_letters_of_a_stream_that_shares_the_table_are_not_its_own(world: World) -> None:
     """Another stream reads the same topic, and rejects what this one takes."""
     world.catalog.inner.create_table("demo.others", world.load().schema(), partition_spec=world.load().spec())
     other = dataclasses.replace(world, stream="other", table="demo.others")
@@ -138,7 +138,7 @@ def test_letters_of_a_stream_that_shares_the_table_are_not_its_own(world: World)
         assert {tp: list(BitMap64.deserialize(o)) for tp, o in held.items()} == {P0: [3 if each is world else 5]}
 
 
-def test_a_stream_that_was_forgotten_finds_its_letters_again(world: World) -> None:
+def test_a_stream_that_was_forgotten_finds_its_dead_letters_again(world: World) -> None:
     world.run(world.begin(), {0: (0, 10)}, rejected={0: [3]})
     forget(world.tables, state=str(world.root / "nothing"))
     world.load().overwrite(world.load().scan(limit=0).to_arrow())

@@ -174,7 +174,7 @@ def test_a_batch_that_was_committed_is_never_to_be_committed_again(at, progress)
 
 
 @given(positions)
-def test_a_tick_is_committed_once(at):
+def test_an_empty_commit_is_committed_once(at):
     empty_commit = journal_of({}, key=BatchKey(1, 4))
     assert continuity(marker_at(at), empty_commit) is Continuity.COMMIT
     assert continuity(marker_at(at, settled=BatchKey(1, 4)), empty_commit) is Continuity.COMMITTED

@@ -44,7 +44,7 @@ def _read(path: str) -> Any:
     return pq.read_table(path.removeprefix("file://"))
 
 
-def test_letters_and_their_files_keep_each_value_but_the_mark(world: World, opened: OpenStream) -> None:
+def test_dead_letters_and_their_files_keep_each_value_but_the_mark(world: World, opened: OpenStream) -> None:
     """PyIceberg reads a letter without headers as one with an empty list of them."""
 
     def dead_letters() -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ FAULTS: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_letter_is_there_once_and_marked_whatever_fails(world: World, opened: OpenStream, fault: str) -> None:
+def test_each_dead_letter_is_there_once_and_marked_whatever_fails(world: World, opened: OpenStream, fault: str) -> None:
     FAULTS[fault](world)
     assert discard(opened, NOT_JSON, MARK) == 3
     world.catalog.land_now()
@@ -141,7 +141,9 @@ def test_each_letter_is_there_once_and_marked_whatever_fails(world: World, opene
     assert world.dead_letters() == sorted([(0, 1), (0, 1), (0, 2), (1, 7), *([(0, 6)] if "batch" in fault else [])])
 
 
-def test_a_replay_that_begins_while_letters_are_discarded_stops_the_discard(world: World, opened: OpenStream) -> None:
+def test_a_replay_that_begins_while_dead_letters_are_discarded_stops_the_discard(
+    world: World, opened: OpenStream
+) -> None:
     """A replay decodes the letters that it finds, so none of them may be marked after it has begun."""
     replay = BackfillMarker("events", "r1", {"dead-letters": "NotJson"}, digest="", epoch=1)
 
@@ -169,7 +171,7 @@ def test_a_catalog_that_stays_away_leaves_everything_as_it_was(world: World, ope
     assert world.dead_letters() == [(0, 1), (0, 1), (0, 2), (1, 7)]
 
 
-def test_the_stream_goes_on_and_a_letter_that_is_read_again_stays_one(world: World, opened: OpenStream) -> None:
+def test_the_stream_goes_on_and_a_dead_letter_that_is_read_again_stays_one(world: World, opened: OpenStream) -> None:
     discard(opened, NOT_JSON, MARK)
     world.run(world.begin(), {0: (5, 9)}, rejected={0: [8]})
     assert world.dead_letters() == [(0, 1), (0, 1), (0, 2), (0, 8), (1, 7)]

@@ -184,7 +184,9 @@ def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(
 
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(("key", "landed"), [("id", GOOD), ("note", ())])
-def test_letters_that_repeat_a_row_are_dropped_where_repeats_are(live: Any, key: str, landed: Sequence[int]) -> None:
+def test_dead_letters_that_repeat_a_row_are_dropped_where_repeats_are(
+    live: Any, key: str, landed: Sequence[int]
+) -> None:
     """All letters have the note of the rows, and an event time less than a second away."""
     spec = live.spec.model_copy(update={"dedupe": Dedupe(key=(key,), within=timedelta(seconds=1))})
     (done,) = replay(open_stream(spec), Selection())
@@ -198,7 +200,7 @@ def test_letters_that_repeat_a_row_are_dropped_where_repeats_are(live: Any, key:
 
 
 @pytest.mark.parametrize("dedupe", [None, Dedupe(key=("id",), within=timedelta(seconds=1))])
-def test_letters_of_a_topic_made_again_are_replayed_where_the_former_topic_has_rows_at_their_offsets(
+def test_dead_letters_of_a_topic_made_again_are_replayed_where_the_former_topic_has_rows_at_their_offsets(
     live: Any,
     event: Any,
     in_this_process: None,  # noqa: ARG001
@@ -237,7 +239,7 @@ def protected(live: Any, dead_letters: str) -> StreamSpec:
 
 
 @pytest.mark.parametrize("kept", [_sealed])
-def test_encrypted_letters_are_replayed_with_their_secret_alone_and_land_protected(
+def test_encrypted_dead_letters_are_replayed_with_their_secret_alone_and_land_protected(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_stream(protected(live, "encrypt"))
@@ -260,7 +262,7 @@ def test_encrypted_letters_are_replayed_with_their_secret_alone_and_land_protect
 
 
 @pytest.mark.parametrize("kept", [lambda *_: OMITTED])
-def test_letters_that_keep_no_value_are_not_replayed(live: Any) -> None:
+def test_dead_letters_that_keep_no_value_are_not_replayed(live: Any) -> None:
     opened = open_stream(protected(live, "omit"))
     assert replay(opened, Selection()) == ()
     assert {
@@ -291,7 +293,7 @@ def test_a_replay_that_was_interrupted_is_distinguished_from_the_one_that_finish
     assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), 0)]
 
 
-def test_a_replay_that_another_takes_over_says_so_and_each_letter_is_counted_once(
+def test_a_replay_that_another_takes_over_says_so_and_each_dead_letter_is_counted_once(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[Any] = []
@@ -308,7 +310,7 @@ def test_a_replay_that_another_takes_over_says_so_and_each_letter_is_counted_onc
     check_settled(live)
 
 
-def test_a_replay_that_a_person_abandons_ends_with_that_and_its_run_begins_none_anew(
+def test_a_replay_that_a_user_abandons_ends_with_that_and_its_run_begins_none_again(
     live: Any,
     in_this_process: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
@@ -349,7 +351,7 @@ def test_of_two_replays_that_begin_at_once_one_says_that_the_other_runs(
     assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), len(BAD))]
 
 
-def test_a_replay_that_begins_while_another_ends_begins_no_backfill_before_the_letters_have_left(
+def test_a_replay_that_begins_while_another_ends_begins_no_backfill_before_the_dead_letters_have_left(
     live: Any,
     in_this_process: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
@@ -407,7 +409,7 @@ def check_none_is_discarded_and_replayed(spec: StreamSpec, discarded: Selection)
     assert discard(open_stream(spec), Selection(), MARK) == finished.failed, "all others have left"
 
 
-def test_a_letter_is_discarded_or_replayed_and_never_both(live: Any, in_this_process: None) -> None:  # noqa: ARG001
+def test_a_dead_letter_is_discarded_or_replayed_and_never_both(live: Any, in_this_process: None) -> None:  # noqa: ARG001
     check_none_is_discarded_and_replayed(live.spec, Selection(reasons=("MissingField",)))
     assert live.ids() == [*range(LETTERS, END)]
     assert dead_letters(live).keys() == set(range(LETTERS))
@@ -424,7 +426,7 @@ def test_what_a_publication_finds_wrong_is_said_as_it_is(
         replay(open_stream(live.spec), Selection())
 
 
-def test_an_abandoned_replay_leaves_the_letters_as_they_were(live: Any, in_this_process: None) -> None:  # noqa: ARG001
+def test_an_abandoned_replay_leaves_the_dead_letters_as_they_were(live: Any, in_this_process: None) -> None:  # noqa: ARG001
     before = dead_letters(live)
     opened = open_stream(live.spec)
     with killed_at(5), pytest.raises(Killed):
@@ -487,7 +489,7 @@ def is_killed(spec: StreamSpec, step: int, *, after: bool) -> bool:
 
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("step", range(STEPS_MADE + 1))
-def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_letter_once(
+def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_dead_letter_once(
     live: Any,
     in_this_process: None,  # noqa: ARG001
     step: int,

@@ -107,7 +107,7 @@ def made(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:  # noqa: A
     return found
 
 
-def test_each_letter_goes_to_the_table_that_its_record_routes_to(made: Shop) -> None:
+def test_each_dead_letter_goes_to_the_table_that_its_record_routes_to(made: Shop) -> None:
     (done,) = replay(open_stream(made.spec), Selection())
     assert (done.landed, done.failed) == (4, 2)
     made.check_settled()
@@ -133,7 +133,7 @@ SOME = {0, 9, STEPS_MADE, *range(12, STEPS_MADE, 5)}
 @pytest.mark.parametrize(
     "step", [n if n in SOME else pytest.param(n, marks=pytest.mark.soak) for n in range(STEPS_MADE + 1)]
 )
-def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_letter_once(
+def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_dead_letter_once(
     made: Shop, step: int, after: bool
 ) -> None:
     killed = is_killed(made.spec, step, after=after)
@@ -144,7 +144,7 @@ def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_letter_once(
     made.check_settled()
 
 
-def test_a_letter_is_discarded_or_lands_and_never_both(made: Shop) -> None:
+def test_a_dead_letter_is_discarded_or_lands_and_never_both(made: Shop) -> None:
     before = made.rows()
     with pytest.MonkeyPatch.context() as patch:
         discard_once_copied(patch, made.spec, Selection())
@@ -249,7 +249,7 @@ def test_a_cut_that_meets_a_replay_checks_again_or_is_refused(
 
 
 @pytest.mark.parametrize("table", [ORDERS, NEW])
-def test_a_replay_ends_whose_rows_a_person_gives_up_for_a_table_that_left_route_and_catalog(
+def test_a_replay_ends_whose_rows_a_user_gives_up_for_a_table_that_left_route_and_catalog(
     made: Shop, table: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
@@ -366,7 +366,7 @@ def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop
     assert (made.dead_letters(), read_backfill(made.tables.main.refresh().properties, "shop")) == (len(KINDS), None)
 
 
-def test_batches_of_the_writer_meanwhile_change_nothing_for_the_letters(
+def test_batches_of_the_writer_meanwhile_change_nothing_for_the_dead_letters(
     made: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again, open_ = routes.written_again, RoutedTables.open
@@ -394,7 +394,7 @@ def test_batches_of_the_writer_meanwhile_change_nothing_for_the_letters(
     check_audit(made)
 
 
-def test_an_abandoned_replay_leaves_tables_and_letters_as_they_were(
+def test_an_abandoned_replay_leaves_tables_and_dead_letters_as_they_were(
     made: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -410,7 +410,9 @@ def test_an_abandoned_replay_leaves_tables_and_letters_as_they_were(
     made.check_settled()
 
 
-def test_letters_of_a_replay_whose_end_was_killed_may_be_discarded(made: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letters_of_a_replay_whose_end_was_killed_may_be_discarded(
+    made: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("frazil.backfill.commit.BackfillCommitter.publish", _killed)
         with pytest.raises(Killed):

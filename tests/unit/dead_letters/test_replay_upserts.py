@@ -230,7 +230,7 @@ def live(
     return world
 
 
-def test_letters_are_merged_in_their_order_and_those_that_land_or_are_stale_leave(live: World) -> None:
+def test_dead_letters_are_merged_in_their_order_and_those_that_land_or_are_stale_leave(live: World) -> None:
     (done,) = replay(open_stream(live.stream.spec), Selection())
     assert (done.landed, done.failed) == (len(LETTERS) - 1, 1)
     live.check_settled()
@@ -372,7 +372,7 @@ def test_a_replay_behind_which_the_stream_is_moved_is_dropped_and_the_next_one_l
     assert (live.rows(), live.dead_letters().keys()) == ({**live.rows(), 2: RIGHT[2]}, {4, 6, 7, 9})
 
 
-def test_letters_at_offsets_that_a_former_topic_had_are_left_out(live: World) -> None:
+def test_dead_letters_at_offsets_that_a_former_topic_had_are_left_out(live: World) -> None:
     """A row of the former topic has a greater offset, and looks newer than such a letter."""
     source, target = SourceIdentity("cluster", {"events": "made again"}), {("events", 0): 0}
     marker_change.reset(live.tables, target=target, source=source, seen=before_reset(live.tables))
@@ -407,7 +407,7 @@ def test_a_batch_after_the_replay_finds_its_rows_as_any_others(live: World) -> N
     assert audit_upserts(live.stream.spec, live.tables).wrong == ()
 
 
-def test_an_abandoned_replay_leaves_table_and_letters_as_they_were(live: World) -> None:
+def test_an_abandoned_replay_leaves_table_and_dead_letters_as_they_were(live: World) -> None:
     before = live.rows(), live.dead_letters()
     interrupted(live)
     opened = open_stream(live.stream.spec)
@@ -419,14 +419,14 @@ def test_an_abandoned_replay_leaves_table_and_letters_as_they_were(live: World) 
     assert live.rows() == RIGHT
 
 
-def test_a_letter_is_discarded_or_merged_and_never_both(live: World) -> None:
+def test_a_dead_letter_is_discarded_or_merged_and_never_both(live: World) -> None:
     before = live.rows()
     check_none_is_discarded_and_replayed(live.stream.spec, Selection(end=at(3)))
     assert live.rows() == {key: note for key, note in RIGHT.items() if key != 2} | {2: before[2]}
     assert live.dead_letters().keys() == {0, 2, 7}
 
 
-def test_letters_that_another_replay_took_since_they_were_copied_are_not_merged_again(
+def test_dead_letters_that_another_replay_took_since_they_were_copied_are_not_merged_again(
     live: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = replaying._copy
@@ -454,7 +454,7 @@ def test_rows_on_the_open_branch_of_an_earlier_declaration_are_waited_for(live: 
     check_no_open_windows(now, _changes(live), table="test.events")
 
 
-def test_what_was_staged_when_each_record_was_a_row_is_staged_anew(live: World) -> None:
+def test_what_was_staged_when_each_record_was_a_row_is_staged_again(live: World) -> None:
     interrupted(live)
     backfill = read_backfill(live.stream.table().properties, "events")
     assert backfill is not None
@@ -475,7 +475,7 @@ STEPS_MADE = 22
 
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("step", range(STEPS_MADE + 1))
-def test_a_replay_that_is_killed_anywhere_and_run_again_merges_each_letter_once(
+def test_a_replay_that_is_killed_anywhere_and_run_again_merges_each_dead_letter_once(
     live: World, step: int, after: bool
 ) -> None:
     killed = is_killed(live.stream.spec, step, after=after)

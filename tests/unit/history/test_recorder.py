@@ -130,7 +130,7 @@ def test_the_batches_of_a_minute_are_one_point(bench: Bench) -> None:
     )
 
 
-def test_a_tick_moves_the_watermark_and_is_no_batch(bench: Bench) -> None:
+def test_an_empty_commit_moves_the_watermark_and_is_no_batch(bench: Bench) -> None:
     recorder = bench.writer(4)
     bench.record(recorder, BatchCommitted(BatchKey(4, 1), MARKER, 0, 0, 0, stage_s=9.0, commit_s=9.0))
     recorder.write(NOW)

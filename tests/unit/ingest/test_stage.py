@@ -512,7 +512,7 @@ def test_copies_of_dead_letters_are_read_in_the_topics_format_with_their_keys_an
     assert (row["x"], row["user"], row["trace"]) == (5, "ann", b"\xff")
 
 
-def test_a_replayed_letter_is_framed_and_keyed_as_in_kafka_and_its_value_fills_no_column_of_the_key(
+def test_a_replayed_dead_letter_is_framed_and_keyed_as_in_kafka_and_its_value_fills_no_column_of_the_key(
     make_world: MakeWorld,
 ) -> None:
     world = make_world({"x": "long", "user": "string"})

@@ -78,7 +78,7 @@ def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeSt
     assert PageAction.ABANDON not in offered(made.spec, fetch_standing(made.spec))
 
 
-def test_letters_are_offered_for_a_replay_as_long_as_there_are_some(made: MadeStream) -> None:
+def test_dead_letters_are_offered_for_a_replay_as_long_as_there_are_some(made: MadeStream) -> None:
     def offers() -> tuple[PageAction, ...]:
         return offered(made.spec, standing_of(None, fetch_history(made.spec, past_ms=1), is_read=True))
 

@@ -118,7 +118,7 @@ def left(main: Any, *dead_letters: tuple[int, dict[str, str]]) -> tuple[int, int
 TEN = Reason(10, ("orders[0]@1",))
 
 
-def test_a_treatment_of_letters_that_the_day_left_behind_takes_none_that_were_rejected_in_it():
+def test_a_treatment_of_dead_letters_that_the_day_left_behind_takes_none_that_were_rejected_in_it():
     before_ms = BEGIN_MS - HOUR_MS
     taken = replayed(NOW_MS - HOUR_MS, rejected_ms=before_ms, NotJson=-10)
     later = batch(NOW_MS - HOUR_MS // 2, NotJson=TEN)

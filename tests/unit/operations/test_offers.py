@@ -82,7 +82,7 @@ def test_a_stream_whose_table_lacks_the_coordinates_has_neither_backfill_nor_rep
     )
 
 
-def test_a_stream_without_letters_has_nothing_to_replay():
+def test_a_stream_without_dead_letters_has_nothing_to_replay():
     assert PageAction.REPLAY not in offered(declared("upsert"), replace(BEGUN, has_dead_letters=False))
 
 
@@ -98,7 +98,7 @@ def test_one_that_was_stopped_is_resumed(changes: dict[str, bool], first: tuple[
     assert offered(declared("append"), replace(BEGUN, **changes))[: len(first)] == first
 
 
-def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_no_letters_are_replayed():
+def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_no_dead_letters_are_replayed():
     spec, now = declared("append"), replace(BEGUN, backfill=BACKFILL)
     assert offered(spec, now)[3:] == (PageAction.BACKFILL, PageAction.ABANDON)
     assert "finish it, or end it with `frazil backfill ticks --abandon`" in (
@@ -110,7 +110,7 @@ def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_n
     )
 
 
-def test_while_letters_are_replayed_there_is_no_backfill_and_the_replay_can_be_finished_or_abandoned():
+def test_while_dead_letters_are_replayed_there_is_no_backfill_and_the_replay_can_be_finished_or_abandoned():
     spec, now = declared("append"), replace(BEGUN, backfill=REPLAY)
     assert offered(spec, now)[3:] == (PageAction.ABANDON, PageAction.REPLAY)
     assert "`frazil dlq replay ticks` finishes it first" in (refusal(PageAction.BACKFILL, spec, now) or "")

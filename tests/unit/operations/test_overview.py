@@ -113,7 +113,7 @@ def test_a_stream_is_in_one_word(changes: dict[str, Any], word: str, level: Leve
         assert found.sentence
 
 
-def test_whatever_is_observed_has_a_word_and_who_needs_a_person_says_why(spec: StreamSpec):
+def test_whatever_is_observed_has_a_word_and_who_needs_attention_says_why(spec: StreamSpec):
     writers = [RUNS, replace(RUNS, stale=True), ENDED, WriterProcess("unknown")]
     choices = product(
         writers,
@@ -179,7 +179,7 @@ def test_a_promise_is_never_shorter_than_two_commits(spec: StreamSpec):
     assert promise_ms(slow) == 2 * 3_600_000
 
 
-def test_what_has_not_come_back_for_long_needs_a_person_and_keeps_its_last_numbers(spec: StreamSpec):
+def test_what_has_not_come_back_for_long_needs_attention_and_keeps_its_last_numbers(spec: StreamSpec):
     before = status(lag=7, flow=Flow(2.5, (1, 2), 3))
     reading = StreamReading(before, OLD_MS, silent_since_ms=NOW_MS - GRACE_MS)
     line = line_of("ticks", spec, reading, Around(), now_ms=NOW_MS)
@@ -291,13 +291,13 @@ def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_
     assert dags() == dags(writer=gone) == dags(**PAUSED, writer=stopped) == dags(problems=("slow",)) == []
 
 
-def test_a_declaration_that_was_never_sound_is_broken_and_each_line_of_it_a_need():
+def test_a_declaration_that_was_never_valid_is_broken_and_each_line_of_it_a_need():
     line = line_of("ticks", None, StreamReading(broken="a: is missing\nb: is missing"), Around(), now_ms=NOW_MS)
     needs = tuple(Need(f"{name}: is missing", "docs/runbook.md#declaration") for name in "ab")
     assert (line.word, line.needs) == ("declaration broken", needs)
 
 
-def test_held_windows_and_alerts_need_a_person_even_where_the_stream_runs(spec: StreamSpec):
+def test_held_windows_and_alerts_need_attention_even_where_the_stream_runs(spec: StreamSpec):
     alert = StandingAlert(
         "demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests", "https://team/run#manifests"
     )
@@ -335,13 +335,13 @@ def test_a_table_whose_name_two_catalogs_have_is_named_with_its_own(spec: Stream
     assert line_of("ticks", spec, StreamReading(status(), NOW_MS), Around(), now_ms=NOW_MS).table == "demo.ticks"
 
 
-def test_every_state_that_needs_a_person_points_to_an_entry_of_the_runbook():
+def test_every_state_that_needs_attention_points_to_an_entry_of_the_runbook():
     found = [status(**changes) for changes, _, level in CASES if level <= 1]
     assert {one.rule for one in found} - set(RULES) == {""}  # a problem may be of any kind
     assert {one.state for one in found if not one.rule} == {"has a problem"}
 
 
-def test_those_that_need_a_person_come_first_and_then_the_names():
+def test_those_that_need_attention_come_first_and_then_the_names():
     lines = [
         Line("a", None, Level.WELL, "running"),
         Line("d", None, Level.TROUBLE, "late", (Need("x"),)),
@@ -371,7 +371,7 @@ def test_all_streams_together_are_well_only_if_each_is(words: dict[str, Level], 
     assert headline(lines) == said
 
 
-def test_no_stream_is_called_well_below_an_airflow_that_needs_a_person():
+def test_no_stream_is_called_well_below_an_airflow_that_needs_attention():
     well = Line("a", None, Level.WELL, "running")
     dead = ("Airflow's triggerer was stopped",)
     assert headline([well], airflow=dead) == headline([well, well], airflow=dead)

@@ -21,7 +21,7 @@ from frazil.operations.page_actions import (
 from frazil.operations.silence import Silent
 
 
-def test_whatever_the_situation_each_act_says_what_it_does_and_names_its_subject():
+def test_whatever_the_situation_each_action_says_what_it_does_and_names_its_subject():
     choices = product(PageAction, [None, "running", "paused"], [True, False], [True, False], [None, True, False])
     for action, desired, runs, table, paused in choices:
         now = ActionContext("ticks", desired, 1, runs, table, "frazil_dag", paused)
@@ -41,7 +41,7 @@ SEEN = ActionContext("ticks", "running", 3, dag="frazil_dag", dag_paused=False)
 
 
 @pytest.mark.parametrize("action", PageAction)
-def test_what_a_person_confirms_is_what_they_saw_unless_only_a_process_began_or_ended(action: PageAction):
+def test_what_a_user_confirms_is_what_they_saw_unless_only_a_process_began_or_ended(action: PageAction):
     version_token = plan_of(action, SEEN).version_token
     for name, value in CHANGED.items():
         assert (plan_of(action, replace(SEEN, **{name: value})).version_token != version_token) == (
@@ -101,7 +101,7 @@ def test_a_backfill_under_way_is_reported_before_a_second_one_is_queued():
     assert not any("asks for something else" in said for said in plan_of(PageAction.BACKFILL, SEEN).says)
 
 
-def test_an_act_says_which_of_airflows_processes_has_to_be_started_before_it_has_its_effect():
+def test_an_action_says_which_of_airflows_processes_has_to_be_started_before_it_has_its_effect():
     gone = tuple(
         Silent(name, f"Airflow's {name} has never run", f"airflow {name}") for name in ("scheduler", "triggerer")
     )

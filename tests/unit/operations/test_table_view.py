@@ -163,7 +163,7 @@ def test_the_shape_has_the_manifest_list_a_file_as_the_alert_counts_it_and_what_
     assert small.list_bytes_per_file == 16  # a small table's list is one small read
 
 
-def test_a_table_needs_a_person_for_an_alert_or_a_held_window():
+def test_a_table_needs_attention_for_an_alert_or_a_held_window():
     held = Calendar("hour", (Cell("k", "held"),), "")
     alert = StandingAlert("demo.ticks", "manifests", 0, "x")
     shape = shape_of(metadata(), health(), {}, sizes=[], past=(), settings=Maintenance())

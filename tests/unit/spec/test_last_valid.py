@@ -39,7 +39,7 @@ def check(folder: Path, now_ms: int = NOW) -> dict[str, Found[StreamSpec]]:
     return {one.path.stem: one for one in find_declared(folder, STREAMS, now_ms=now_ms)}
 
 
-def test_a_file_that_was_never_sound_has_no_spec(folder: Path) -> None:
+def test_a_file_that_was_never_valid_has_no_spec(folder: Path) -> None:
     (folder / "a.yaml").write_text("name: a\n")
     found = check(folder)
     assert found["a"].spec is None
@@ -48,7 +48,7 @@ def test_a_file_that_was_never_sound_has_no_spec(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["{", "", "name: a\n", "name: other\nmaintenance: {on: 1}\n"])
-def test_a_broken_file_says_what_it_said_when_it_was_sound_last(folder: Path, broken: str) -> None:
+def test_a_broken_file_says_what_it_said_when_it_was_valid_last(folder: Path, broken: str) -> None:
     valid = load_stream(folder / "a.yaml")
     check(folder)
     (folder / "a.yaml").write_text(broken)
@@ -202,7 +202,7 @@ def test_many_processes_and_foreign_records_do_no_harm(folder: Path, frazil_home
         assert check(folder)["a"].spec is None
 
 
-def test_a_home_that_cannot_be_written_changes_nothing_for_sound_files(
+def test_a_home_that_cannot_be_written_changes_nothing_for_valid_files(
     folder: Path, frazil_home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (frazil_home / "declared").parent.mkdir(parents=True, exist_ok=True)

@@ -920,7 +920,7 @@ def test_a_stream_survives_its_own_json(declare: Declare) -> None:
     assert StreamSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
-def test_the_streams_of_this_checkout_are_sound() -> None:
+def test_the_streams_of_this_checkout_are_valid() -> None:
     streams = load_streams(Path("include/streams"))
     assert streams["flights"].table.identifier == "demo.flights"
 

@@ -64,7 +64,9 @@ def test_a_table_is_unreadable_unless_frazil_was_changed_under_the_process(monke
 
 
 @pytest.mark.parametrize(("process", "restarts"), [(ProcessState.RUNNING, True), (ProcessState.FOREGROUND, False)])
-def test_a_writer_is_restarting_from_the_act_until_its_supervisor_has_ended_it(process: ProcessState, restarts: bool):
+def test_a_writer_is_restarting_from_the_action_until_its_supervisor_has_ended_it(
+    process: ProcessState, restarts: bool
+):
     spec = validate_stream(DECLARED, Path("ticks.yaml"))
 
     def is_restarting(writer: Observation, desired: Desired) -> bool:

@@ -292,7 +292,7 @@ def _of_another_table(made: Shop) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_gone, _torn, _of_another_table])
-def test_rows_are_written_anew_once_more_when_the_files_of_an_earlier_try_cannot_be_taken(
+def test_rows_are_written_again_once_more_when_the_files_of_an_earlier_try_cannot_be_taken(
     refusing_rows: Shop, broken: Broken, spoil: Callable[[Shop], None]
 ) -> None:
     made = refusing_rows
@@ -477,7 +477,7 @@ def test_rows_of_a_table_that_was_renamed_count_once_though_another_has_its_name
     assert audit_stream(made.tables, window=None, named=["shop.kept_a"]).findings == ()
 
 
-def test_a_table_whose_name_does_not_show_its_value_is_made_anew_for_it(made: Shop, broken: Broken) -> None:
+def test_a_table_whose_name_does_not_show_its_value_is_made_again_for_it(made: Shop, broken: Broken) -> None:
     hashed = shop().route.made_table("Ä")  # type: ignore[union-attr]
     broken.refused = {("create_table", hashed)}
     made.route.make(["Ä"], made.home())

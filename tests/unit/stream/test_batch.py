@@ -134,19 +134,19 @@ def test_a_stream_that_asks_for_no_shuffle_reads_and_emits_nothing():
     assert BatchRunner._shuffle(nothing, BATCH, tasks=4) is None
 
 
-def test_a_tick_is_not_shuffled():
+def test_an_empty_commit_is_not_shuffled():
     empty_commit: Any = SimpleNamespace(spec=SimpleNamespace(distribution="hash"))
     assert BatchRunner._shuffle(empty_commit, BATCH, tasks=0) is None
 
 
-def test_a_tick_reaches_no_spark():
+def test_an_empty_commit_reaches_no_spark():
     nothing: Any = None
     engine = SparkEngine(nothing)
     assert engine.run([], nothing) == ()
     assert engine._started is None
 
 
-def test_a_tick_teaches_no_rates(tmp_path: Path):
+def test_an_empty_commit_teaches_no_rates(tmp_path: Path):
     exchange, rates = open_exchange(tmp_path), Rates(bytes_per_record=7.0, overhead_s=2.0)
     write_rates(exchange, rates)
     empty_commit: Any = SimpleNamespace(records=0, staged_for=lambda _: ())

@@ -575,7 +575,7 @@ def test_draining_waits_for_nothing(tmp_path: Path):
     assert world.after(1).offsets == {TP0: 5, TP1: 0}
 
 
-def test_a_tick_has_no_plans(world: World):
+def test_an_empty_commit_has_no_plans(world: World):
     idle_position = Position(world.planner.position.offsets, frozenset({TP0, TP1}))
     assert world.planner.plans(world.planner.position, idle_position) == []
 

@@ -185,7 +185,7 @@ def test_many_tables_are_made_side_by_side() -> None:
     assert len({id(t.schema_json) for name, t in shop.context(routed).targets.items() if "." in name}) == 1
 
 
-def test_a_table_that_rows_wait_for_is_never_begun_anew() -> None:
+def test_a_table_that_rows_wait_for_is_never_begun_again() -> None:
     shop = Shop(template="shop.of_{value}")
     shop.open().make(["a"], shop.home())
     shop.catalog.purge_table("shop.of_a")

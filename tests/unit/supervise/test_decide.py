@@ -215,7 +215,7 @@ def test_the_waits_between_crashes_double_and_the_first_relaunch_is_within_ten_s
     assert POLICY.backoff_ms(1_000) == POLICY.longest_backoff_ms == MINUTE
 
 
-def test_a_commit_between_crashes_begins_the_row_anew() -> None:
+def test_a_commit_between_crashes_begins_the_row_again() -> None:
     row = (*crashes(4)[:-1], exit_(1, ago=500, launch_id="L10", committed=True), exit_(1))
     decision = decide(ended(*row), now_ms=NOW, policy=POLICY)
     assert (decision.action, decision.until_ms) == (WriterAction.HOLD, NOW + 1_000)
@@ -299,7 +299,7 @@ def test_a_paused_stream_is_never_started(observed: Observed) -> None:
 
 
 @given(observations())
-def test_after_an_exit_that_needs_a_person_nothing_starts_until_a_person_acted(observed: Observed) -> None:
+def test_after_an_exit_that_needs_attention_nothing_starts_until_a_user_acted(observed: Observed) -> None:
     last = observed.exit
     if last is None or last.code not in NO_RESTART:
         return
@@ -358,7 +358,7 @@ def test_what_may_be_over_is_tried_once_by_who_comes_back_and_by_nobody_who_stay
 @pytest.mark.parametrize("away_ago", [None, 0, MINUTE, 4 * MINUTE, 6 * MINUTE, 2 * DAY])
 @pytest.mark.parametrize("returned_ago", [0, MINUTE, 3 * DAY])
 @pytest.mark.parametrize("noted", [Notes(), GIVEN_UP])
-def test_an_end_that_may_be_over_is_judged_by_who_saw_it(
+def test_an_end_that_may_be_over_is_evaluated_by_who_saw_it(
     code: int, ended_ago: int, away_ago: int | None, returned_ago: int, noted: Notes
 ) -> None:
     away_since_ms = 0 if away_ago is None else NOW - away_ago

@@ -65,7 +65,7 @@ def test_what_was_wanted_before_the_first_start_holds_until_somebody_says_otherw
     assert not (run_folder("ticks") / DESIRED_FILE).exists()
 
 
-def test_the_last_act_counts_on_whichever_host_it_was(streams: Path) -> None:
+def test_the_last_action_counts_on_whichever_host_it_was(streams: Path) -> None:
     """Another host does not see this one's run folder, and counts on from the table's object."""
     run("pause", "ticks", streams=streams)
     spec = find_stream(streams, "ticks")
@@ -109,7 +109,7 @@ def test_a_wish_stands_beside_the_journals(streams: Path) -> None:
     assert wanted.at_ms > 1_700_000_000_000
 
 
-def test_every_act_is_a_generation_and_only_a_restart_asks_for_one(streams: Path) -> None:
+def test_every_action_is_a_generation_and_only_a_restart_asks_for_one(streams: Path) -> None:
     desired = beside_table(find_stream(streams, "ticks"))
     seen = []
     for verb in ("pause", "resume", "restart", "resume"):

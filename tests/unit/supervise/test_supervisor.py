@@ -184,7 +184,7 @@ def test_a_stall_that_the_writer_reports_is_reported_and_restarts_nothing(bench:
     assert bench.at_hand.launcher.observe().launch.writer.pid == pid
 
 
-def test_an_exit_that_needs_a_person_is_given_up_on_once_and_clearing_tries_again(bench: Bench) -> None:
+def test_an_exit_that_needs_attention_is_given_up_on_once_and_clearing_tries_again(bench: Bench) -> None:
     supervisor = bench.supervisor()
     bench.at_hand.orders(exit=11, error="OffsetGap: ticks-0 lost offsets 5 to 9")
     step = bench.until(supervisor, WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION)
@@ -197,7 +197,7 @@ def test_an_exit_that_needs_a_person_is_given_up_on_once_and_clearing_tries_agai
     bench.runs(supervisor)
 
 
-def test_clearing_undoes_a_pause_by_airflow_and_none_by_a_person(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clearing_undoes_a_pause_by_airflow_and_none_by_a_user(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     ensure_table(load_catalog(None), spec := find_stream(bench.streams, "ticks"))
     supervisor, desired = bench.supervisor(), open_desired(spec)
 
@@ -274,7 +274,7 @@ def test_five_crashes_without_a_commit_are_given_up_on(bench: Bench) -> None:
     assert len(bench.at_hand.launcher.observe().exits) == 5
 
 
-def test_a_person_who_stops_it_in_airflow_finds_it_stopped_until_it_is_cleared_there(bench: Bench) -> None:
+def test_a_user_who_stops_it_in_airflow_finds_it_stopped_until_it_is_cleared_there(bench: Bench) -> None:
     supervisor = bench.supervisor()
     bench.runs(supervisor)
     supervisor.user_stopped(by="Airflow", reason="the run r1 was marked failed or success")

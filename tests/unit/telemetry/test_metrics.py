@@ -93,7 +93,7 @@ def test_a_batch_moves_its_counters_and_times() -> None:
     assert times == {"frazil.stage": [(2, 4.0)], "frazil.merge": [(1, pytest.approx(0.3))]}
 
 
-def test_a_tick_is_no_batch_and_moves_the_watermark() -> None:
+def test_an_empty_commit_is_no_batch_and_moves_the_watermark() -> None:
     bench = Bench()
     bench.record(BatchCommitted(KEY, MARKER, 0, 0, 0, stage_s=1, commit_s=1))
     assert (bench.value(m.BATCHES), bench.value(m.WATERMARK)) == (0, 5.5)
