@@ -9,7 +9,7 @@ from typing import Any
 from tests.pages import CHECKOUT, all_blocks
 
 INSTALL = "docs/how-to/install.md"
-NOTIFIERS = "docs/how-to/tell-people.md"
+NOTIFIERS = "docs/how-to/send-alerts.md"
 """It needs providers that are not installed here: tests/dags/test_notifications.py."""
 
 

@@ -23,7 +23,7 @@ from frazil.airflow.notifications import failure, with_message
 from tests.dags.in_airflow import CHECKOUT
 from tests.pages import blocks
 
-PAGE = "docs/how-to/tell-people.md"
+PAGE = "docs/how-to/send-alerts.md"
 SENT: list[tuple[str, dict[str, Any]]] = []
 
 
