@@ -130,7 +130,7 @@ def _replace(world: World, first: Running, pid: int) -> None:
 
 def _replaced(world: World, first: Running, second: Running) -> None:
     assert world.quiet(second, "two")
-    world.mend()
+    world.fix()
     world.produce(2 * world.shape.partitions)
     assert first.end().code == Fenced.exit_code, first.said[-3000:]
     assert world.quiet(second, "two"), second.said[-3000:]

@@ -60,7 +60,7 @@ class Situation:
     arise: Callable[[World], None]
     red: int | None = None
     word: str = ""
-    mend: Callable[[World], None] | None = None
+    fix: Callable[[World], None] | None = None
     before: Callable[[World], None] = field(default=_lived_in)
     audited: int | None = None
     """The exit code of `frazil audit --source` until it is fixed, where that is part of the promise."""
@@ -211,7 +211,7 @@ def _open_transaction(world: World) -> None:
         producer.produce(world.topic, value=world.value(), partition=number)
     producer.flush(30)
     world.produce(world.shape.partitions)
-    world.mending = lambda: producer.commit_transaction(30)
+    world.pending_fix = lambda: producer.commit_transaction(30)
 
 
 def _aborted(world: World) -> None:

@@ -157,15 +157,15 @@ def test_every_record_lands_once_and_people_can_tell(cell: Cell, world: Any):
     situation.before(world)
     if cell.runs_already:
         world.quiet(world.run())
-    if situation.mend:
-        world.mending = partial(situation.mend, world)
+    if situation.fix:
+        world.pending_fix = partial(situation.fix, world)
     situation.arise(world)
     cell.happening.to(world, situation)
     world.stop()
     if situation.red is not None:
         world.catch_up(code=situation.red)
         world.check_red(situation.word, audited=situation.audited)
-    world.mend()
+    world.fix()
     world.produce(2 * world.shape.partitions)
     if cell.runs_already:
         world.quiet(world.run())
@@ -211,7 +211,7 @@ def test_a_table_grows_with_its_records_whatever_happens(happening: StreamEvent,
 
 
 @pytest.mark.parametrize("world", [s for s in SHAPES if s.name == "whole windows"], indirect=True)
-def test_a_batch_of_mostly_rejected_records_waits_until_a_person_accepts_them(world: Any):
+def test_a_batch_of_mostly_rejected_records_waits_until_a_user_accepts_them(world: Any):
     world.more = "dead-letters: {circuit: {share: 50%, at-least: 30}}\n"
     world.declare()
     world.produce(8, odd=[b"never a ride"])

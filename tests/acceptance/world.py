@@ -135,11 +135,11 @@ class World:
     """Another stream of the same table, with a topic of its own."""
     signalled_to: datetime = BEGIN
     """Windows that end at or before were signalled."""
-    mending: Callable[[], None] | None = None
-    """How a person puts right what is so; see `mend`."""
+    pending_fix: Callable[[], None] | None = None
+    """How a person puts right what is so; see `fix`."""
 
     def begin(self) -> None:
-        """A topic, and a sound file."""
+        """A topic, and a valid file."""
         self.new_topic()
         self.declare()
 
@@ -349,9 +349,9 @@ class World:
         )
 
     def rejected(self) -> Counter[tuple[Coordinates, bytes | None]]:
-        letters = self.table("_dead_letters").scan(f"kafka_topic = '{self.topic}'").to_arrow().to_pylist()
-        assert all(x["error_class"] and x["error"] for x in letters)
-        return Counter(((x["kafka_partition"], x["kafka_offset"]), x["value"]) for x in letters)
+        dead_letters = self.table("_dead_letters").scan(f"kafka_topic = '{self.topic}'").to_arrow().to_pylist()
+        assert all(x["error_class"] and x["error"] for x in dead_letters)
+        return Counter(((x["kafka_partition"], x["kafka_offset"]), x["value"]) for x in dead_letters)
 
     def suffix(self, number: int) -> str:
         """The suffix of the table that an id belongs to."""
@@ -503,11 +503,11 @@ class World:
             found = {(w.start_us - BEGIN_US) // (length // MICROSECOND): s.rows for w, s in of_table.items()}
             assert found == complete, suffix
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         """Put right what is so, unless a user did."""
-        mending, self.mending = self.mending, None
-        if mending:
-            mending()
+        pending_fix, self.pending_fix = self.pending_fix, None
+        if pending_fix:
+            pending_fix()
 
     def check_green(self) -> None:
         """Nothing is wrong for `frazil status`, for Airflow's DAG files and for `frazil_health`, nor about to be."""

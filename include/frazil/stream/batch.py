@@ -145,7 +145,7 @@ class BatchRunner:
         self.landed = journal
         self.fence.committed()
         if self.route:
-            self.route.tell()
+            self.route.report()
 
     def follow(self) -> None:
         """Retry, between batches, routed tables that miss rows, and check whether another writer took over.
@@ -210,7 +210,7 @@ class BatchRunner:
             lambda: self.tables.journals.put(journal),
             f"the journal of batch {journal.key} cannot be written",
             wait=self.wait,
-            tell=self._tell_outage,
+            report=self._report_outage,
         )
         if not written:
             raise Fenced(
@@ -264,11 +264,11 @@ class BatchRunner:
             lambda: self.staged(stage, key, end, tasks=tasks),
             f"batch {key} cannot be staged",
             wait=self.wait,
-            tell=self._tell_outage,
+            report=self._report_outage,
             again=again,
         )
 
-    def _tell_outage(self, sentence: str) -> None:
+    def _report_outage(self, sentence: str) -> None:
         self.emit(OutageMet(sentence))
 
     def staged(
@@ -307,7 +307,7 @@ class BatchRunner:
             answers = stage(StageRows(context, progress))
         return context, answers
 
-    def _tell_ignored(self, refused: Iterable[Refusal]) -> None:
+    def _report_ignored(self, refused: Iterable[Refusal]) -> None:
         """Report each ignored field once in this epoch."""
         new = [refusal for refusal in refused if refusal.path not in self.ignored]
         if new and len(self.ignored) < MAX_IGNORED_FIELDS:
@@ -324,7 +324,7 @@ class BatchRunner:
         main = self.tables.main
         with catalog_errors(main.catalog_name):
             found = evolved(main.refresh(), self.spec, drift)
-            self._tell_ignored(found.refused)
+            self._report_ignored(found.refused)
             if found.changes:
                 self.emit(TableEvolved(BatchKey(context.epoch, context.batch), found.changes))
             staged_id: int = Schema.model_validate_json(context.main.schema_json).schema_id
@@ -392,11 +392,11 @@ class BatchRunner:
         if self.route:
             self.route.try_again(self.marker)
             context = self.route.placed(context, key)
-        held = self.committer.held_letters(self.marker)
+        held = self.committer.existing_dead_letters(self.marker)
         window_us = None if self.spec.window is None else Grain(self.spec.window).us
         return dataclasses.replace(
             context,
-            dead_letters_held=held,
+            existing_dead_letters=held,
             window_us=window_us,
             rejects_accepted=self.rejects_accepted,
             evolution=self.spec.evolution.mode,
@@ -431,7 +431,7 @@ class BatchRunner:
             source=source,
             progress=join_ranges(p for result in results for p in result.progress),
             files=tuple(f for result in results for f in result.files),
-            letters_seen=self.committer.letters_seen(),
+            newest_dead_letters=self.committer.newest_dead_letters(),
             idle=end.idle,
             offsets_after=end.offsets,
             leader_epochs=end.leader_epochs,

@@ -114,12 +114,12 @@ class Boundaries:
         for i, run in enumerate(self._runs if whole else self._runs[:-1]):
             for one, position in open_ones.before(run) if run.transaction else ():
                 open_ones.remove(one)
-                newest, behind = _seen(newest, one, position)
+                newest, behind = _advanced(newest, one, position)
                 if not open_ones.positions and not behind:
                     self.at, self.newest, begins = end, newest, i
             if run.transaction and self._is_whole(run):
                 open_ones.remove(run.transaction)
-                newest, behind = _seen(newest, run.transaction, run.position)
+                newest, behind = _advanced(newest, run.transaction, run.position)
             elif run.transaction:
                 open_ones.add(run.transaction, run.position)
             end = run.end
@@ -134,7 +134,7 @@ class Boundaries:
         return count is not None and run.order <= count <= run.order + run.unreadable
 
 
-def _seen(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
+def _advanced(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
     """Return the newest transaction after a complete transaction, and whether the complete transaction lies before
     it.
     """

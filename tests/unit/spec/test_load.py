@@ -562,9 +562,9 @@ def test_a_byte_order_mark_and_the_line_ends_of_windows_change_nothing(
     declare: Declare, change: Callable[[str], str]
 ) -> None:
     path = declare()
-    sound = load_stream(path)
+    valid = load_stream(path)
     path.write_bytes(change(path.read_text()).encode())
-    assert load_stream(path) == sound
+    assert load_stream(path) == valid
 
 
 def test_a_number_is_read_as_it_is_written_and_a_key_is_text(declare: Declare) -> None:
@@ -601,9 +601,9 @@ def test_defaults_lie_beneath_each_stream_key_by_key(declare: Declare, tmp_path:
 
 @pytest.mark.parametrize("nothing", ["", "# commit: {interval: 5s}\n", "---\n"])
 def test_defaults_may_be_empty(declare: Declare, tmp_path: Path, nothing: str) -> None:
-    sound = load_stream(declare())
+    valid = load_stream(declare())
     (tmp_path / "_defaults.yaml").write_text(nothing)
-    assert load_stream(declare("other.yaml")) == sound
+    assert load_stream(declare("other.yaml")) == valid
 
 
 def test_a_mistake_is_reported_with_the_file_that_has_it(declare: Declare, tmp_path: Path) -> None:
@@ -920,7 +920,7 @@ def test_a_stream_survives_its_own_json(declare: Declare) -> None:
     assert StreamSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
-def test_the_streams_of_this_checkout_are_sound() -> None:
+def test_the_streams_of_this_checkout_are_valid() -> None:
     streams = load_streams(Path("include/streams"))
     assert streams["flights"].table.identifier == "demo.flights"
 

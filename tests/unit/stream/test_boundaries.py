@@ -71,7 +71,7 @@ def test_a_record_that_cannot_be_read_may_be_the_last_of_its_transaction() -> No
     assert after([UNREADABLE, UNREADABLE], {}) == (2, "")
 
 
-def test_a_log_that_began_anew_waits_for_nothing_of_the_one_before_it() -> None:
+def test_a_log_that_began_again_waits_for_nothing_of_the_one_before_it() -> None:
     places = {"a": place(900, 1), "b": place(950, 2), "c": place(4, HOURS), "d": place(9, HOURS)}
     log = [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
     assert after(log, dict.fromkeys("abcd", 1), places=places) == (4, "")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from frazil.ingest.arrow_values import chosen, plain
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
-from frazil.ingest.source_log import began_anew
+from frazil.ingest.source_log import began_again
 from frazil.merge.changes import NEVER, OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, bare_deletes, column
 from frazil.merge.contract import MergeRules
 
@@ -48,7 +48,7 @@ def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]
     below: NDArray[np.bool_] = _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (
         _mask(new.is_null()) & _mask(old.is_valid())
     )
-    return below & ~began_anew(new, old) if rules.by_position else below
+    return below & ~began_again(new, old) if rules.by_position else below
 
 
 def _earlier(rows: pa.Table, places: pa.Table, rules: MergeRules, *, unknown: bool = False) -> NDArray[np.bool_]:
