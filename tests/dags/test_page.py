@@ -249,6 +249,7 @@ OURS = {"X-Frazil": "page", "Origin": "http://airflow.example", "Sec-Fetch-Site"
         ({**OURS, "Sec-Fetch-Site": "same-site"}, "another site"),
         ({**OURS, "Origin": "http://evil.example"}, "evil.example"),
         ({**OURS, "Origin": "null"}, "null"),
+        ({**OURS, "Origin": "http://["}, "http://["),
     ],
 )
 def test_what_another_page_sends_with_the_users_cookie_is_refused(ask: Ask, headers: dict[str, str], said: str):

@@ -159,10 +159,10 @@ def _compared(
             "that Kafka no longer has. `frazil reset STREAM --to marker` goes on there"
         )
         yield Finding(FindingKind.LOG_CUT, 1, sentence, f"{topic}-{partition}")
-    gone = {tp: first[tp] - start for tp, start in starts.items() if first.get(tp, 0) > start}
+    gone = sum(max(0, min(first.get(tp, 0), marker.offsets[tp]) - start) for tp, start in starts.items())
     if gone:
-        sentence = f"Kafka has deleted {counted(sum(gone.values()), 'record')} of them: nothing is known about these"
-        yield Finding(FindingKind.NOT_COMPARED, len(gone), sentence, spec.name)
+        sentence = f"Kafka has deleted {counted(gone, 'record')} of them: nothing is known about these"
+        yield Finding(FindingKind.NOT_COMPARED, gone, sentence, spec.name)
     # Everything up to the marker: a later record of a key is what the table has.
     ranges = tuple(
         OffsetRange(*tp, max(start, first.get(tp, start)), min(marker.offsets[tp], ends[tp].stable))

@@ -294,9 +294,11 @@ def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:
         return "another site sent it"
     origin = headers.get("origin")
     ours = {headers.get("host", ""), urlsplit(base_url).netloc} - {""}
-    if origin is not None and urlsplit(origin).netloc not in ours:
-        return f"it comes from {origin}"
-    return None
+    try:
+        known = origin is None or urlsplit(origin).netloc in ours
+    except ValueError:  # such as http://[
+        known = False
+    return None if known else f"it comes from {origin}"
 
 
 def refusal(headers: Mapping[str, str]) -> str | None:
