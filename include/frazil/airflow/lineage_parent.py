@@ -34,7 +34,7 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
     """
     from frazil.lineage.facts import PARENT, Settings  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
-    if environment.get(PARENT) or not Settings.of(environment).on:
+    if environment.get(PARENT) or not Settings.load(environment).on:
         return None
     try:
         return _of_provider(context) or _made(context)

@@ -31,7 +31,7 @@ AGAIN_S = 60.0
 """Seconds before a failed write is tried again."""
 ANSWER_S = 20.0
 LONGEST = 1_000
-"""Maximum of characters of a sentence."""
+"""Maximum length of the text."""
 
 
 class Instance(Protocol):

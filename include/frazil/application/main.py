@@ -64,7 +64,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
     with (
         Heartbeats() as heartbeats,
         Foldings() as foldings,
-        Telemetry.declared(name) as telemetry,
+        Telemetry.from_environment(name) as telemetry,
         SharedEngine(engine, batches=batches) as shared,
     ):
         hosting = shared_hosting(batches=batches, heartbeats=heartbeats, foldings=foldings, telemetry=telemetry)

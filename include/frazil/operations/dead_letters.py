@@ -13,7 +13,7 @@ from pyiceberg.table.snapshots import Snapshot
 from frazil.commit.dead_letter_counts import HOUR_MS, NOTHING, Changes, Counts, dead_letter_changes, in_spans, span_of
 from frazil.commit.history import ancestors, changes_of, commit_records
 from frazil.commit.reasons import Reason, Reasons, reasons_in
-from frazil.history.points import Happened, Kind
+from frazil.history.points import EventKind, HistoryEvent
 from frazil.spec.units import counted
 from frazil.status.flow import DAY_MS, counted_since
 
@@ -42,8 +42,8 @@ class Treatment:
     changes: Changes
 
     @property
-    def happened(self) -> Happened:
-        return Happened(self.at_ms, Kind.DEAD_LETTERS, self.sentence)
+    def happened(self) -> HistoryEvent:
+        return HistoryEvent(self.at_ms, EventKind.DEAD_LETTERS, self.sentence)
 
 
 def treated(dead_letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int) -> list[Treatment]:
@@ -144,7 +144,7 @@ def _since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]
     return found
 
 
-def with_treatments(happened: Iterable[Happened], treatments: Iterable[Treatment]) -> tuple[Happened, ...]:
+def with_treatments(happened: Iterable[HistoryEvent], treatments: Iterable[Treatment]) -> tuple[HistoryEvent, ...]:
     """Merge replays and discards into the events, ordered by time."""
     return tuple(sorted((*happened, *(one.happened for one in treatments)), key=lambda what: what.at_ms))
 

@@ -20,7 +20,7 @@ from frazil.commit.backfill_marker import BackfillMarker, branch_name, open_back
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import read_stream
 from frazil.errors import MarkerUnreadable
-from frazil.history.read import history_of as past_of
+from frazil.history.read import read_table_history as past_of
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.deep import read_partitions
@@ -35,7 +35,7 @@ from frazil.operations.calendar import SHOWN, Calendar, calendar_of, partition_c
 from frazil.operations.holders import holders
 from frazil.operations.offers import Standing
 from frazil.operations.overview import Windows
-from frazil.operations.stream_view import History, history_of
+from frazil.operations.stream_view import History, read_table_history
 from frazil.operations.table_view import Shape, shape_of
 from frazil.partitions.completeness import Cursor, complete_to, moment
 from frazil.partitions.windows import Window
@@ -88,7 +88,7 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> History | None:
     now_ms = clock.now_ms()
     past = past_of(table, spec.name, since_ms=now_ms - past_ms)
     dead_letters = _dead_letters(table, spec)
-    return history_of(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, past_ms=past_ms)
+    return read_table_history(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, past_ms=past_ms)
 
 
 def _dead_letters(table: Table, spec: StreamSpec) -> TableMetadata | None:

@@ -16,8 +16,8 @@ from frazil.commit.backfill_marker import BackfillMarker, read_backfill
 from frazil.commit.history import changes_of, commit_records
 from frazil.commit.marker import Marker, of_topics, property_name
 from frazil.errors import MarkerUnreadable
-from frazil.history.points import MINUTE_MS, Happened, Point, beginning
-from frazil.history.points import History as Past
+from frazil.history.points import MINUTE_MS, HistoryEvent, Point, span_start
+from frazil.history.points import History as StreamHistory
 from frazil.host.launcher import Observation
 from frazil.host.records import ExitRecord, LaunchKind
 from frazil.offsets.spans import TopicPartition
@@ -42,7 +42,7 @@ MAX_WRITERS = 12
 MAX_PARTITIONS = 256
 MAX_STREAM_EVENTS = 30
 MAX_TOPICS = 20
-NO_PAST = Past()
+NO_PAST = StreamHistory()
 KAFKA = "Kafka"
 """The name of Kafka among the parts of a view that may be unreadable."""
 
@@ -120,7 +120,7 @@ class History:
     merge.
     """
     marker: Marker | None = None
-    past: Past = NO_PAST
+    past: StreamHistory = NO_PAST
     last_backfill: BackfillMarker | None = None
     """The stream's last backfill or replay."""
     has_dead_letters: bool = False
@@ -195,7 +195,7 @@ class StreamView:
     """The points of the recorded history, oldest first."""
     rates: tuple[Rate, ...] = ()
     """Record rates for the spans of `points`."""
-    happened: tuple[Happened, ...] = ()
+    happened: tuple[HistoryEvent, ...] = ()
     """Events, newest first."""
     backfill: UnderWay | None = None
     log: str | None = None
@@ -207,11 +207,11 @@ class StreamView:
     range: Range = Range.SIX_HOURS
 
 
-def history_of(  # noqa: PLR0913 - all facts about a stream's past
+def read_table_history(  # noqa: PLR0913 - all facts about a stream's past
     metadata: TableMetadata,
     spec: StreamSpec,
     marker: Marker | None,
-    past: Past = NO_PAST,
+    past: StreamHistory = NO_PAST,
     dead_letters: TableMetadata | None = None,
     *,
     now_ms: int,
@@ -392,7 +392,7 @@ def coarser(points: Sequence[Point], shown: Range) -> tuple[Point, ...]:
     """
     found: dict[int, Point] = {}
     for point in points:
-        at_ms = beginning(point.at_ms, max(shown.span_ms, point.span_ms))
+        at_ms = span_start(point.at_ms, max(shown.span_ms, point.span_ms))
         before = found.get(at_ms)
         found[at_ms] = before.then(point) if before else _spread(point, at_ms, shown.span_ms)
     if found:

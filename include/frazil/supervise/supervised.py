@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from frazil.errors import DesiredMoved, FrazilError, SpecError
-from frazil.history.objects import Objects
+from frazil.history.objects import HistoryStore
 from frazil.home import home, run_folder
 from frazil.host.environment import writer_environment
 from frazil.host.launcher import Launcher, LaunchRequest
@@ -66,7 +66,7 @@ class Supervised(Protocol):
     def launched(self) -> None:
         """Record that a writer was launched, which may create a missing table."""
 
-    def history(self) -> Objects | None:
+    def history(self) -> HistoryStore | None:
         """Open the stream's history stored with its table; None without a table. Raises the catalog's errors."""
 
     def pause(self, *, by: str, reason: str) -> None:
@@ -153,10 +153,10 @@ class SupervisedStream:
     def launched(self) -> None:
         self._table.forget()
 
-    def history(self) -> Objects | None:
+    def history(self) -> HistoryStore | None:
         spec = self._declaration.spec
         table = load_stream_table(spec) if spec is not None else None
-        return None if table is None else Objects.of(table, self.name)
+        return None if table is None else HistoryStore.open(table, self.name)
 
     def pause(self, *, by: str, reason: str) -> None:
         spec = self._valid_spec()
@@ -260,7 +260,7 @@ class SupervisedApplication:
     def launched(self) -> None:
         pass
 
-    def history(self) -> Objects | None:
+    def history(self) -> HistoryStore | None:
         return None
 
     def pause(self, *, by: str, reason: str) -> None:

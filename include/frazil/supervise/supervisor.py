@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
-from frazil.history.points import Happened, Kind
+from frazil.history.points import EventKind, HistoryEvent
 from frazil.history.supervision import Supervision
 from frazil.host.launcher import Launcher, LogPosition
 from frazil.host.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
@@ -218,14 +218,16 @@ _WORDS = {
 
 def history_entry(
     decision: Decision, desired: Desired | Unreadable, problem: str | None, *, now_ms: int
-) -> Happened | None:
+) -> HistoryEvent | None:
     """Return the event for a decision that was carried out, or failed with `problem`; None if it needs no event."""
     if decision.cause is Cause.PAUSED and isinstance(desired, Desired):
         # As of the action, in words that stay the same: each supervisor that comes after tells it again.
         why = f": {desired.reason}" if desired.reason else ""
-        return Happened(desired.at_ms, Kind.SUPERVISION, f"the stream is paused by {desired.by or 'somebody'}{why}")
+        return HistoryEvent(
+            desired.at_ms, EventKind.SUPERVISION, f"the stream is paused by {desired.by or 'somebody'}{why}"
+        )
     if decision.action not in _WORDS:
         return None
     failed = f"; that failed: {problem}" if problem else ""
     sentence = f"{_WORDS[decision.action]} ({decision.cause}): {decision.reason}{failed}"
-    return Happened(now_ms, Kind.SUPERVISION, sentence)
+    return HistoryEvent(now_ms, EventKind.SUPERVISION, sentence)

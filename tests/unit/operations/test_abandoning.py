@@ -17,7 +17,7 @@ from frazil.operations.fetch import fetch_history, fetch_standing
 from frazil.operations.offers import offered, standing_of
 from frazil.operations.page_actions import PageAction
 from frazil.operations.resetting import plan_abandon
-from frazil.operations.stream_view import UnderWay, history_of
+from frazil.operations.stream_view import UnderWay, read_table_history
 from frazil.spec.load import validate_stream
 from frazil.status.flow import DAY_MS
 from frazil.table.branches import head_of
@@ -45,7 +45,7 @@ def made(frazil_home: Path) -> MadeStream:  # noqa: ARG001 - the catalog is ther
 
 def test_without_a_backfill_under_way_there_is_nothing_to_abandon(made: MadeStream) -> None:
     assert plan_abandon(made.spec).refused == "ticks has no backfill under way"
-    assert history_of(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill is None
+    assert read_table_history(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill is None
 
 
 @pytest.mark.usefixtures("frazil_home")
@@ -62,7 +62,7 @@ def test_of_a_table_without_the_columns_that_the_stream_has_by_now_both_checks_k
 
 def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeStream) -> None:
     backfill = BackfillCommitter.begin(made.tables, REQUEST).backfill
-    shown = history_of(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill
+    shown = read_table_history(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill
     assert shown == UnderWay(backfill.id, replays=False, chunks=0, planned=0, rows=0, state="staging")
     assert PageAction.ABANDON in offered(made.spec, fetch_standing(made.spec))
     plan = plan_abandon(made.spec, by="ana, Airflow")

@@ -24,7 +24,7 @@ from frazil.commit.dead_letter_counts import (
     span_of,
 )
 from frazil.commit.reasons import MAX_REASONS, Reason, reasons_in, reasons_summary
-from frazil.history.points import Happened, Kind
+from frazil.history.points import EventKind, HistoryEvent
 from frazil.operations.dead_letters import COMMITTED_MS, Rejected, rejected_of, treated, with_treatments
 from frazil.status.flow import DAY_MS
 
@@ -103,8 +103,8 @@ def test_a_discard_is_reported_with_who_and_why_and_no_less_than_none_are_there(
     treatments = treated(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
     found = {one.reason: one for one in rejected_of(MAIN, "orders", treatments, now_ms=NOW_MS)}
     assert (found["NotJson"].count, found["NotJson"].there, found["NotJson"].places) == (3, 0, ())
-    later = Happened(NOW_MS, Kind.STALL, "stalled")
-    discarded = Happened(NOW_MS - 500, Kind.DEAD_LETTERS, "dead letters were discarded by ada: a test")
+    later = HistoryEvent(NOW_MS, EventKind.STALL, "stalled")
+    discarded = HistoryEvent(NOW_MS - 500, EventKind.DEAD_LETTERS, "dead letters were discarded by ada: a test")
     assert with_treatments([later], treatments) == (discarded, later)
 
 

@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Snapshot, Summary
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.history.points import MINUTE_MS, TEN_MS, Point, beginning
+from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, Point, span_start
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, Launch, LaunchKind
 from frazil.kafka.identity import SourceIdentity
@@ -23,8 +23,8 @@ from frazil.operations.stream_view import (
     Topic,
     coarser,
     facts_of,
-    history_of,
     partitions_of,
+    read_table_history,
     runs_of,
     shown_partitions,
     topics_of,
@@ -155,7 +155,7 @@ def test_the_history_is_the_newest_commits_and_the_rejected_records_of_a_day(spe
     made.now_ms = NOW_MS - 1000
     made.land({0: (5, 15)}, rejected={0: [6, 7]})
     metadata = made.tables.main.current().metadata
-    found = history_of(metadata, spec, None, now_ms=NOW_MS)
+    found = read_table_history(metadata, spec, None, now_ms=NOW_MS)
     assert [(c.batch, c.records, c.rejected, c.files) for c in found.commits] == [(1, 4, 1, 1), (2, 8, 2, 1)]
     assert all(c.bytes > 0 for c in found.commits)
     assert found.marker is None
@@ -187,15 +187,15 @@ def test_what_became_of_changes_is_summed_over_a_day_with_those_of_a_replay(spec
         refs={"main": SimpleNamespace(snapshot_id=4)},
         schema=Schema,
     )
-    found = history_of(metadata, spec, None, now_ms=NOW_MS)
+    found = read_table_history(metadata, spec, None, now_ms=NOW_MS)
     assert found.changes == {"inserted": 16, "stale": 2, "repeated": 0}
 
 
 @pytest.mark.parametrize("shown", Range)
 def test_whatever_time_is_shown_it_has_few_points_and_loses_no_record(shown: Range):
     spans = {Range.SIX_HOURS: MINUTE_MS}
-    span_ms = spans.get(shown, TEN_MS)
-    first = beginning(NOW_MS, shown.span_ms)
+    span_ms = spans.get(shown, TEN_MINUTES_MS)
+    first = span_start(NOW_MS, shown.span_ms)
     points = [Point(first + at, span_ms, batches=1, records=5, lag=at) for at in range(0, shown.past_ms, span_ms)]
     found = coarser(points, shown)
     assert len(found) <= 360
@@ -205,10 +205,12 @@ def test_whatever_time_is_shown_it_has_few_points_and_loses_no_record(shown: Ran
 
 
 def test_minutes_and_tens_of_one_time_are_one_point_each():
-    tens = [Point(NOW_MS - NOW_MS % TEN_MS, TEN_MS, records=10)]
-    minutes = [Point(tens[0].at_ms + TEN_MS + n * MINUTE_MS, records=1) for n in range(10)]
+    tens = [Point(NOW_MS - NOW_MS % TEN_MINUTES_MS, TEN_MINUTES_MS, records=10)]
+    minutes = [Point(tens[0].at_ms + TEN_MINUTES_MS + n * MINUTE_MS, records=1) for n in range(10)]
     assert [point.records for point in coarser([*tens, *minutes], Range.DAY)] == [10, 10]
-    assert [point.span_ms for point in coarser([*tens, *minutes], Range.SIX_HOURS)] == [TEN_MS] + [MINUTE_MS] * 10
+    assert [point.span_ms for point in coarser([*tens, *minutes], Range.SIX_HOURS)] == [TEN_MINUTES_MS] + [
+        MINUTE_MS
+    ] * 10
 
 
 def test_any_other_number_of_hours_is_six():

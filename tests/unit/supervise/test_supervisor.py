@@ -13,7 +13,7 @@ import pytest
 
 from frazil.clock import now_ms
 from frazil.history.read import read_history
-from frazil.history.supervision import AGAIN_MS
+from frazil.history.supervision import RETRY_INTERVAL_MS
 from frazil.host.given_up import announce_given_up, confirm_given_up, settle_given_up
 from frazil.host.launcher import ProcessState
 from frazil.spec.last_valid import EMPTY_MS
@@ -115,7 +115,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
     desired.resume(by="ana", reason="")
     assert bench.runs(supervisor) != pid
 
-    clock.ahead_ms += AGAIN_MS  # there was no table when the first start was to be reported
+    clock.ahead_ms += RETRY_INTERVAL_MS  # there was no table when the first start was to be reported
 
     def reported() -> list[str]:
         supervisor.step()

@@ -16,7 +16,7 @@ from frazil.airflow.page import views
 from frazil.airflow.page.known import Measured, newest_run, paused_dags, standing_alerts
 from frazil.airflow.page.views import KEEP_S, WITHIN_S, Sees, answers, declared, group_of, reading_of, status_key
 from frazil.airflow.writers.dag import TASK_ID
-from frazil.history.points import finished
+from frazil.history.points import drop_unfinished
 from frazil.host.launcher import Observation
 from frazil.maintenance.tables import made_table
 from frazil.offsets.spans import TopicPartition
@@ -111,7 +111,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
     history, ends, runs = _gathered(requests.history), _gathered(requests.ends), _gathered(requests.writers)
     dags = _gathered(requests.dags).value
     found, around = history.value or History(), _around(one, dags)
-    recorded = finished(found.past.points, clock.now_ms())
+    recorded = drop_unfinished(found.past.points, clock.now_ms())
     points = coarser(recorded, shown)
     unread = views.unread({KAFKA: ends, "The table": history, "The run folder": runs})
     is_back = answer.value is not None and answer.value.rolled_back
