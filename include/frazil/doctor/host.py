@@ -68,7 +68,7 @@ def jars_of_spark() -> Iterator[Finding]:
         yield Finding("jars", State.SKIPPED, "PySpark is not installed: this machine needs no jar")
         return
     folder = jars.cache_folder()
-    paths = {jar: folder / jar.coordinates.path for jar in jars.locked("spark")}
+    paths = {jar: folder / jar.coordinates.path for jar in jars.load_locked("spark")}
     missing = [jar for jar, path in paths.items() if not path.is_file() or path.stat().st_size != jar.bytes]
     if not missing:
         yield Finding("jars", State.OK, f"Iceberg's runtime is in {folder}")

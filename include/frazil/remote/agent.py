@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from frazil import __version__, clock
-from frazil.cluster.api import Silent
+from frazil.cluster.api import ApiUnavailable
 from frazil.cluster.driver import Driver, DriverState, DriverStatus
 from frazil.cluster.submission import ClusterDriver
 from frazil.errors import Fenced, FrazilError
@@ -241,7 +241,7 @@ class Agent:
         self._ordered_at_s, self._followed, self._log_shown, self._number_heard = self._monotonic(), True, 0, 0
         try:
             submission = self._cluster.submit(self._cluster_driver(order))
-        except Silent as silent:
+        except ApiUnavailable as silent:
             self._ordered_at_s = self._monotonic()
             self._unanswered = str(silent)
             log.warning("the submission of a driver had no answer: %s", silent)

@@ -101,7 +101,7 @@ def _over(observation: DriverObservation) -> Step | None:
     if ended is not None and (
         state.has_ended or observation.report_age_s >= LEAVES_S or observation.status.state is state.UNKNOWN
     ):
-        how = f"it ended with exit code {ended.code}" if ended.code else "it ended in order"
+        how = f"it ended with exit code {ended.code}" if ended.code else "the driver ended normally"
         return Step(AgentAction.END, ended.error or how, ended.code)
     if not state.has_ended or (state is DriverState.GONE and observation.report and observation.report_age_s < FRESH_S):
         return None

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from frazil.cluster import standalone
-from frazil.cluster.api import Silent
+from frazil.cluster.api import ApiUnavailable
 from frazil.cluster.driver import Driver, DriverState
 from frazil.cluster.kubernetes import DriverPod
-from frazil.cluster.kubernetes_access import KubernetesAccess, by_kubeconfig, in_cluster
+from frazil.cluster.kubernetes_access import KubernetesAccess, from_kubeconfig, from_service_account
 from frazil.cluster.submission import (
     PACKAGE_FOLDER,
     ClusterDriver,
@@ -29,13 +29,13 @@ from frazil.cluster.submission import (
 )
 from frazil.cluster.yarn import (
     YarnDriver,
-    application_of_tag,
+    find_application,
     is_submitted,
+    parse_application_id,
     resource_managers,
-    submitted_application,
 )
 from frazil.errors import EnvironmentUnusable
-from frazil.spark.class_archive import LEAN
+from frazil.spark.class_archive import LEAN_OPTIONS
 from frazil.spark.java import require_java, require_pyspark
 from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream.session import HADOOP_FOLDERS
@@ -109,7 +109,7 @@ class StandaloneSubmitter:
         )
         try:
             return standalone.submit(self._addresses, request)
-        except Silent:
+        except ApiUnavailable:
             # The next submission, which has another id, begins at another master: this one may hang for hours.
             self._addresses = (*self._addresses[1:], *self._addresses[:1])
             raise
@@ -129,7 +129,7 @@ def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
     return {
         "spark.app.name": f"frazil {driver.application}",
         "spark.driver.memory": f"{max(1, resources.driver_memory // 2**20)}m",
-        "spark.driver.extraJavaOptions": LEAN,
+        "spark.driver.extraJavaOptions": LEAN_OPTIONS,
         **archive,
         # They are on the driver's command line, so those with references wait until the driver resolves them.
         **{key: value for key, value in resources.spark.items() if "${" not in value},
@@ -163,18 +163,20 @@ class YarnSubmitter:
             said = spark_submit(driver)
         except SubmitFailed as failed:
             return self._accepted(driver, failed)
-        if application := submitted_application(said):
+        if application := parse_application_id(said):
             return application
-        raise Silent("spark-submit succeeded, but did not print the application's id")
+        raise ApiUnavailable("spark-submit succeeded, but did not print the application's id")
 
     def _accepted(self, driver: ClusterDriver, failed: SubmitFailed) -> str:
         """Return the application that YARN accepted although spark-submit failed, by its output or the launch's tag."""
-        application = submitted_application(failed.said)
+        application = parse_application_id(failed.said)
         try:
             application = application or self._tagged(driver)
-        except Silent as silent:
+        except ApiUnavailable as silent:
             if is_submitted(failed.said):
-                raise Silent(f"{failed}; whether YARN accepted the application is unknown: {silent}") from failed
+                raise ApiUnavailable(
+                    f"{failed}; whether YARN accepted the application is unknown: {silent}"
+                ) from failed
         if application is None:
             raise failed
         log.warning("YARN has %s, although %s", application, failed)
@@ -182,12 +184,12 @@ class YarnSubmitter:
 
     def find(self, driver: ClusterDriver) -> str | None:
         """See `Submitter.find`."""
-        with suppress(Silent):
+        with suppress(ApiUnavailable):
             return self._tagged(driver)
         return None
 
     def _tagged(self, driver: ClusterDriver) -> str | None:
-        return application_of_tag(yarn_tag(driver), addresses=self._addresses, user=self._user)
+        return find_application(yarn_tag(driver), addresses=self._addresses, user=self._user)
 
     def open(self, submission: str) -> Driver:
         """See `Submitter.open`."""
@@ -220,10 +222,10 @@ class KubernetesSubmitter:
 def _kubernetes_access(resources: Resources, environment: Mapping[str, str]) -> KubernetesAccess:
     """Return access to the API as spark-submit finds it: the pod's own service account, or else the kubeconfig."""
     if environment.get("KUBERNETES_SERVICE_HOST"):
-        return in_cluster(environment)
+        return from_service_account(environment)
     named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
     file = Path(named) if named else Path("~/.kube/config").expanduser()
-    return by_kubeconfig(file, context=resources.spark.get(CONTEXT))
+    return from_kubeconfig(file, context=resources.spark.get(CONTEXT))
 
 
 def spark_submit(
@@ -252,7 +254,7 @@ def spark_submit(
                 timeout=SUBMIT_WITHIN_S,
             )
         except subprocess.TimeoutExpired:
-            raise Silent(f"spark-submit did not end within {SUBMIT_WITHIN_S:.0f} s") from None
+            raise ApiUnavailable(f"spark-submit did not end within {SUBMIT_WITHIN_S:.0f} s") from None
     said = f"{done.stdout}\n{done.stderr}"
     if done.returncode:
         problem = next((line for line in said.splitlines() if "Exception" in line or "Error" in line), said.strip())

@@ -154,7 +154,7 @@ def test_java_of_another_version_is_wrong_and_says_how_to_get_17(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     (found,) = findings({"java": Check(host.java)})
     assert found.state is State.WRONG
-    assert "is Java 21; frazil runs on Java 17. Install a JDK 17" in found.said
+    assert "is Java 21; frazil needs Java 17. Install a JDK 17" in found.said
 
 
 def test_jars_that_are_missing_are_fetched_later_and_only_warned_of(
