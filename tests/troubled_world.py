@@ -229,7 +229,7 @@ def _payments(world: TroubledWorld, _: int) -> MadeHistory:
     now_ms = world.now_ms
     launch = payments.ended([(7, 16, f"AccessDenied: {FULL}")], now_ms=now_ms)
     write_notes(run_folder("payments"), Notes(given_up=GivenUp(launch.id, now_ms - 7 * MINUTE_MS, str(FULL))))
-    payments.supervised((7, f"the supervisor gives up, and a person is needed (failed): {FULL}"), now_ms=now_ms)
+    payments.supervised((7, f"the supervisor gives up; an operator must fix the cause (failed): {FULL}"), now_ms=now_ms)
     return payments
 
 

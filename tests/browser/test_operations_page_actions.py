@@ -105,7 +105,7 @@ def test_a_stream_that_stopped_is_resumed(open_page: Open, server: ApiServer, wo
     begin(page, "payments")
     expect(page.locator("header .badge")).to_have_text("given up")
     expect(page.get_by_text(re.compile(r"failed with AccessDenied \(16\)"))).to_be_visible()
-    expect(page.get_by_text(re.compile("the supervisor gives up, and a person is needed"))).to_be_visible()
+    expect(page.get_by_text(re.compile("the supervisor gives up; an operator must fix the cause"))).to_be_visible()
     assert take(page, "Resume", {"Why": "the key is renewed"}) == "payments is resumed."
     wanted = desired(world, "payments")
     assert (wanted["mode"], wanted["reason"], wanted["by"]) == ("running", "the key is renewed", "op, Airflow")

@@ -89,7 +89,7 @@ def test_a_host_on_which_the_application_does_not_run_says_so_and_fails_no_task(
     trigger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_up()
-    never = SimpleNamespace(observe=lambda: Observation(ProcessState.NEVER, None, None, ()))
+    never = SimpleNamespace(observe=lambda: Observation(ProcessState.NEVER_LAUNCHED, None, None, ()))
     monkeypatch.setattr(launchers, "open_launcher", lambda _: never)
     seen = trigger()._observe()
     assert (seen.state, seen.given_up) == ("the application small does not run on this host", None)

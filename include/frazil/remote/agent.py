@@ -27,7 +27,7 @@ from frazil.cluster.driver import Driver, DriverState, DriverStatus
 from frazil.cluster.submission import ClusterDriver
 from frazil.errors import Fenced, FrazilError
 from frazil.home import make_folder, run_folder
-from frazil.host.agents import KILL, record_agent
+from frazil.host.agents import KILL_SIGNAL, record_agent
 from frazil.host.process_log import log_to_stderr
 from frazil.remote.driver_folder import DriverFolder, DriverReport, LogEnd, Order, Wanted
 from frazil.remote.follow import KILLED, AgentAction, DriverObservation, Step, decide
@@ -92,7 +92,7 @@ class Signals:
 
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
-        signal.signal(KILL, force)
+        signal.signal(KILL_SIGNAL, force)
 
 
 class Agent:

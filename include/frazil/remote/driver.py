@@ -25,7 +25,7 @@ from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
-from frazil.host.process_log import FORM, SafeFormatter, log_to_stderr
+from frazil.host.process_log import LOG_FORMAT, SafeFormatter, log_to_stderr
 from frazil.remote.driver_folder import DriverFolder, DriverReport, Exit, LogEnd, Order
 from frazil.spec.load import validate_stream
 from frazil.stream.main import write
@@ -188,7 +188,7 @@ class LogTail(logging.Handler):
 
     def __init__(self, limit_bytes: int = LOG_BYTES) -> None:
         super().__init__()
-        self.setFormatter(SafeFormatter(FORM))
+        self.setFormatter(SafeFormatter(LOG_FORMAT))
         self._limit, self._text, self._bytes = limit_bytes, b"", 0
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -145,7 +145,7 @@ def test_a_writer_that_was_killed_is_not_blamed_on_the_end_of_its_log(start: Sta
     os.kill(began(tmp_path), signal.SIGKILL)
     status = ended(process)
     assert (process.returncode, status.exit_code) == (137, 137)
-    assert status.error == "it was killed by someone else, or by the kernel (out of memory)"
+    assert status.error == "the writer was killed by another user or program, or by the kernel (out of memory)"
 
 
 AGENT = """
@@ -197,7 +197,7 @@ def test_a_writer_and_its_run_killed_together_are_an_end_that_nobody_saw(start: 
     status = ended()
     assert (status.exit_code, status.error) == (
         None,
-        "nothing recorded why it ended. Its last warning: 2026-01-01 00:00:00,000 WARNING the last word",
+        "the reason for its end is unknown. Its last warning: 2026-01-01 00:00:00,000 WARNING the last word",
     )
 
 

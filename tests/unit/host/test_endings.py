@@ -29,7 +29,7 @@ def test_of_a_killed_writer_that_is_said_and_no_line_of_its_work(tmp_path: Path)
 
 def test_a_writer_that_its_supervisor_killed_is_said_to_have_been_asked_first(tmp_path: Path):
     write_notes(tmp_path, Notes(stop=StopRequest("launch-1", 0, "hung", "no progress for 5 min")))
-    said = "it was killed after it had been asked to stop: no progress for 5 min"
+    said = "the writer was killed after a stop request: no progress for 5 min"
     assert error_after(tmp_path, log=WORKS) == said
 
 
@@ -40,4 +40,4 @@ def test_of_a_writer_whose_end_nobody_saw_only_warnings_are_its_last_words(tmp_p
         assert read_exits(tmp_path)[-1].error is None
     (tmp_path / LOG_FILE).write_text(WARNS + WORKS)
     record_unseen_exit(tmp_path, LAUNCH)
-    assert read_exits(tmp_path)[-1].error == f"nothing recorded why it ended. Its last warning: {WARNS.strip()}"
+    assert read_exits(tmp_path)[-1].error == f"the reason for its end is unknown. Its last warning: {WARNS.strip()}"

@@ -82,7 +82,7 @@ def test_a_writer_is_restarting_from_the_action_until_its_supervisor_has_ended_i
     assert is_restarting(observed(2), requested) is restarts
     assert not is_restarting(observed(3), requested)
     assert not is_restarting(observed(2), Desired(generation=3))
-    assert not is_restarting(Observation(ProcessState.NEVER, None, None, ()), requested)
+    assert not is_restarting(Observation(ProcessState.NEVER_LAUNCHED, None, None, ()), requested)
 
 
 @pytest.fixture

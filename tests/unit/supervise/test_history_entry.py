@@ -28,7 +28,7 @@ def test_what_acts_on_a_writer_is_reported_with_its_reason(action: WriterAction)
 
 def test_what_failed_is_reported_as_such() -> None:
     said = sentence(Decision(WriterAction.START, Cause.FIRST_START, "never launched"), "WriterBusy: it runs")
-    assert said == "the writer is started (first start): never launched; that failed: WriterBusy: it runs"
+    assert said == "the writer is started (first start): never launched; the action failed: WriterBusy: it runs"
 
 
 @pytest.mark.parametrize("action", [WriterAction.STOP, WriterAction.HOLD])

@@ -179,8 +179,8 @@ def _with_desired(found: ActionContext, spec: StreamSpec) -> ActionContext:
     try:
         desired = store.read()
     except SpecError:  # an action replaces what no one can read
-        return replace(found, has_table=store.beside_table)
-    return replace(found, desired=str(desired.mode), generation=desired.generation, has_table=store.beside_table)
+        return replace(found, has_table=store.is_with_table)
+    return replace(found, desired=str(desired.mode), generation=desired.generation, has_table=store.is_with_table)
 
 
 def _with_table(found: ActionContext, action: PageAction, spec: StreamSpec) -> ActionContext:
@@ -270,11 +270,11 @@ def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, 
     except DesiredMoved as error:
         raise Invalid(f"Nothing was done: {error}") from error
     if spec.application and action is not PageAction.PAUSE:
-        DesiredStore.of_application(spec.application).resume(by=by, reason=reason)
+        DesiredStore.for_application(spec.application).resume(by=by, reason=reason)
     runs = open_launcher(spec.name).observe().process.is_alive
     paused = "is pausing: its writer stops after the current batch" if runs else "is paused"
     done = {PageAction.PAUSE: paused, PageAction.RESUME: "is resumed", PageAction.RESTART: "gets a new writer"}[action]
-    where = "" if desired.beside_table else " This holds on this host alone, for there is no table to keep it next to."
+    where = "" if desired.is_with_table else " This holds on this host alone, for there is no table to keep it next to."
     return f"{spec.name} {done}.{where}"
 
 

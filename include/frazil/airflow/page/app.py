@@ -244,7 +244,7 @@ def _warm() -> None:
     from frazil.host import page_servers  # noqa: PLC0415 - as above
 
     try:
-        page_servers.announce()
+        page_servers.register()
     except OSError as error:
         log.warning("`frazil doctor` cannot list this API server: %s", error)
     views.declared()

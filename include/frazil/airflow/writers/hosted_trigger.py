@@ -20,7 +20,7 @@ from frazil.airflow.writers.log_lines import shape
 from frazil.airflow.writers.task_actions import BY, TaskAction
 from frazil.airflow.writers.trigger import FollowingTrigger, in_thread
 from frazil.errors import DesiredMoved
-from frazil.supervise.liveness import progress
+from frazil.supervise.liveness import describe_progress
 
 if TYPE_CHECKING:
     from frazil.host.launcher import Observation
@@ -113,14 +113,14 @@ class HostedStreamTrigger(FollowingTrigger):
         A retry after a worker or a triggerer failed does not resume the stream.
         """
         from frazil.host.claim import Claim, write_claim  # noqa: PLC0415 - needed by a running trigger only
-        from frazil.host.given_up import announced_given_up  # noqa: PLC0415
+        from frazil.host.given_up import read_announcement  # noqa: PLC0415
 
         if (instance := self.task_instance) is None:
             return
         write_claim(self.stream, Claim(instance.run_id, instance.try_number))
         if not self.resume:
             return
-        given_up, announced = self._observe().given_up, announced_given_up(self.stream, run_id=instance.run_id)
+        given_up, announced = self._observe().given_up, read_announcement(self.stream, run_id=instance.run_id)
         failed_for_it = given_up is not None and announced is not None and announced.subject == given_up.subject
         desired = self._desired()
         now = desired.read()
@@ -130,7 +130,7 @@ class HostedStreamTrigger(FollowingTrigger):
 
     def _observe(self) -> HostedObservation:
         from frazil.home import run_folder  # noqa: PLC0415
-        from frazil.host.given_up import standing_given_up  # noqa: PLC0415 - needed by a running trigger only
+        from frazil.host.given_up import active_given_up  # noqa: PLC0415 - needed by a running trigger only
         from frazil.host.launchers import open_launcher  # noqa: PLC0415
         from frazil.host.records import read_notes  # noqa: PLC0415
         from frazil.spec.application import find_application  # noqa: PLC0415
@@ -149,7 +149,7 @@ class HostedStreamTrigger(FollowingTrigger):
         observation = open_launcher(self.stream).observe()
         last = observation.exits[-1] if observation.exits and not observation.process.is_alive else None
         ended = _ending(last) if last else ""
-        given_up = standing_given_up(self.stream, observation)
+        given_up = active_given_up(self.stream, observation)
         held = "; given up: when that is fixed, clear this task" if given_up else ""
         said = f"{observation.process}{ended}{held}"
         declared = next(spec.fingerprint() for spec in application.streams if spec.name == self.stream)
@@ -219,7 +219,7 @@ class HostedStreamTrigger(FollowingTrigger):
 
 def _progress(observation: Observation) -> str:
     return (
-        progress(observation.heartbeat, observation.launch, now_ms=clock.now_ms())
+        describe_progress(observation.heartbeat, observation.launch, now_ms=clock.now_ms())
         if observation.launch
         else str(observation.process)
     )

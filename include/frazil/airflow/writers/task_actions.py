@@ -83,9 +83,9 @@ async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try
 def follow(action: TaskAction, supervisor: Supervisor, *, run_id: str) -> Step:
     """Apply a user's action on the task to the writer. Return the supervisor's step."""
     if action is TaskAction.MARKED:
-        return supervisor.user_stopped(by=BY, reason=f"the run {run_id} was marked failed or success")
+        return supervisor.pause_for_user(by=BY, reason=f"the run {run_id} was marked failed or success")
     if action is TaskAction.CLEARED:
-        return supervisor.user_cleared(by=BY, reason=f"the run {run_id} was cleared")
+        return supervisor.clear_for_user(by=BY, reason=f"the run {run_id} was cleared")
     if action is not TaskAction.TAKEN_OVER:
         supervisor.stop(f"{BY}: the run {run_id} was {action}")
     return supervisor.preview()

@@ -255,9 +255,9 @@ class WriterTrigger(FollowingTrigger):
 
         Log the decision if it changed, or was last logged an hour ago.
         """
-        from frazil.host.writer_log import leveled  # noqa: PLC0415 - as above
+        from frazil.host.writer_log import with_levels  # noqa: PLC0415 - as above
 
-        for level, line in self._lines.worth_reporting(leveled(step.writer_log), now_s=time.monotonic()):
+        for level, line in self._lines.worth_reporting(with_levels(step.writer_log), now_s=time.monotonic()):
             self.log.log(level, "writer | %s", line)
         self._report_stall(step.observed.stall)
         decision = step.decision
