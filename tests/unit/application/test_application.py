@@ -148,7 +148,7 @@ def test_each_stream_runs_and_is_seen_as_if_it_had_a_process_of_its_own(shared: 
     assert spec is not None
     status = stream_state(spec, now_ms=seen.launch.launched_at_ms if seen.launch else 0)
     assert status.writer.state == "running in a shared application"
-    with pytest.raises(WriterBusy, match="the application small runs it: stop it with `frazil pause a`"):
+    with pytest.raises(WriterBusy, match="the application small runs the writer: stop it with `frazil pause a`"):
         WriterLock(run_folder("a")).acquire()
 
 
@@ -375,7 +375,7 @@ def test_a_catalog_that_does_not_answer_holds_up_the_reads_its_own_streams_alone
     step = Supervisor.step
 
     def silent(self: Supervisor) -> Any:
-        if self._subject.name in dead:
+        if self._program.name in dead:
             answers.wait(60)
         return step(self)
 

@@ -157,10 +157,10 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:  # noqa: ARG001
     monkeypatch.setattr(agents, "POLL_INTERVAL_S", 0.01)
-    monkeypatch.setattr(agents, "ASK_S", 0.01)
-    monkeypatch.setattr(agents, "KILL_AGAIN_S", 0.01)
+    monkeypatch.setattr(agents, "QUERY_INTERVAL_S", 0.01)
+    monkeypatch.setattr(agents, "KILL_INTERVAL_S", 0.01)
     monkeypatch.setattr("frazil.remote.mirror.HEARTBEAT_INTERVAL_S", 0.02)
-    monkeypatch.setattr("frazil.remote.follow.UNHEARD_S", 0.3)
+    monkeypatch.setattr("frazil.remote.follow.SUBMISSION_TIMEOUT_S", 0.3)
     file = tmp_path / "ticks.yaml"
     file.write_text(DECLARED)
     run_folder("ticks").mkdir(parents=True)
@@ -183,7 +183,7 @@ def test_it_submits_a_driver_mirrors_it_and_ends_as_it_does(
     heartbeat = eventually(lambda: (found := world.heartbeat) and found.notices and found)
     assert (heartbeat.phase, heartbeat.notices) == (
         Phase.STARTING,
-        ("the driver is driver-1 in the cluster: it runs on w:1",),
+        ("driver driver-1: it runs on w:1",),
     )
     world.write_report(batch=7, words="first\n")
     heartbeat = eventually(lambda: (found := world.heartbeat) and found.batch == 7 and found)
@@ -236,7 +236,7 @@ def test_a_submission_without_an_answer_is_made_again_under_another_id(world: Wo
     eventually(
         lambda: (
             (found := world.heartbeat)
-            and any("submission of the driver yet: it did not respond in time" in n for n in found.notices)
+            and any("driver's submission yet: it did not respond in time" in n for n in found.notices)
         )
     )
     eventually(lambda: len(world.cluster.submitted) > 1)
@@ -250,7 +250,7 @@ def test_a_submission_without_an_answer_is_made_again_under_another_id(world: Wo
 def test_a_driver_that_runs_after_all_is_followed_by_what_it_tells(
     world: World, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frazil.remote.follow.UNHEARD_S", 60.0)
+    monkeypatch.setattr("frazil.remote.follow.SUBMISSION_TIMEOUT_S", 60.0)
     world.cluster.silent = 1
     world.start()
     order = eventually(world.folder.order)
@@ -283,7 +283,7 @@ def test_a_storage_that_is_away_is_an_outage_and_no_end(
     with monkeypatch.context() as patch:
         patch.setattr(DriverFolder, "report", away)
         heartbeat = eventually(lambda: (found := world.heartbeat) and found.outage and found)
-        assert "the driver's report cannot be read: ConnectionError: no route" in heartbeat.outage
+        assert "cannot read the driver's report: ConnectionError: no route" in heartbeat.outage
     eventually(lambda: (found := world.heartbeat) and found.outage is None)
     assert world.ended == []
 

@@ -43,7 +43,7 @@ def test_a_declaration_takes_its_schemas_file_along(tmp_path: Path) -> None:
     assert found["source"] == {"topics": ["t"], "format": {"type": "avro", "schema-text": '"string"'}}
     assert portable({"source": {"format": "json"}}, tmp_path) == {"source": {"format": "json"}}
     (tmp_path / "ticks.avsc").unlink()
-    with pytest.raises(SpecError, match=r"ticks\.avsc cannot be read"):
+    with pytest.raises(SpecError, match=r"cannot read .*ticks\.avsc"):
         portable(declared, tmp_path)
 
 
