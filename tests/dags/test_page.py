@@ -22,7 +22,7 @@ from frazil.supervise.desired import DesiredStore
 from tests.dags import in_airflow
 from tests.dags.in_airflow import CHECKOUT, AirflowProcess
 from tests.polling import eventually
-from tests.silent_server import Silent, silent_server
+from tests.silent_server import MissingComponent, silent_server
 
 YAML = """
 name: {name}
@@ -36,7 +36,7 @@ STATIC = CHECKOUT / "include" / "frazil" / "airflow" / "page" / "static"
 
 
 @pytest.fixture(scope="module")
-def silent() -> Iterator[Silent]:
+def silent() -> Iterator[MissingComponent]:
     with silent_server() as server:
         yield server
 
@@ -58,7 +58,9 @@ def kept(home: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def airflow_process(home: Path, airflow_database: Path, streams: Path, silent: Silent) -> Iterator[AirflowProcess]:
+def airflow_process(
+    home: Path, airflow_database: Path, streams: Path, silent: MissingComponent
+) -> Iterator[AirflowProcess]:
     process = AirflowProcess(
         home,
         database=airflow_database,
@@ -145,7 +147,7 @@ def test_a_catalog_that_hangs_is_named_and_hides_no_other_stream(ask: Ask):
 
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("path", ["api/overview", "api/stream/ghosts", "api/table/far.ghosts"])
-def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: Silent, path: str):
+def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: MissingComponent, path: str):
     def answered_while_it_hangs() -> bool:
         return ask("VIEWER", path)["status"] == 200 and silent.waiting() > 0
 
@@ -224,7 +226,7 @@ def test_the_tables_of_a_route_and_of_dead_letters_have_views_and_are_found_from
         assert (answer["kind"], answer["streams"], answer["calendar"]) == (kind, ["orders"], None)
     assert ask("VIEWER", "api/table/frazil.signals")["status"] == 404
     plan = ask("OP", "api/plan/maintain/demo.orders_of_2", method="POST", headers=OURS, body={})["body"]
-    assert plan["says"][0].startswith("Of the route of orders, each table that needs it is compacted")
+    assert plan["says"][0].startswith("Each table of the route of orders that needs it is compacted")
     for action, name in (("maintain", "demo.orders_dead_letters"), ("release", "demo.orders_of_2")):
         assert ask("OP", f"api/plan/{action}/{name}", method="POST", headers=OURS, body={})["status"] == 404
 
@@ -287,10 +289,10 @@ def test_a_scheduler_that_died_is_reported_on_each_view_and_by_each_action_that_
     airflow_process.call(in_airflow.put_heartbeats, **{**in_airflow.ALIVE, "SchedulerJob": 425.0})
     for reported in views():
         (said,) = reported
-        assert said.startswith("Airflow's scheduler has given no sign of life for 7 min")
+        assert said.startswith("Airflow's scheduler has sent no heartbeat for 7 min")
         assert said.endswith("Start it: `airflow scheduler`")
-    assert "scheduler has given no sign of life for 7 min" in says("maintain/demo.ticks")
-    assert "no sign of life" not in says("pause/ticks")
+    assert "scheduler has sent no heartbeat for 7 min" in says("maintain/demo.ticks")
+    assert "no heartbeat" not in says("pause/ticks")
     airflow_process.call(in_airflow.put_heartbeats, **in_airflow.ALIVE)
     airflow_process.call(in_airflow.forget_answers)
 
@@ -335,7 +337,7 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
         within_s=60,
     )
     assert line["notes"] == ["an upgrade"]
-    assert post("plan", "pause")["body"]["refused"] == "ticks is paused already"
+    assert post("plan", "pause")["body"]["refused"] == "ticks is already paused"
     resumed = post("action", "resume", version_token=post("plan", "resume")["body"]["version_token"])
     assert resumed["body"]["said"].startswith("ticks is resumed.")
     ((dag_id, extra),) = entries("frazil_pause")
@@ -398,7 +400,7 @@ def test_of_two_who_confirm_the_same_at_once_one_is_refused(ask: Ask, airflow_pr
     assert (first["status"], second["status"]) == (200, 422)
     assert "Nothing was done: ticks was paused, resumed or restarted by another user" in second["body"]["detail"]
     assert ask("OP", "api/plan/pause/ticks", method="POST", headers=OURS, body={})["body"]["refused"] == (
-        "ticks is paused already"
+        "ticks is already paused"
     )
     assert (
         ask(

@@ -75,12 +75,12 @@ def test_who_asks_again_while_a_run_waits_or_runs_is_reported_which_one_and_what
     run = said.split()[2]
     for state, does, end in (
         ("queued", "is queued", "mark that run as failed in Airflow"),
-        ("running", "is running", "abandon what it has begun, or mark that run as failed in Airflow"),
+        ("running", "is running", "abandon its backfill or replay, or mark that run as failed in Airflow"),
     ):
         airflow.call(in_airflow.set_run, DAGS[action], run, state)
         refused = post("plan", action)["body"]["refused"]
         assert refused.startswith(f"The run {run} of the DAG {DAGS[action]} {does} for ticks: ")
-        assert refused.endswith(f"If you want another one instead, {end}, and ask again")
+        assert refused.endswith(f"To replace it, {end}, and try again")
         again = requested(post, action)
         assert (again["status"], again["body"]["detail"]) == (422, refused)
     assert len(airflow.call(in_airflow.runs_of, DAGS[action])) == 1

@@ -1,6 +1,6 @@
-"""Blocking reads behind the page. Each may take as long as its catalog needs, and raises the catalog's errors.
+"""Blocking reads for the page. They wait for the catalog, and raise its errors.
 
-Callers go through `frazil.operations.answers`, which limits the wait.
+The page calls them through `frazil.operations.answers`, which limits the wait.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from frazil.table.tables import load_stream_table
 
 KAFKA_ANSWERS_WITHIN_S = 5.0
 MAX_FILES = 20_000
-"""Maximum of files for a histogram of file sizes, because a histogram needs every manifest entry."""
+"""Maximum number of files for a histogram of file sizes, which needs every manifest entry."""
 
 
 def fetch_stream(spec: StreamSpec) -> StreamState:
@@ -83,7 +83,7 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> History | None:
         return None
     try:
         marker = read_marker(table.properties, spec.name)
-    except MarkerUnreadable:  # the status says so
+    except MarkerUnreadable:  # the status reports this
         marker = None
     now_ms = clock.now_ms()
     past = past_of(table, spec.name, since_ms=now_ms - past_ms)
@@ -148,7 +148,7 @@ def _open_backfills(table: Table) -> list[BackfillMarker]:
     """Return the open backfills that have staged at most `MAX_FILES` files each."""
     try:
         return [backfill for backfill in open_backfills(table.properties) if backfill.files <= MAX_FILES]
-    except MarkerUnreadable:  # the view of its stream says so
+    except MarkerUnreadable:  # the stream's view reports this
         return []
 
 
@@ -165,10 +165,7 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
 
 
 def fetch_signals(spec: StreamSpec) -> Cursor | None:
-    """Read up to which time a table's windows are signalled, and which windows its gates hold.
-
-    None before the first signal.
-    """
+    """Read the cursor of a table's signals: the signalled time and the held windows; None before the first signal."""
     return TableSignals.load(existing_catalog(spec.table.catalog), spec.table.identifier).cursor
 
 

@@ -13,7 +13,7 @@ from frazil.history.past import StreamHistory
 from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, Point, drop_unfinished
 from frazil.history.recorder import WRITE_INTERVAL_MS
 from frazil.operations.rates import Rate, rates_in, rates_of
-from frazil.operations.stream_view import Range, coarser
+from frazil.operations.stream_view import Range, downsample
 
 BEGAN_MS = 1_800_000_000_000
 HOUR_MS = 60 * MINUTE_MS
@@ -84,7 +84,7 @@ def test_a_steady_rate_is_the_rate_of_every_span_wherever_now_lies_in_one(
 ) -> None:
     now_ms = BEGAN_MS + lasts_ms
     recorded = drop_unfinished(written(now_ms - written_ago_ms, every_ms), now_ms)
-    spans = coarser(recorded, shown)
+    spans = downsample(recorded, shown)
     rates = rates_in(spans, recorded)
     assert [rate.records_per_s for rate in rates] == pytest.approx([50] * len(rates))
     assert [rate.at_ms for rate in rates] == [span.at_ms for span in spans][: len(rates)]

@@ -28,7 +28,7 @@ from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
 from frazil.maintenance.unmeasured import gone, unmeasured
-from frazil.operations.message import ALONE
+from frazil.operations.message import MAX_SEPARATE
 from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import rounded_bytes
@@ -88,7 +88,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
             steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
             steps[name] = gone(before, name, "no stream declares it")
-    changes = _remembered(reported_alone(steps, ALONE), store)
+    changes = _remembered(reported_alone(steps, MAX_SEPARATE), store)
     report_health(found, changes["active"])
     audited = {stream.name: kept.audited.get(stream.name) for stream in declared}
     return {**changes, "due": _due(found, tables), "audited": audited}

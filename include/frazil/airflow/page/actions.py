@@ -44,20 +44,20 @@ from frazil.maintenance.tables import TableKind, routes
 from frazil.operations.fetch import fetch_signals, fetch_standing
 from frazil.operations.offers import Standing, refusal
 from frazil.operations.page_actions import (
-    BY_THE_TABLE,
-    DEPENDS,
-    OF_STREAMS,
-    PREPARED,
-    RUNS_A_DAG,
+    DAG_ACTIONS,
+    DEPENDENCIES,
+    PREPARED_ACTIONS,
+    STREAM_ACTIONS,
+    TABLE_DEPENDENT_ACTIONS,
     ActionContext,
     PageAction,
     Plan,
     Prepared,
-    moved,
+    describe_changes,
     plan_of,
     waits_for,
 )
-from frazil.operations.resetting import plan_abandon, plan_reset, staged_words
+from frazil.operations.resetting import describe_staged, plan_abandon, plan_reset
 from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import send_again
 from frazil.spec.model import StreamSpec
@@ -95,7 +95,7 @@ class ActionSubject:
 
 def action_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject | None:
     """Return the subject of an action; None if no file declares it or the user may not see it."""
-    if action not in OF_STREAMS:
+    if action not in STREAM_ACTIONS:
         return _table_of(action, name, sees)
     one = next((one for one in declared().value or () if one.name == name), None)
     if one is None or one.spec is None or not sees({name: writer_dag_of(one)}):
@@ -140,7 +140,7 @@ def _planned(action: PageAction, subject: ActionSubject, form: Form, *, by: str)
     spec = subject.spec
     if action is PageAction.RELEASE and not (plan.refused or plan.missing):
         plan = replace(plan, missing=not_held(form, within(partial(fetch_signals, spec))))
-    if action not in PREPARED or plan.refused or plan.missing:
+    if action not in PREPARED_ACTIONS or plan.refused or plan.missing:
         return plan, None
     prepared = within(
         lambda: plan_reset(spec, target_of(form), by=by) if action is PageAction.RESET else plan_abandon(spec, by=by)
@@ -152,8 +152,8 @@ def _planned(action: PageAction, subject: ActionSubject, form: Form, *, by: str)
 def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:
     spec = subject.spec
     paused = answers().one("plans", ("paused", subject.dag), partial(paused_dags, [subject.dag]), keep_s=1, within_s=2)
-    runs = action in OF_STREAMS and open_launcher(spec.name).observe().process.is_alive
-    if "dag_paused" in DEPENDS[action] and (
+    runs = action in STREAM_ACTIONS and open_launcher(spec.name).observe().process.is_alive
+    if "dag_paused" in DEPENDENCIES[action] and (
         paused.value is None or (subject.dag not in paused.value and paused.problem)
     ):
         why = paused.problem or "its database does not answer. Ask again once it does"
@@ -166,9 +166,9 @@ def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext
         unfit=refusal(action, spec, Standing()),
         silent=silent_now(),
     )
-    if "generation" in DEPENDS[action]:
+    if "generation" in DEPENDENCIES[action]:
         return within(lambda: _with_desired(found, spec))
-    if action in BY_THE_TABLE and not found.unfit and found.dag_paused is not None:
+    if action in TABLE_DEPENDENT_ACTIONS and not found.unfit and found.dag_paused is not None:
         run = within(partial(run_under_way, subject.dag, spec.name))
         return within(lambda: _with_table(replace(found, run=run), action, spec))
     return found
@@ -191,7 +191,7 @@ def _with_table(found: ActionContext, action: PageAction, spec: StreamSpec) -> A
     found, backfill = replace(found, unfit=refusal(action, spec, standing)), standing.backfill
     if backfill is None or not backfill.is_open:
         return found
-    return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=staged_words(backfill))
+    return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=describe_staged(backfill))
 
 
 def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> Done:
@@ -211,7 +211,7 @@ def _carried_out(action: PageAction, subject: ActionSubject, form: Form, *, user
     spec = subject.spec
     try:
         # Before the look for a run under way: one that comes between the two is found by it, or has this id.
-        run_id = within(partial(next_run_id, subject.dag, spec.name)) if action in BY_THE_TABLE else None
+        run_id = within(partial(next_run_id, subject.dag, spec.name)) if action in TABLE_DEPENDENT_ACTIONS else None
         plan, prepared = _planned(action, subject, form, by=by)
     except (CommitUnavailable, TimeoutError) as error:
         raise Invalid(f"Nothing was done: {error}") from error
@@ -223,9 +223,9 @@ def _carried_out(action: PageAction, subject: ActionSubject, form: Form, *, user
             f"Nothing was done to {subject.name}: the request confirms no plan. Read the plan, then confirm it"
         )
     if plan.version_token != version_token:
-        what = moved(action, version_token, plan.version_token)
+        what = describe_changes(action, version_token, plan.version_token)
         raise Invalid(f"{subject.name} has moved since you looked: {what}. Look again, and confirm what it says now")
-    if action in RUNS_A_DAG:
+    if action in DAG_ACTIONS:
         return _begin_run(subject, run_form(action, subject.turn or subject.name, form), run_id=run_id, user=user)
     if prepared is not None:
         within(prepared.carry_out)

@@ -7,12 +7,12 @@ from airflow.utils.session import create_session
 from frazil.airflow.components import last_heartbeats, silent_components
 from frazil.airflow.page.known import standing_alerts
 from frazil.airflow.page.views import KEEP_S, answers
-from frazil.operations.silence import ComponentHeartbeat, Silent
+from frazil.operations.silence import ComponentHeartbeat, MissingComponent
 
 WITHIN_S = 0.2
 
 
-def silent_now() -> tuple[Silent, ...]:
+def silent_now() -> tuple[MissingComponent, ...]:
     """Return the components without a recent heartbeat; none while Airflow's database does not respond."""
     found = answers().one("Airflow", "components", _fetch, keep_s=KEEP_S, within_s=WITHIN_S)
     if found.value is None or found.at_ms is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from frazil.backfill.request import check_not_ahead, parse_request
 from frazil.errors import SpecError
-from frazil.operations.page_actions import RUNS_A_DAG, PageAction
+from frazil.operations.page_actions import DAG_ACTIONS, PageAction
 from frazil.partitions.completeness import Cursor, history_words
 from frazil.partitions.windows import Grain, Window
 from frazil.safe_text import reason_problem
@@ -35,7 +35,7 @@ class NotKnown(Exception):
 def missing_value(action: PageAction, name: str, form: Form, *, now_ms: int) -> str | None:
     """Return what must be changed in the form before the action can be confirmed; None if it is complete."""
     try:
-        if action in RUNS_A_DAG:
+        if action in DAG_ACTIONS:
             conf = run_form(action, name, form)
             if action is PageAction.BACKFILL:
                 conf.pop("dry-run")

@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.maintenance.rules import runbook_of
 from frazil.operations.overview import StandingAlert
-from frazil.operations.page_actions import Run
+from frazil.operations.page_actions import UnfinishedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def next_run_id(dag_id: str, stream: str) -> str:
         return f"{ours}{session.scalar(newest) or 0}"
 
 
-def run_under_way(dag_id: str, stream: str) -> Run | None:
+def run_under_way(dag_id: str, stream: str) -> UnfinishedRun | None:
     """Return the oldest queued or running run that changes a stream's tables. Dry runs do not count."""
     unfinished = (
         select(DagRun.run_id, DagRun.state, DagRun.conf)
@@ -120,5 +120,5 @@ def run_under_way(dag_id: str, stream: str) -> Run | None:
     with create_session() as session:
         for run_id, state, conf in session.execute(unfinished):
             if isinstance(conf, Mapping) and conf.get("stream") == stream and not conf.get("dry-run", True):
-                return Run(run_id, waits=state == DagRunState.QUEUED)
+                return UnfinishedRun(run_id, waits=state == DagRunState.QUEUED)
     return None

@@ -22,23 +22,23 @@ from frazil.maintenance.tables import made_table
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.answers import Answer, PendingAnswer
 from frazil.operations.fetch import fetch_history, fetch_routed, fetch_topics, fetch_writers
-from frazil.operations.offers import offered, standing_of
+from frazil.operations.offers import build_standing, possible_actions
 from frazil.operations.overview import Around, line_of
 from frazil.operations.rates import rates_in
-from frazil.operations.routed_view import RoutedTables, routed_of
+from frazil.operations.routed_view import RoutedTables, search_routed
 from frazil.operations.stream_view import (
     KAFKA,
     MAX_STREAM_EVENTS,
     History,
     Range,
     StreamView,
-    coarser,
+    downsample,
     facts_of,
     partitions_of,
     runs_of,
     shown_partitions,
     topics_of,
-    waiting_in,
+    total_lag,
     without_repeats,
 )
 from frazil.spec.model import StreamSpec
@@ -112,12 +112,12 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
     dags = _gathered(requests.dags).value
     found, around = history.value or History(), _around(one, dags)
     recorded = drop_unfinished(found.past.points, clock.now_ms())
-    points = coarser(recorded, shown)
+    points = downsample(recorded, shown)
     unread = views.unread({KAFKA: ends, "The table": history, "The run folder": runs})
     is_back = answer.value is not None and answer.value.rolled_back
     partitions = partitions_of(found.marker, None if is_back or KAFKA in unread else ends.value, spec)
     line = line_of(spec.name, spec, reading_of(one, answer), around, now_ms=clock.now_ms())
-    if (waiting := waiting_in(partitions)) is not None:  # the number agrees with what each partition shows
+    if (waiting := total_lag(partitions)) is not None:  # the number agrees with what each partition shows
         line = replace(line, lag=waiting)
     return StreamView(
         at_ms=clock.now_ms(),
@@ -143,8 +143,8 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         ),
         pending=history.pending or answer.pending or ends.pending,
         may_act=may_act,
-        actions=offered(
-            spec, standing_of(answer.value, history.value, is_read=history.at_ms is not None and not history.problem)
+        actions=possible_actions(
+            spec, build_standing(answer.value, history.value, is_read=history.at_ms is not None and not history.problem)
         ),
         problems=without_repeats(unread, answer.value),
         range=shown,
@@ -163,7 +163,7 @@ def _routed(
         names.get(table) or made_table(spec, table, specs).name: said
         for table, said in (status.amiss if status else {}).items()
     }
-    return routed_of(tuple(names.values()), search, amiss=amiss, level=level)
+    return search_routed(tuple(names.values()), search, amiss=amiss, level=level)
 
 
 def _gathered(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:

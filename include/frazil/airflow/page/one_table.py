@@ -23,7 +23,7 @@ from frazil.airflow.page.views import (
 from frazil.errors import SpecError
 from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained
 from frazil.operations.answers import Answer
-from frazil.operations.calendar import Calendar, together
+from frazil.operations.calendar import Calendar, merge_calendars
 from frazil.operations.fetch import fetch_calendar, fetch_shape
 from frazil.operations.overview import StandingAlert
 from frazil.operations.table_view import TableView, amiss_of, state_of
@@ -79,7 +79,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     standing = _standing(found, alerts.value.alerts if alerts.value else ())
     amiss = amiss_of(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
     files, partitions = answer.value or (None, None)
-    shown_windows = together(complete.value, partitions)
+    shown_windows = merge_calendars(complete.value, partitions)
     unknown = [complete.problem] if complete.problem and not complete.outdated else []
     state = state_of(None if answer.problem else files, shown_windows, standing, [*amiss, *unknown])
     return TableView(

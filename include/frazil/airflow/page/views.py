@@ -27,20 +27,20 @@ from frazil.operations.overview import (
     StandingAlert,
     StreamReading,
     Windows,
-    by_stream,
+    group_by_stream,
     headline,
     health_of,
     line_of,
-    ordered,
+    sort_lines,
 )
-from frazil.operations.remembered import Remembered, remember, remembered
+from frazil.operations.remembered import Remembered, load_statuses, save_statuses
 from frazil.spec.model import StreamSpec
 from frazil.status.state import StreamState
 from frazil.table.catalogs import catalogs_kept
 from frazil.timetext import utc
 
 WITHIN_S = 1.3
-"""The longest wait before the page gets a response: slightly longer than `SILENT_AFTER_S`."""
+"""The longest wait before the page gets a response: slightly longer than `UNRESPONSIVE_AFTER_S`."""
 OVERVIEW_WITHIN_S, MORE_WITHIN_S = 0.4, 0.2
 """The overview's wait if no stream's state is known yet, and its wait otherwise. Both are short, because the page
 refreshes soon, and one stream that hangs must not delay the others.
@@ -113,13 +113,13 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     # A user who may not see all streams does not get what several streams may share.
     needs = care.about_none if len(shown) == len(everything) else ()
     said = headline(lines, airflow=airflow)
-    return Overview(now_ms, ordered(lines), pending, notes, needs, airflow, said)
+    return Overview(now_ms, sort_lines(lines), pending, notes, needs, airflow, said)
 
 
 def _recall(streams: Iterable[DeclaredStream]) -> None:
     """Load the last overview of an earlier process, once in this process."""
     kept, file = answers(), _remembered_file()
-    fetch = partial(remembered, file, now_ms=clock.now_ms())
+    fetch = partial(load_statuses, file, now_ms=clock.now_ms())
     found = kept.one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, within_s=MORE_WITHIN_S)
     if not found.value:
         return
@@ -139,7 +139,10 @@ def _save(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[Strea
     if known:
         file = _remembered_file()
         answers().ask(
-            "this host", ("saved", file), partial(remember, file, known, now_ms=clock.now_ms()), keep_s=SAVED_EVERY_S
+            "this host",
+            ("saved", file),
+            partial(save_statuses, file, known, now_ms=clock.now_ms()),
+            keep_s=SAVED_EVERY_S,
         )
 
 
@@ -196,7 +199,7 @@ def care_of(measured: Measured | None, streams: Iterable[DeclaredStream]) -> Car
             for name in {table.name, table.identifier}:  # windows are cared for by identifier
                 writers.setdefault(name, []).append(spec.name)
     measured = measured or Measured()
-    return Care(by_stream(measured.alerts, writers), written, measured.due, names)
+    return Care(group_by_stream(measured.alerts, writers), written, measured.due, names)
 
 
 def unread(reads: Mapping[str, Answer[Any]]) -> dict[str, str]:
