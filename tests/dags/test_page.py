@@ -113,7 +113,7 @@ def test_without_a_stream_the_overview_says_where_they_are_searched_for(ask: Ask
     empty = ask("VIEWER", "api/overview")["body"]
     assert empty["lines"] == []
     assert empty["notes"] == [
-        f"The API server finds no stream in {streams}: declare one there, or set FRAZIL_STREAMS for it"
+        f"No stream is declared in {streams}: declare one, or set FRAZIL_STREAMS for the API server"
     ]
 
 
@@ -139,7 +139,7 @@ def test_a_catalog_that_hangs_is_named_and_hides_no_other_stream(ask: Ask):
     found = eventually(lines, within_s=60)
     assert next(iter(found)) == "wrong"
     (said,) = (*(need["sentence"] for need in found["ghosts"]["needs"]), *found["ghosts"]["notes"])
-    assert said.startswith("The catalog silent, its storage, or Kafka has not answered since 20")
+    assert said.startswith("The catalog silent, its storage, or Kafka has not responded since 20")
     assert (found["ticks"]["word"], found["wrong"]["word"]) == ("not begun", "declaration broken")
     assert any("lung" in need["sentence"] for need in found["wrong"]["needs"])
     assert {need["runbook"] for need in found["wrong"]["needs"]} == {"https://runbook.example/#declaration"}
@@ -310,7 +310,7 @@ def test_the_overview_says_that_a_dag_of_all_streams_is_paused(ask: Ask, airflow
 
 
 VIEWS = ("overview", "stream/ticks", "table/demo.ticks")
-MOVED = "ticks has moved since you looked"
+MOVED = "ticks has changed since the plan was shown"
 
 
 @pytest.mark.usefixtures("declared")
@@ -331,7 +331,7 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
         assert refused["body"]["detail"].startswith(
             f"{MOVED}: another user paused, resumed or restarted it. Look again"
         )
-    assert post("action", "resume")["body"]["detail"].startswith("Nothing was done to ticks")
+    assert post("action", "resume")["body"]["detail"].startswith("Nothing was changed in ticks")
     line = eventually(
         lambda: next((x for x in [ask("OP", "api/stream/ticks")["body"]["line"]] if x["word"] == "paused"), None),
         within_s=60,
@@ -398,7 +398,7 @@ def test_of_two_who_confirm_the_same_at_once_one_is_refused(ask: Ask, airflow_pr
     both = {action: {"version_token": version_token(action)} for action in ("restart", "pause")}
     first, second = airflow_process.call(in_airflow.request_between, "OP", "/frazil/ops/api/action", both, headers=OURS)
     assert (first["status"], second["status"]) == (200, 422)
-    assert "Nothing was done: ticks was paused, resumed or restarted by another user" in second["body"]["detail"]
+    assert "Nothing was changed: ticks was paused, resumed or restarted by another user" in second["body"]["detail"]
     assert ask("OP", "api/plan/pause/ticks", method="POST", headers=OURS, body={})["body"]["refused"] == (
         "ticks is already paused"
     )
@@ -429,7 +429,7 @@ def test_the_audit_log_has_what_was_refused_and_of_a_form_its_fields_alone(ask: 
     assert (owner, entry["subject"], entry["outcome"][:48]) == (
         "viewer",
         "ticks",
-        "refused: Airflow does not let you do that: you n",
+        "refused: Airflow does not permit this action: you",
     )
     assert post("ADMIN", {}, {**OURS, "Sec-Fetch-Site": "cross-site"}) == 403
     assert last("frazil_reset") == (
@@ -479,10 +479,10 @@ def test_a_stream_offers_what_its_kind_can_have_and_refuses_the_rest_as_the_comm
 
 EMPTY = {"from-time": "", "to-time": "", "dry-run": True}
 FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
-    ("backfill", EMPTY, "Say from when, or until when"),
-    ("backfill", {"from-time": "2026-11-24T16"}, "From: a time ends with its zone"),
+    ("backfill", EMPTY, "Enter a start or an end"),
+    ("backfill", {"from-time": "2026-11-24T16"}, "From: add the time zone"),
     ("backfill", {"from-time": "0001-01-01T00:00:00+23:59"}, "From: '0001-01-01T00:00:00+23:59' is no time"),
-    ("backfill", {"to-time": "yesterday"}, "To, and before: 'yesterday' is no time. Write it as 2013-12-30 00:00Z"),
+    ("backfill", {"to-time": "yesterday"}, "To, and before: 'yesterday' is not a time. Enter it as 2013-12-30 00:00Z"),
     (
         "backfill",
         {"from-time": "2020-01-02T00:00:00Z", "to-time": "2020-01-01T00:00:00Z"},
@@ -494,12 +494,12 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
         "From (2020-01-02 00:00:01Z) lies in the future",
     ),
     ("backfill", {"from-time": "2020-01-01T00:00:00Z", "to-time": "2031-01-01T00:00:00Z"}, None),
-    ("reset", {"to": "timestamp", "at": ""}, "That time: write a time, such as"),
+    ("reset", {"to": "timestamp", "at": ""}, "That time: enter a time, such as"),
     ("reset", {"to": "timestamp", "at": "2031-01-01 00:00Z"}, None),
-    ("reset", {"to": "elsewhere"}, "Choose where to go on"),
-    ("release", {"partition": "", "reason": "checked"}, "Window: say which one"),
+    ("reset", {"to": "elsewhere"}, "Choose where to continue"),
+    ("release", {"partition": "", "reason": "checked"}, "Window: enter a value"),
     ("release", {"partition": "2020-01-01T05", "reason": "x"}, "Say why"),
-    ("send-again", {"day": "2020-01-01T05"}, "Name a day"),
+    ("send-again", {"day": "2020-01-01T05"}, "Enter a day"),
     ("maintain", {}, None),
     ("pause", {}, None),
 )
@@ -529,10 +529,10 @@ def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_c
     ("typed", "said"),
     [
         ("2020-01-01 05:00", None),
-        ("2020-01-01 04:00", "no gate holds 2020-01-01T04: it is signalled already. Held are: 2020-01-01T05"),
-        ("2020-01-01 09:00", "no gate holds 2020-01-01T09: it is not complete yet, and its gate judges it once it is"),
+        ("2020-01-01 04:00", "no gate holds 2020-01-01T04: it is already signalled. Held windows: 2020-01-01T05"),
+        ("2020-01-01 09:00", "no gate holds 2020-01-01T09: it is not complete yet; its gate runs when it completes"),
         ("2019-12-31 23:00", "it is history, for signals begin with 2020-01-01T00"),
-        ("2020-01-01", "what completes of this table are hours"),
+        ("2020-01-01", "this table's windows are hours"),
     ],
 )
 def test_a_window_that_no_gate_holds_is_not_released_and_the_form_says_why(typed: str, said: str | None) -> None:
@@ -611,7 +611,7 @@ def test_an_action_is_refused_as_not_known_while_airflows_database_is_silent(ask
     try:
         for action in ("resume", "backfill"):
             assert plan(action)["status"] == 422
-            assert "its database does not answer" in plan(action)["body"]["detail"]
+            assert "its database does not respond" in plan(action)["body"]["detail"]
         assert plan("pause")["status"] == 200, "it stops the writer, whatever Airflow knows"
     finally:
         airflow_process.call(in_airflow.silence_database, silent=False)

@@ -1,4 +1,4 @@
-"""The view of one table: a stream's own table, a dead-letter table, or a table of a route."""
+"""Builds the page's view of one table: a stream's own table, a dead-letter table, or a routed table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frazil.airflow.page.views import (
     ask_status,
     declared,
     group_of,
-    unread,
+    unreadable_parts,
     writer_dag_of,
 )
 from frazil.errors import SpecError
@@ -33,10 +33,7 @@ from frazil.spec.units import format_duration
 
 
 def find_table(name: str) -> MaintainedTable | None:
-    """Return a table that streams write to; None if there is none.
-
-    A table with a name from a route's template may not exist.
-    """
+    """Return a table that streams write to; None if no stream writes to it. A routed table may not exist."""
     try:
         found = find_maintained([one.spec for one in declared().value or () if one.spec], name)
     except SpecError:
@@ -97,7 +94,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
         dags=paused.value,
         pending=answer.pending or (windows is not None and complete.pending),
         may_act=may_act(MAINTENANCE_DAG),
-        problems=tuple(dict.fromkeys(unread({"The table": answer, "Its windows": complete}).values())),
+        problems=tuple(dict.fromkeys(unreadable_parts({"The table": answer, "Its windows": complete}).values())),
     )
 
 
