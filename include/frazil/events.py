@@ -59,7 +59,8 @@ class BatchCommitted:
     bytes: int = 0
     """Size of the staged files, before a merge."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Number of records by the effect that the merge gave them, with the names of `frazil.commit.history.CHANGES`;
+    """Number of records by the effect that the merge gave them, with the names of
+    `frazil.commit.history.RECORD_OUTCOMES`;
     empty without a merge.
     """
 

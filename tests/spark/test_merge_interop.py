@@ -15,7 +15,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from frazil.commit.marker import BatchKey
-from frazil.commit.merging import in_process
+from frazil.commit.merging import run_in_process
 from frazil.commit.sweep import batch_folder
 from frazil.maintenance.due import Action
 from frazil.maintenance.measure import measure
@@ -167,7 +167,7 @@ def test_batches_and_the_compaction_of_the_partition_that_each_of_them_changes_b
     def compacted(context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
         nonlocal merges
         merges += 1
-        found = in_process(context, tasks)
+        found = run_in_process(context, tasks)
         if merges == 1:
             assert compact(spark, world).ending is Ending.DONE
         return found

@@ -12,9 +12,9 @@ from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
 from frazil.audit.ranges import ByTopicId, CommittedRange, claimed_offsets
-from frazil.commit.backfill_records import Record, chunks, published, topic_ids
-from frazil.commit.history import ancestors, changes_of, commit_records, skipped_ranges
-from frazil.commit.journal import Journal, JournalStore, key_of
+from frazil.commit.backfill_records import BackfillRecord, chunks, published_records, topic_ids
+from frazil.commit.history import ancestors, commit_records, merge_counts, skipped_ranges
+from frazil.commit.journal import Journal, JournalStore, parse_key
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.period import Period
 from frazil.ingest.contract import is_routed
@@ -68,7 +68,7 @@ def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> C
     Leaves out the journals of batches that are not committed.
     """
     live = [record for record in journals.records() if _committed(record.key, marker)]
-    backfills = list(published(journals, metadata, marker.stream))
+    backfills = list(published_records(journals, metadata, marker.stream))
     summed = _summed(live, _of_backfills(journals, backfills))
     repeats = None if backfills else _repeats(journals, metadata, live)
     gone = tuple(_gone(journals, marker, metadata, live))
@@ -83,7 +83,7 @@ def _gone(journals: JournalStore, marker: Marker, metadata: TableMetadata, live:
     keys = {record.key for record in live}
     first = min(keys, default=None)
     for _, path in commit_records(metadata, marker.stream):
-        if (key := key_of(path)) is None or key in keys:
+        if (key := parse_key(path)) is None or key in keys:
             continue
         is_forgotten = marker.fate(key) is Fate.UNKNOWN and (first is None or key < first)
         if not is_forgotten and journals.read(path) is None:
@@ -105,7 +105,7 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     gone: list[str] = []
     oldest: BatchKey | None = None
     for snapshot, path in commit_records(metadata, marker.stream):
-        oldest = key_of(path) or oldest
+        oldest = parse_key(path) or oldest
         if snapshot.timestamp_ms in window:
             record = journals.read(path)
             if record is None:
@@ -115,7 +115,7 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     if _history_begins_ms(metadata) > window.from_ms:
         found += _before_history(journals, marker, oldest, window)
     lost = [text for snapshot, text in skipped_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
-    backfills = list(published(journals, metadata, marker.stream, window=window))
+    backfills = list(published_records(journals, metadata, marker.stream, window=window))
     summed = _summed(found, _of_backfills(journals, backfills))
     repeats = None if backfills else _repeats(journals, metadata, found)
     return dataclasses.replace(
@@ -130,7 +130,7 @@ def _repeats(journals: JournalStore, metadata: TableMetadata, batches: Sequence[
     paths = [journals.path(batch.key) for batch in batches]
     if any(path not in kept for path in paths):
         return None
-    return sum(changes_of(kept[path]).get("repeated", 0) for path in paths)
+    return sum(merge_counts(kept[path]).get("repeated", 0) for path in paths)
 
 
 def _before_history(
@@ -154,15 +154,15 @@ def _history_begins_ms(metadata: TableMetadata) -> int:
 
 
 def _committed(key: BatchKey, marker: Marker) -> bool:
-    return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NEVER
+    return marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NOT_COMMITTED
 
 
-def _of_backfills(journals: JournalStore, backfills: Iterable[Record]) -> Iterator[tuple[Journal, bool]]:
+def _of_backfills(journals: JournalStore, backfills: Iterable[BackfillRecord]) -> Iterator[tuple[Journal, bool]]:
     whole = (record for record in backfills if not record.backfill.replays)
     return ((chunk, record.selects) for record in whole for chunk in chunks(journals, record.backfill))
 
 
-def _replayed(journals: JournalStore, backfills: Iterable[Record]) -> dict[TopicPartition, dict[str, BitMap64]]:
+def _replayed(journals: JournalStore, backfills: Iterable[BackfillRecord]) -> dict[TopicPartition, dict[str, BitMap64]]:
     found: dict[TopicPartition, dict[str, BitMap64]] = defaultdict(dict)
     for record in backfills:
         ids = topic_ids(chunks(journals, record.backfill)) if record.replayed else {}

@@ -20,14 +20,14 @@ from frazil.audit.compare import counted_once
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import merged_ranges
-from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled
-from frazil.commit.backfill_records import chunks, given_up, published
+from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
+from frazil.commit.backfill_records import chunks, given_up, published_records
 from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.journal import Journal
 from frazil.commit.marker import Marker, property_name
-from frazil.commit.members import Member, member_of, never_had, newest_left, renamed
+from frazil.commit.members import Member, find_renamed, journals_never_committed, member_of, newest_remaining_metadata
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.waiting_files import all_beside, is_beside, some_beside
+from frazil.commit.waiting_files import all_files_wait, has_waiting_files, is_waiting_file
 from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies, together
@@ -74,18 +74,18 @@ class Replays:
         """Read the records of all replays that are published in the default table."""
         rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
         routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
-        for record in published(tables.journals, default_table.metadata, tables.stream):
+        for record in published_records(tables.journals, default_table.metadata, tables.stream):
             for found, of in ((rows, record.replayed), *((routed[t], of) for t, of in record.routed.items())):
                 for tp, offsets in of.items():
                     found[tp] |= offsets
-        last = unsettled(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
+        last = unsettled_backfill(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
         if last is None:
             return cls(rows, routed)
         return cls(rows, routed, last, chunks(tables.journals, last), given_up(tables.journals, last.id))
 
     def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
         """Return the files with rows that a routed table does not have yet, judging by the table's properties."""
-        if self.last is None or target in self.given_up or has_rows_of(properties, self.last):
+        if self.last is None or target in self.given_up or has_backfill_rows(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
 
@@ -108,7 +108,7 @@ def routed_rows(  # noqa: PLR0913 - what is read, and where
     targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _claimed_of(of, claimed)})
     if not targets:
         return ()
-    waiting = Followers.of(tables, marker).waiting
+    waiting = Followers.load(tables, marker).waiting
     spans: Within = {tp: ((0, end),) for tp, end in marker.offsets.items()} if within is None else within
     step = partial(_rows_of, _RowSearch(tables, waiting, spans, replays, named))
     found = in_parallel(step, targets)
@@ -132,7 +132,7 @@ def _rows_of(sought: _RowSearch, target: Target) -> RoutedRows:
     waiting = sought.waiting.get(target, ())
     for _ in range(MAX_READS):
         found = _read_rows(sought, waiting, target)
-        if not (found.problem and (sought.replays.last or some_beside(sought.tables, waiting, target))):
+        if not (found.problem and (sought.replays.last or has_waiting_files(sought.tables, waiting, target))):
             break
     return found
 
@@ -146,10 +146,10 @@ def _read_rows(sought: _RowSearch, waiting: Sequence[Journal], target: Target) -
         table = tables.handle(target).refresh()
     except NoSuchTableError:
         member = member_of(tables, target)
-        renamed_to = None if member is None else renamed(tables, member, sought.named)
+        renamed_to = None if member is None else find_renamed(tables, member, sought.named)
         if renamed_to is not None:
             table = tables.handle(renamed_to).current()
-        elif member or not waiting or not all_beside(tables, waiting, target):
+        elif member or not waiting or not all_files_wait(tables, waiting, target):
             problem = _gone(tables, target, member)
     else:
         renamed_to = _first_now(sought, target, table)
@@ -160,12 +160,12 @@ def _read_rows(sought: _RowSearch, waiting: Sequence[Journal], target: Target) -
         else:
             found.update(tally(table, Wanted({topic for topic, _ in within}, within)))
     if table is None:  # rows that wait in its own folder are read too: they are not lost with what it had
-        missing, io, properties = never_had(tables, target, waiting), default_io, dict[str, str]()
+        missing, io, properties = journals_never_committed(tables, target, waiting), default_io, dict[str, str]()
     else:
         missing, io, properties = missing_journals(tables, table, waiting), table.io, dict(table.properties)
     waits = 0
     files = [
-        (file, default_io if is_beside(tables, file) else io)
+        (file, default_io if is_waiting_file(tables, file) else io)
         for journal in missing
         for file in journal.staged_for(target)
     ]
@@ -185,12 +185,12 @@ def _first_now(sought: _RowSearch, target: Target, table: Table) -> Target | Non
     if property_name(sought.tables.stream) in table.properties:
         return None
     member = member_of(sought.tables, target)
-    return renamed(sought.tables, member, sought.named) if member and member.is_another(table) else None
+    return find_renamed(sought.tables, member, sought.named) if member and member.is_another(table) else None
 
 
 def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
     """Return what to do about a table that is not in the catalog, whether or not the route still has the table."""
-    catalog, newest = tables.main.catalog_name, None if member is None else newest_left(tables, member)
+    catalog, newest = tables.main.catalog_name, None if member is None else newest_remaining_metadata(tables, member)
     again = "" if newest is None else f": `{registration(catalog, target, newest.path)}`"
     return (
         f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route has it by this name, "

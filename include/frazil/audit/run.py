@@ -15,9 +15,9 @@ from frazil.audit.evidence import Evidence, InKafka, explained, gather
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import merged_ranges
 from frazil.audit.routed import Replays, compare_tables, routed_rows
-from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled
+from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled_backfill
 from frazil.commit.history import ancestors
-from frazil.commit.journal import key_of
+from frazil.commit.journal import parse_key
 from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
 from frazil.commit.period import Period
 from frazil.commit.reset import is_rolled_back
@@ -138,7 +138,7 @@ class _Run:
         wanted = Wanted(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         dead_letters = tally(self.tables.dead_letters.refresh(), wanted)
         own = self.tables.dead_letters.current().properties
-        backfill = unsettled(self.table.properties, own, self.marker.stream)
+        backfill = unsettled_backfill(self.table.properties, own, self.marker.stream)
         if backfill is None:
             return dead_letters
         if not backfill.replays:
@@ -318,7 +318,7 @@ def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
     """Report unreadable commit records. Records that `frazil forget` deleted are not an error."""
     found = []
     for path in claimed.gone:
-        key = key_of(path)
+        key = parse_key(path)
         forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
         sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
         found.append(

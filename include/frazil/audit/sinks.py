@@ -69,7 +69,7 @@ def _not_compared(
     route: Route, tables: StreamTables, found: Mapping[Target, Table], marker: Marker
 ) -> Iterator[tuple[Target, str]]:
     """Yield the tables that cannot be compared with the default table's marker, and why."""
-    waiting = Followers.of(tables, marker).waiting
+    waiting = Followers.load(tables, marker).waiting
     for target in sorted({*route.tables.values()} - found.keys()):
         yield target, f"the table is not in the catalog; `frazil route {tables.stream}` shows the remedy"
     for target, table in found.items():

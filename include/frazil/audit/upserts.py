@@ -27,7 +27,7 @@ from frazil.audit.run import Audit, PartitionAudit, audit_changes, marker_of, st
 from frazil.audit.sinks import Sinks
 from frazil.audit.source import cut_logs
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.mode import MERGED, merge_rules
+from frazil.commit.mode import MERGING_MODES, merge_rules
 from frazil.commit.opened import open_kafka
 from frazil.commit.period import Period
 from frazil.commit.stream_tables import StreamTables
@@ -297,7 +297,7 @@ def _merged(table: Table, changes: tuple[StagedFile, ...], context: MergeContext
     rules = context.rules
     if not changes:
         return []
-    plan = MERGED[context.changes.content].plan(table, changes, rules, parallelism=1)
+    plan = MERGING_MODES[context.changes.content].plan(table, changes, rules, parallelism=1)
     done = {task.index: (task, merge(context, task)) for task in plan.tasks}
     for last in plan.inserting:
         maps = [BitMap64.deserialize(m) for i in last.after if (m := done[i][1].matched)]

@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from frazil.commit.journal import Journal
 from frazil.commit.merging import MergeWriter
-from frazil.commit.mode import MERGED
+from frazil.commit.mode import MERGING_MODES
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import StagedFile
@@ -32,7 +32,7 @@ def merging_older(tables: StreamTables, files: tuple[StagedFile, ...]) -> Snapsh
     a task whose files are unchanged is not done again where a round is lost.
     """
     merging = tables.merging
-    if merging is None or not files or files[0].content not in MERGED:
+    if merging is None or not files or files[0].content not in MERGING_MODES:
         return SnapshotWriter(files)
 
     def rules(table: Table) -> MergeRules:
@@ -44,7 +44,7 @@ def merging_older(tables: StreamTables, files: tuple[StagedFile, ...]) -> Snapsh
 
 def changes_of(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:
     """Return the staged files that a merge applies."""
-    return tuple(f for journal in journals for f in journal.staged_for("main") if f.content in MERGED)
+    return tuple(f for journal in journals for f in journal.staged_for("main") if f.content in MERGING_MODES)
 
 
 def tally_merged(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:

@@ -41,21 +41,21 @@ from frazil.commit.backfill_marker import (
     staging_stream,
 )
 from frazil.commit.backfill_records import (
-    Record,
+    BackfillRecord,
     backfill_folder,
     backfill_journals,
     chunks,
-    record_of,
+    load_record,
     record_path,
     topic_ids,
 )
-from frazil.commit.branch_end import BranchEnd, stands
+from frazil.commit.branch_end import BranchEnd, require_unchanged
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.merging import MergeWriter
-from frazil.commit.mode import MERGED
-from frazil.commit.replayed_dead_letters import failed_again, settled_dead_letters
+from frazil.commit.mode import MERGING_MODES
+from frazil.commit.replayed_dead_letters import read_new_errors, replayed_change
 from frazil.commit.row_changes import RowChangeWriter
 from frazil.commit.rules import check_same_source
 from frazil.commit.snapshot import SnapshotWriter
@@ -132,7 +132,7 @@ class BackfillCommitter:
         return self.backfill
 
     def publish(
-        self, record: Record, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
+        self, record: BackfillRecord, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
     ) -> BackfillMarker:
         """Publish on main in one commit, which ends the backfill: append the staged files, or merge them.
 
@@ -195,7 +195,7 @@ class BackfillCommitter:
             return change(mine)
 
         # Changes are merged where they land, and until then their journal has them.
-        rows = tuple(file for file in files if file.content not in MERGED)
+        rows = tuple(file for file in files if file.content not in MERGING_MODES)
         return _commit_of(self.tables, handle, decide, files=rows)
 
     def _fenced_dead_letters(self, _: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
@@ -264,7 +264,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
         check(table)
         prepared = written.prepare(table, summary=summary, now_ms=tables.clock_ms())
         return Change(
-            (*prepared.requirements, stands(table, end.branch)),
+            (*prepared.requirements, require_unchanged(table, end.branch)),
             (*prepared.updates, *end.updates(table), _property(published)),
             published,
         )
@@ -273,7 +273,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     return commit_snapshot(handle, propose, (written, end), retry_policy=tables.retry_policy)
 
 
-def _summary(record: Record, path: str) -> dict[str, str]:
+def _summary(record: BackfillRecord, path: str) -> dict[str, str]:
     # Not `frazil.stream`, which marks the live stream's own batches.
     return {
         "frazil.operation": "backfill",
@@ -359,10 +359,10 @@ def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
         operation = "backfill"
         written: SnapshotWriter | RowChangeWriter = SnapshotWriter(rejected)
         if backfill.replays:
-            record, ids = record_of(tables.journals, backfill), topic_ids(own_chunks)
-            again = failed_again(tables.dead_letters.current(), rejected)
+            record, ids = load_record(tables.journals, backfill), topic_ids(own_chunks)
+            again = read_new_errors(tables.dead_letters.current(), rejected)
             operation = "replay"
-            written = RowChangeWriter(settled_dead_letters(backfill.stream, record.replayed, ids, again))
+            written = RowChangeWriter(replayed_change(backfill.stream, record.replayed, ids, again))
         summary = {
             "frazil.operation": operation,
             "frazil.backfill": backfill.id,
@@ -445,7 +445,7 @@ def _drop(
         if not found.is_open and not (by and is_dropped):
             return Done(found)
         ended = found.abandoned(by)
-        return Change((stands(table, end.branch),), (*end.updates(table), _property(ended)), ended)
+        return Change((require_unchanged(table, end.branch),), (*end.updates(table), _property(ended)), ended)
 
     handle.forget()
     return commit_snapshot(handle, propose, (end,), retry_policy=tables.retry_policy)

@@ -18,16 +18,22 @@ from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.backfill.changes import merging_older
 from frazil.backfill.rules import command_of
-from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, property_name, read_backfill, staging_stream
+from frazil.commit.backfill_marker import (
+    BackfillMarker,
+    has_backfill_rows,
+    property_name,
+    read_backfill,
+    staging_stream,
+)
 from frazil.commit.backfill_records import given_up
 from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.missing_rows import missing_rows
+from frazil.commit.missing_rows import tables_behind
 from frazil.commit.rules import files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, commit_snapshot
-from frazil.commit.waiting_files import written_again
+from frazil.commit.waiting_files import rewrite_files
 from frazil.errors import (
     AdoptionRequired,
     CommitUnavailable,
@@ -110,7 +116,7 @@ def _settled(tables: StreamTables) -> Marker:
         default_marker = tables.marker()
         if default_marker is None:
             raise AdoptionRequired(f"stream {tables.stream!r} has no marker: nothing tells which records are its own")
-        behind = missing_rows(tables, default_marker)
+        behind = tables_behind(tables, default_marker)
         if not behind:
             return default_marker
         if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, SETTLES_S)):
@@ -171,11 +177,11 @@ def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, file
     """Rewrite rows with the table's columns, and commit them in one update with the backfill's state."""
     handle = tables.handle(target)
     table = handle.refresh()
-    if has_rows_of(table.metadata.properties, backfill):
+    if has_backfill_rows(table.metadata.properties, backfill):
         return
     _check_followed(table, tables.stream, target)
     folder = f"{data_location(table)}/{staging_stream(tables.stream, backfill.id)}/{backfill.epoch:08d}/{1:08d}"
-    written = written_again(tables, table, files, target, folder=folder)
+    written = rewrite_files(tables, table, files, target, folder=folder)
     writer = merging_older(tables, written)
     summary = {
         "frazil.operation": "replay" if backfill.replays else "backfill",
@@ -185,7 +191,7 @@ def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, file
     }
 
     def propose(table: Table) -> Done[None] | Change[None]:
-        if has_rows_of(table.metadata.properties, backfill):
+        if has_backfill_rows(table.metadata.properties, backfill):
             return Done(None)
         _check_last(tables, backfill)
         _check_followed(table, tables.stream, target)

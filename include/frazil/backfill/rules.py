@@ -12,7 +12,7 @@ from frazil.backfill.request import BackfillRequest
 from frazil.commit.backfill_marker import BackfillMarker
 from frazil.commit.history import ancestors
 from frazil.commit.marker import Marker
-from frazil.commit.mode import MERGED
+from frazil.commit.mode import MERGING_MODES
 from frazil.commit.rules import files_fit
 from frazil.errors import AdoptionRequired, BackfillAbandoned, Fenced, SpecError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StagedFile
@@ -194,13 +194,13 @@ def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], ba
 
 def check_declared(files: Collection[StagedFile], *, merges: bool, backfill: BackfillMarker) -> None:
     """Check that the files have changes if, and only if, the declared mode merges. Raises StaleBatch."""
-    if any((file.content in MERGED) != merges for file in files):
+    if any((file.content in MERGING_MODES) != merges for file in files):
         raise StaleBatch(f"backfill {backfill.id} was staged when the stream was declared with another mode")
 
 
 def check_no_open_windows(marker: Marker | None, files: Collection[StagedFile], *, table: str) -> None:
     """Check that no rows wait on the stream's open branch, where a merge cannot find them. Raises SpecError."""
-    if marker and marker.open_snapshot_id is not None and any(file.content in MERGED for file in files):
+    if marker and marker.open_snapshot_id is not None and any(file.content in MERGING_MODES for file in files):
         raise SpecError(
             f"stream {marker.stream!r} has rows on its open branch from when it was declared with commit.align: table "
             f"{table} has them after the writer's next batch with mode: upsert. Replay the dead letters then"

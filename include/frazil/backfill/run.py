@@ -41,7 +41,7 @@ from frazil.backfill.rules import (
 )
 from frazil.backfill.source import KafkaSource, RecordSource
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
-from frazil.commit.backfill_records import Record
+from frazil.commit.backfill_records import BackfillRecord
 from frazil.commit.backfill_records import chunks as staged_chunks
 from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
 from frazil.commit.mode import merging_mode
@@ -199,7 +199,7 @@ class Backfill:
                 if self.request.target == "branch":
                     return committer.backfill
                 routed = {target: seen(of) for target, of in audited.routed.items()}
-                record = Record(committer.backfill, self._late(), seen(audited.replayed), routed)
+                record = BackfillRecord(committer.backfill, self._late(), seen(audited.replayed), routed)
                 return committer.publish(record, audited_at=audited.at, read_to=audited.read_to)
             except StaleBatch as stale:
                 log.warning("%s", stale)

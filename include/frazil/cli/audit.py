@@ -13,7 +13,7 @@ from frazil.audit.run import Audit
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_lines, echo_table, working
 from frazil.cli.positions import MomentText
-from frazil.commit.period import Period, last, period
+from frazil.commit.period import Period, last_period, period_between
 from frazil.errors import AdoptionRequired
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
@@ -99,7 +99,11 @@ def window_of(
     if length is None and begin is None:
         return None
     try:
-        return last(length, now) if begin is None and length is not None else period(begin or now, end or now)
+        return (
+            last_period(length, now)
+            if begin is None and length is not None
+            else period_between(begin or now, end or now)
+        )
     except ValueError as error:
         raise click.UsageError(f"{error}: nothing can have been committed then") from error
 

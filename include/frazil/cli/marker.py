@@ -16,10 +16,10 @@ from frazil.cli.options import current_user, json_option, stream_argument, strea
 from frazil.cli.output import CommandOutput, ask
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
-from frazil.commit.adoption import continued, forgotten_reader, readers_of
+from frazil.commit.adoption import continued_offsets, forgotten_reader, other_readers
 from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.marker import nested, property_name
-from frazil.commit.missing_rows import missing_rows
+from frazil.commit.missing_rows import tables_behind
 from frazil.commit.opened import open_kafka, open_stream, read_stream
 from frazil.commit.reset import Available, BeforeReset, Move, before_reset
 from frazil.commit.stream_tables import StreamTables
@@ -155,7 +155,7 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     with open_kafka(spec) as kafka:
         found = kafka.describe()
         offsets = kafka.starts(spec.source.start, found.partitions)
-    others = readers_of(table.properties, found.identity, stream=stream)
+    others = other_readers(table.properties, found.identity, stream=stream)
     output.say(f"Stream {stream} would append to it, from {spec.source.start} of {spec.source.topics_in_words}.")
     forgotten = forgotten_reader(table.properties, found.identity, stream=stream)
     for sentence in _earlier_readers(stream, others, forgotten=forgotten):
@@ -164,7 +164,7 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     check_can_hold(table.catalog, spec, now_ms=clock.now_ms())
     ensure_table(table.catalog, spec)
     opened = open_stream(spec)
-    begin = continued(offsets, others)
+    begin = continued_offsets(offsets, others)
     marker = marker_change.adopt(opened.tables, offsets=begin, source=found.identity)
     output.say(f"Adopted: stream {stream} begins at {nested(marker.offsets)}. `frazil run {stream}` starts it.")
     output.end(stream=stream, adopted=True, offsets=nested(marker.offsets))
@@ -230,7 +230,7 @@ def _check_none_wait(tables: StreamTables, stream: str) -> None:
         marker = tables.marker()
     except MarkerUnreadable:
         return
-    if marker and (behind := missing_rows(tables, marker)):
+    if marker and (behind := tables_behind(tables, marker)):
         raise SpecError(
             f"rows wait for {behind[0].target}, and would be lost: let the writer run until `frazil route {stream}` "
             "shows no table, or give them up there"

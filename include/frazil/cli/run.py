@@ -296,13 +296,13 @@ def _rows_that_wait(spec: StreamSpec) -> int:
     """Return the number of the default table's rows that wait for tables of the route; 0 also if that is unknown."""
     if spec.route is None:
         return 0
-    from frazil.commit.missing_rows import missing_rows  # noqa: PLC0415 - once the writer has loaded PyIceberg
+    from frazil.commit.missing_rows import tables_behind  # noqa: PLC0415 - once the writer has loaded PyIceberg
     from frazil.commit.opened import read_stream  # noqa: PLC0415 - as above
 
     try:
         tables = read_stream(spec).tables
         marker = tables.marker()
-        return sum(found.rows for found in missing_rows(tables, marker)) if marker else 0
+        return sum(found.rows for found in tables_behind(tables, marker)) if marker else 0
     except Exception as error:  # catalogs and storages raise anything, and the writer has ended well
         logging.getLogger(__name__).info("cannot determine rows pending for routed tables: %r", error)
         return 0

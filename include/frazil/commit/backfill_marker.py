@@ -20,9 +20,9 @@ from frazil.errors import MarkerUnreadable
 
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
-RUNS_KEPT = 20
-"""Number of runs (the most recent) that a backfill's marker records. An earlier run that is cleared starts its request
-again.
+MAX_RUNS = 20
+"""Maximum number of runs (the most recent) that a backfill's marker records. If an operator clears an older run in
+Airflow, that run starts its request again.
 """
 
 
@@ -85,7 +85,7 @@ class BackfillMarker:
 
     def owned_by(self, epoch: int, run: str | None = None) -> BackfillMarker:
         """Return the backfill as it is when `run` begins a new epoch."""
-        runs = _latest(self.runs, (run,) if run else ())
+        runs = _latest_runs(self.runs, (run,) if run else ())
         return dataclasses.replace(self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs)
 
     def abandoned(self, by: str | None) -> BackfillMarker:
@@ -95,7 +95,7 @@ class BackfillMarker:
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
             return ended
-        return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=_latest(self.abandoned_runs, self.runs))
+        return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=_latest_runs(self.abandoned_runs, self.runs))
 
     def with_chunk(self, journal: Journal, *, planned: int) -> BackfillMarker:
         return dataclasses.replace(
@@ -118,7 +118,7 @@ class BackfillMarker:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> BackfillMarker:
         if raw["format"] != FORMAT_VERSION:
-            raise ValueError(f"it has format {raw['format']}, this frazil reads {FORMAT_VERSION}")
+            raise ValueError(f"format {raw['format']}, but this version of frazil reads format {FORMAT_VERSION}")
         names = {f.name for f in dataclasses.fields(cls)}
         batches = {int(epoch): last for epoch, last in raw["batches"].items()}
         known = {k: v for k, v in raw.items() if k in names}
@@ -126,9 +126,9 @@ class BackfillMarker:
         return cls(**{**known, **runs, "state": BackfillState(raw["state"]), "batches": batches})
 
 
-def _latest(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the last `RUNS_KEPT` runs, with the runs of `now` at the end."""
-    return (*(run for run in before if run not in now), *now)[-RUNS_KEPT:]
+def _latest_runs(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the last `MAX_RUNS` runs, with the runs of `now` at the end."""
+    return (*(run for run in before if run not in now), *now)[-MAX_RUNS:]
 
 
 def property_name(stream: str) -> str:
@@ -138,7 +138,7 @@ def property_name(stream: str) -> str:
 def branch_name(stream: str) -> str:
     """Return the name of the backfill branch, which is the same in both tables.
 
-    A stream has only one such name, so two of its backfills never begin at once.
+    A stream has only one such name, so two of its backfills cannot run at the same time.
     """
     return f"frazil-backfill-{stream}"
 
@@ -159,18 +159,18 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
         return BackfillMarker.from_json(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MarkerUnreadable(
-            f"the table property {property_name(stream)!r} is not a backfill's ({error!r}): another frazil wrote it, "
-            "or it was edited by hand. Run the frazil that wrote it, or put it back"
+            f"the table property {property_name(stream)!r} is not a backfill marker ({error!r}): another version of "
+            "frazil wrote it, or it was edited by hand. Run the version that wrote it, or restore the property"
         ) from error
 
 
-def unsettled(
+def unsettled_backfill(
     default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
     """Return the backfill that only the default table has ended: routed tables may not have its rows.
 
-    With `abandoned`, also one that was abandoned in the default table: no table gets its rows, and the dead letters of
-    a replay stay. Takes the properties of both tables.
+    With `abandoned`, also return a backfill that was abandoned in the default table. No table gets the rows of such a
+    backfill, and the dead letters of a replay stay. Takes the properties of both tables.
     """
     backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
     if backfill is None or own is None or own.id != backfill.id or not own.is_open:
@@ -178,7 +178,7 @@ def unsettled(
     return backfill if backfill.state is BackfillState.PUBLISHED or (abandoned and not backfill.is_open) else None
 
 
-def has_rows_of(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
+def has_backfill_rows(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
     """Whether a routed table has the rows of a backfill.
 
     The table's properties name the last backfill that had rows for the table.

@@ -36,7 +36,7 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Return the number of late rows by window start: rows that commits after the cursor's added to signalled windows.
+    """Return the number of late rows by window start: rows that commits after the cursor added to signalled windows.
 
     Empty without a cursor, because no window is signalled yet. `column` has the event time.
     """
@@ -53,15 +53,15 @@ def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain)
 
 
 def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
-    """Whether a commit may have added rows to signalled windows, judging by its summary."""
+    """Whether a commit may have added rows to signalled windows, according to its summary."""
     rows = _rows_in_summary(snapshot)
     if rows is not None:
         return any(cursor.from_us <= start < cursor.through_us for start in rows)
     summary = snapshot.summary
     if not summary or not int(summary.get("added-records") or 0):
         return False
-    # A rewrite only adds rows that the table had already. A merge of ours that changed rows of too many windows to name
-    # them also adds others; its files tell more windows than it changed, rather than fewer.
+    # A rewrite adds only rows that the table had already. A frazil merge that changed too many windows for its summary
+    # adds new rows too; its files may have rows of more windows than it changed, never of fewer.
     return summary.operation is Operation.APPEND or summary.get("frazil.inserted") is not None
 
 

@@ -10,7 +10,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.commit.merging import merging_of
+from frazil.commit.merging import merge_config
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.errors import SpecError, TableLost
@@ -54,8 +54,8 @@ def open_stream(spec: StreamSpec) -> OpenStream:
 
     Raises SpecError if the stream's table does not exist, and TableLost if it is only missing in the catalog.
     """
-    table = _own_table(spec)
-    return _opened(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
+    table = _load_table(spec)
+    return _open(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
 
 
 def read_stream(spec: StreamSpec) -> OpenStream:
@@ -63,34 +63,36 @@ def read_stream(spec: StreamSpec) -> OpenStream:
 
     Raises the same errors as `open_stream`. If the dead-letter table is missing, its first use raises TableLost.
     """
-    table = _own_table(spec)
-    opened = _opened(spec, {"main": table})
+    table = _load_table(spec)
+    opened = _open(spec, {"main": table})
     targets = {**opened.tables.targets, "dead-letters": _ReadOnlyDeadLetters(table, spec)}
     return OpenStream(spec, replace(opened.tables, targets=targets))
 
 
-def _own_table(spec: StreamSpec) -> Table:
+def _load_table(spec: StreamSpec) -> Table:
     table = load_stream_table(spec)
     if table is None:
         if lost := lost_table(spec):
             raise TableLost(f"stream {spec.name!r}: {lost}")
         raise SpecError(
-            f"stream {spec.name!r} has no table {spec.table.identifier} yet: its first start makes it, "
-            f"`frazil run {spec.name}` or its DAG"
+            f"table {spec.table.identifier} of stream {spec.name!r} does not exist yet. The first start of the stream "
+            f"creates it: run `frazil run {spec.name}`, or start the stream's DAG"
         )
     return table
 
 
-def _opened(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
+def _open(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
     retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_S)
     return OpenStream(
         spec,
-        StreamTables.of(spec.name, targets, clock_ms=clock.now_ms, retry_policy=retry_policy, merging=merging_of(spec)),
+        StreamTables.open(
+            spec.name, targets, clock_ms=clock.now_ms, retry_policy=retry_policy, merging=merge_config(spec)
+        ),
     )
 
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = INTERACTIVE_TIMEOUT_S) -> KafkaOffsets:
     """Open the stream's source in Kafka. Raises SpecError if a reference cannot be resolved."""
-    # By default librdkafka writes every lost connection to stderr; the error that is raised says it once.
+    # By default librdkafka writes every lost connection to stderr; the raised error reports it once.
     properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
     return KafkaOffsets(properties, spec.source.reads, stream=spec.name, timeout_s=timeout_s)

@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled
-from frazil.commit.backfill_records import chunks, record_of, topic_ids
-from frazil.commit.branch_end import stands
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled_backfill
+from frazil.commit.backfill_records import chunks, load_record, topic_ids
+from frazil.commit.branch_end import require_unchanged
 from frazil.commit.opened import OpenStream
 from frazil.commit.replayed_dead_letters import dead_letters_at
 from frazil.commit.row_changes import (
@@ -21,8 +21,8 @@ from frazil.commit.row_changes import (
     DeadLetterSource,
     RowChange,
     RowChangeWriter,
-    chosen,
-    within,
+    choose_dead_letters,
+    offset_spans,
 )
 from frazil.commit.swap import Change, Done, commit_snapshot
 from frazil.dead_letters.selection import Selection, read
@@ -51,14 +51,14 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     handle = opened.tables.dead_letters
     dead_letters = identities(opened, selection)
     own, default_marker = handle.current().properties, opened.tables.main.refresh().properties
-    decided = unsettled(default_marker, own, opened.spec.name, abandoned=True)
+    decided = unsettled_backfill(default_marker, own, opened.spec.name, abandoned=True)
     if decided is not None and dead_letters:
         dead_letters = _without_rows(opened, dead_letters, decided)
     if not dead_letters:
         return 0
-    meant = chosen(opened.spec.name, dead_letters)
+    meant = choose_dead_letters(opened.spec.name, dead_letters)
     change = RowChange(
-        within(dead_letters),
+        offset_spans(dead_letters),
         lambda rows: meant(rows) & rows["discarded_at"].is_null().to_numpy(),
         lambda rows: _marked(rows, mark),
         wanted=("discarded_at",),
@@ -77,7 +77,7 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
         _check_not_replayed(read_backfill(table.metadata.properties, opened.spec.name), decided)
         prepared = writer.prepare(table, summary=summary, now_ms=opened.tables.clock_ms())
         # The branch moves when a replay begins.
-        return Change((*prepared.requirements, stands(table, branch)), prepared.updates, writer.rows)
+        return Change((*prepared.requirements, require_unchanged(table, branch)), prepared.updates, writer.rows)
 
     handle.forget()
     return commit_snapshot(handle, propose, (writer,), retry_policy=opened.tables.retry_policy)
@@ -88,7 +88,7 @@ def _without_rows(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: B
     if replay.state is not BackfillState.PUBLISHED:
         return dead_letters
     journals = opened.tables.journals
-    rows = dead_letters_at(record_of(journals, replay).replayed, topic_ids(chunks(journals, replay)))
+    rows = dead_letters_at(load_record(journals, replay).replayed, topic_ids(chunks(journals, replay)))
     left = {source: offsets - rows.get(source, BitMap64()) for source, offsets in dead_letters.items()}
     return {source: offsets for source, offsets in left.items() if offsets}
 

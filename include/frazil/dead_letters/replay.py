@@ -28,7 +28,7 @@ from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.backfill_marker import BackfillMarker, read_backfill
 from frazil.commit.backfill_records import chunks, given_up
-from frazil.commit.history import changes_of
+from frazil.commit.history import merge_counts
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.left_out import former_ends, omits, own_marker, reasons
 from frazil.dead_letters.selection import Selection, read
@@ -126,7 +126,7 @@ def _replayed(opened: OpenStream, last: BackfillMarker) -> Replayed:
     gone = given_up(tables.journals, last.id)
     without = sum(rows[target] for target in gone)
     repeated = sum(
-        changes_of(snapshot.summary).get("repeated", 0)
+        merge_counts(snapshot.summary).get("repeated", 0)
         for target in (rows.keys() - gone - {"dead-letters"} if opened.spec.dedupe else ())
         for snapshot in tables.handle(target).refresh().metadata.snapshots
         if snapshot.summary and snapshot.summary.get("frazil.backfill") == last.id

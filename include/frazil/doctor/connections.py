@@ -184,14 +184,14 @@ def _registry(spec: StreamSpec) -> str:
 
 
 def _catalog_problems(spec: StreamSpec) -> list[Fault]:
-    from frazil.commit.catalog_probe import leaving_no_folders, probe  # noqa: PLC0415 - PyIceberg is slow to load
+    from frazil.commit.catalog_probe import probe, removing_empty_folders  # noqa: PLC0415 - PyIceberg is slow to load
     from frazil.table.atomic_catalogs import commit_tables_of  # noqa: PLC0415 - as above
     from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
 
     try:
         with extras_named():
             catalog = load_catalog(spec.table.catalog)
-            with leaving_no_folders(catalog, spec):
+            with removing_empty_folders(catalog, spec):
                 if spec.commit.atomic:
                     commit_tables_of(catalog)
                 missing = probe(catalog, spec, now_ms=clock.now_ms())

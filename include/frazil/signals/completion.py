@@ -18,10 +18,10 @@ from pyiceberg.table import Table
 
 from frazil import clock
 from frazil.commit.history import ancestors, commit_records
-from frazil.commit.journal import key_of
+from frazil.commit.journal import parse_key
 from frazil.commit.late_rows import late_rows
-from frazil.commit.marker import BatchKey, Marker, of_topics, read_marker, read_markers
-from frazil.commit.missing_rows import first_missing
+from frazil.commit.marker import BatchKey, Marker, keep_topics, read_marker, read_markers
+from frazil.commit.missing_rows import first_missing_batch
 from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
@@ -152,7 +152,7 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
     except RolledBack as error:
         return Feed(stream, None, lateness_us, problem=str(error))
     holder = holding_back(
-        marker.max_event_times_us, partitions=of_topics(marker.offsets, spec.source.reads), idle=marker.idle
+        marker.max_event_times_us, partitions=keep_topics(marker.offsets, spec.source.reads), idle=marker.idle
     )
     return Feed(stream, marker.watermark_us, lateness_us, holder, waiting_us=waiting_us)
 
@@ -300,13 +300,13 @@ def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
         return Feed(stream, None, lateness_us, problem=f"its default table {spec.default_table} does not exist")
     except RolledBack as error:
         return Feed(stream, None, lateness_us, problem=str(error))
-    tables = StreamTables.of(stream, {"main": default_table}, clock_ms=clock.now_ms)
-    first = first_missing(tables, decided, spec.table.identifier, marker)
+    tables = StreamTables.open(stream, {"main": default_table}, clock_ms=clock.now_ms)
+    first = first_missing_batch(tables, decided, spec.table.identifier, marker)
     if first is not None:
         problem = f"{spec.table.identifier} misses rows from batch {first} on: `frazil route {stream}` shows why"
         before_us = _watermark_before(default_table, stream, first)
         return Feed(stream, before_us, lateness_us, problem=None if before_us is not None else problem)
-    offsets = of_topics(decided.offsets, spec.source.reads)
+    offsets = keep_topics(decided.offsets, spec.source.reads)
     holder = holding_back(decided.max_event_times_us, partitions=offsets, idle=decided.idle)
     return Feed(stream, decided.watermark_us, lateness_us, holder)
 
@@ -314,7 +314,7 @@ def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
 def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int | None:
     """Return the watermark of the batch before `first`, in microseconds, from the summary of that batch's commit."""
     for snapshot, path in commit_records(default_table.metadata, stream):
-        key = key_of(path)
+        key = parse_key(path)
         if key is not None and key < first:
             watermark = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
             return int(watermark) * 1000 if watermark else None

@@ -11,7 +11,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import ancestors, commit_records
-from frazil.commit.reasons import Reason, Reasons, reasons_in
+from frazil.commit.reasons import Reason, Reasons, parse_reasons
 from frazil.spec.model import StreamSpec
 
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
@@ -136,7 +136,7 @@ def landed(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int) -> L
             found.records += _number(said["frazil.records"]) + dead
             found.rejected += dead
             found.stale += _number(said.get("frazil.stale"))
-            for name, reason in reasons_in(said).items():
+            for name, reason in parse_reasons(said).items():
                 found.reasons[name] = found.reasons.get(name, Reason(0)) + reason
     return found
 

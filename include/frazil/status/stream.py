@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import changes_of, last_commit_ms, last_epoch, last_replay
+from frazil.commit.history import last_commit_ms, last_epoch, last_replay, merge_counts
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, check_same_source
@@ -166,7 +166,7 @@ def _with_table(known: StreamState, view: TableView, heartbeat: Heartbeat | None
         undeclared=view.undeclared,
         changes=view.changes,
         flow=view.flow,
-        replayed=changes_of(view.replay.summary) if view.replay else {},
+        replayed=merge_counts(view.replay.summary) if view.replay else {},
         replayed_at_ms=view.replay.timestamp_ms if view.replay else None,
         routed=marker is not None and marker.routed is not None,
         amiss=view.amiss,
@@ -375,7 +375,7 @@ def _changes(metadata: TableMetadata, stream: str) -> dict[str, int]:
     """Read the counts of changes from the newest batch that has not expired."""
     for snapshot in reversed(metadata.snapshots):
         summary = snapshot.summary
-        counts = changes_of(summary)
+        counts = merge_counts(summary)
         if summary and summary.get("frazil.stream") == stream and counts:
             return counts
     return {}

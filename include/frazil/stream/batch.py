@@ -19,13 +19,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
-from frazil.commit.history import changes_of
+from frazil.commit.history import merge_counts
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker, merged_identity, read_marker
-from frazil.commit.reasons import reasons_of
+from frazil.commit.marker import BatchKey, Marker, merge_identities, read_marker
+from frazil.commit.reasons import count_reasons
 from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import discard_batch, give_back, sweep_batch
+from frazil.commit.sweep import delete_fenced_batch, discard_batch, sweep_batch
 from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.events import (
     BatchCommitted,
@@ -243,7 +243,7 @@ class BatchRunner:
         files.
         """
         try:
-            give_back(self.tables, key)
+            delete_fenced_batch(self.tables, key)
         except Exception as error:
             log.warning("files of the fenced batch %s were left to the next start: %r", key, error)
 
@@ -412,7 +412,7 @@ class BatchRunner:
             return known.topic_ids
         found = self.kafka.describe().identity
         check_same_source(known, found, stream=self.spec.name)
-        return merged_identity(known, found).topic_ids
+        return merge_identities(known, found).topic_ids
 
     def _journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
         """Build the batch's journal.
@@ -440,7 +440,7 @@ class BatchRunner:
             partitions=sum(a.partitions or 0 for a in answers) or None,
             with_ignored=sum(result.drift.records for result in results),
             other_events=sum(result.other_events for result in results),
-            reasons=reasons_of(join_rejects(result.rejects for result in results)),
+            reasons=count_reasons(join_rejects(result.rejects for result in results)),
         )
 
     def _observe(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
@@ -472,7 +472,7 @@ class BatchRunner:
 def _merged(table: Table, marker: Marker) -> dict[str, int]:
     """Return the counts of the merge in the marker's snapshot."""
     made = table.metadata.snapshot_by_id(marker.snapshot_id)
-    return changes_of(made.summary if made else None)
+    return merge_counts(made.summary if made else None)
 
 
 def _values(answers: Sequence[TaskAnswer]) -> set[str]:

@@ -19,9 +19,9 @@ from pyiceberg.table import Table
 from frazil.commit.followers import Behind, Followers, Gone
 from frazil.commit.marker import Marker
 from frazil.commit.members import Member, member_names, member_of, write_member
-from frazil.commit.missing_rows import missing_backfilled, missing_rows_of
+from frazil.commit.missing_rows import tables_behind_among, tables_missing_backfill
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.waiting_files import note_of
+from frazil.commit.waiting_files import load_note
 from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
@@ -125,10 +125,10 @@ def behind_default_table(
         known = dropped.get(target)
         return known.reason if known else dropped_sentence(spec, tables, _member_or_like(spec, tables, target))
 
-    catalog, waiting = tables.main.current().catalog, Followers.of(tables, default_marker).waiting
+    catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
     if only_gone:
         waiting = {target: waiting[target] for target in _absent(catalog, waiting.keys())}
-    behind = missing_rows_of(tables, default_marker, waiting, remedy)
+    behind = tables_behind_among(tables, default_marker, waiting, remedy)
     if there is None:
         for b in behind:
             dropped |= _made_again_meanwhile(spec, tables, b.target)
@@ -140,7 +140,7 @@ def behind_default_table(
         b
         if route_has(spec, tables, b.target) or catalog.table_exists(b.target)
         else dataclasses.replace(b, reason=remedy(b.target), gone=Gone.MISSING)
-        for b in missing_backfilled(tables, there or {})
+        for b in tables_missing_backfill(tables, there or {})
     ]
     return [*sentences, *backfilled], list(dropped.values())
 
@@ -290,6 +290,6 @@ def value_of_dropped(spec: StreamSpec, tables: StreamTables, identifier: Target)
 
 
 def _known_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    known = [found.value for found in (note_of(tables, identifier), member_of(tables, identifier)) if found]
+    known = [found.value for found in (load_note(tables, identifier), member_of(tables, identifier)) if found]
     known.append(None if spec.route is None else plain_value(spec.route, identifier))
     return next((value for value in known if value is not None), None)

@@ -94,4 +94,4 @@ class FenceWatch:
         with catalog_errors(name):
             if self._catalog is None:
                 self._catalog = self.open(name)
-            return tables.marker_seen_by(self._catalog)
+            return tables.load_marker_with(self._catalog)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from frazil.commit.followers import NOTHING, RETRY_TIMEOUT_S, Behind, Followers
+from frazil.commit.followers import NO_BATCH, RETRY_TIMEOUT_S, Behind, Followers
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import sweep_routed
-from frazil.commit.waiting_files import sweep_beside
+from frazil.commit.waiting_files import sweep_waiting_files
 from frazil.errors import RouteBehind
 from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import StageContext
@@ -62,7 +62,7 @@ class StreamRoute:
             return None
         found = cls(spec, tables, followers, emit)
         ended = found._commit_overdue_rows()
-        sweep_beside(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NOTHING)
+        sweep_waiting_files(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NO_BATCH)
         if not ended:
             found.report()  # what has waited for too long stops the stream before more does
         if spec.route is not None:

@@ -14,15 +14,15 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.followers import AT_ONCE, Behind
-from frazil.commit.following import begin_following, is_ahead
+from frazil.commit.followers import MAX_PARALLEL_COMMITS, Behind
+from frazil.commit.following import is_ahead, write_first_marker
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
 from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
-from frazil.commit.waiting_files import Note, all_beside, note_of, notes, write_note
+from frazil.commit.waiting_files import Note, all_files_wait, load_note, load_notes, write_note
 from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, words_of
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.spec.model import StreamSpec
@@ -69,13 +69,13 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
         table = as_declared(renamed_like(table, tables.main.current()), declared, spec.name)
     write_member(tables, target, value, table)
     handle = tables.handle(target)
-    handle.know(table)
+    handle.set_current(table)
     marker = read_marker(handle.current().properties, spec.name)
     if default_marker is None:
         raise Fenced(f"stream {spec.name!r} was forgotten while rows waited for {target}")
     if marker is None:
         _check_never_there(tables, target, journals)
-        begin_following(tables, handle, default_marker, before=journals[0])
+        write_first_marker(tables, handle, default_marker, before=journals[0])
     elif is_ahead(marker, default_marker):
         raise AdoptionRequired(_ahead(spec, target, marker))
 
@@ -100,12 +100,12 @@ def _noted_value(spec: StreamSpec, tables: StreamTables, target: Target) -> str 
     names.
     """
     named = spec.route is not None and target in spec.route.tables.values()
-    note = None if named else note_of(tables, target)
+    note = None if named else load_note(tables, target)
     return None if note is None else note.value
 
 
 def _check_never_there(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    if not all_beside(tables, journals, target):
+    if not all_files_wait(tables, journals, target):
         raise RouteBehind(f"table {target} was dropped, and files that it had wait to be committed to it")
 
 
@@ -195,7 +195,7 @@ class RoutedTables:
 
         Rows may wait for a table that is no longer allowed; such a table is created when its rows are committed.
         """
-        noted = [(note.value, note.target) for note in notes(self.tables)]
+        noted = [(note.value, note.target) for note in load_notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _keep_unread(self, default_marker: Marker) -> None:
@@ -343,7 +343,7 @@ class RoutedTables:
             write_member(self.tables, identifier, value, table)
             self._members.add(identifier)
         handle = self.tables.handle(identifier)
-        handle.know(table)
+        handle.set_current(table)
         marker = read_marker(handle.current().properties, self.spec.name)
         if marker is not None and is_ahead(marker, default_marker):
             # Next to a writer, which a replay of dead letters may meet, the default table has gone on.
@@ -353,7 +353,7 @@ class RoutedTables:
         if marker is not None:
             return
         self._check_no_waiting_rows(identifier)
-        begin_following(self.tables, handle, default_marker)
+        write_first_marker(self.tables, handle, default_marker)
 
     def _check_no_waiting_rows(self, identifier: str) -> None:
         """Check that no rows wait for a table that is about to get its first marker: such rows would be lost."""
@@ -367,7 +367,7 @@ class RoutedTables:
 
     def _in_parallel(self, act: Callable[[str], None], names: list[str]) -> None:
         if names:
-            with ThreadPoolExecutor(min(AT_ONCE, len(names)), thread_name_prefix="route") as pool:
+            with ThreadPoolExecutor(min(MAX_PARALLEL_COMMITS, len(names)), thread_name_prefix="route") as pool:
                 for _ in pool.map(act, names):
                     pass
 

@@ -11,8 +11,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.commit.marker import BatchKey
-from frazil.commit.merging import merging_of
-from frazil.commit.mode import called_now
+from frazil.commit.merging import merge_config
+from frazil.commit.mode import current_column_name
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
@@ -71,7 +71,7 @@ def stage_context(
 
 def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
     """Return the layout in which the stream's records are staged for one of its tables."""
-    merging = merging_of(spec)
+    merging = merge_config(spec)
     return target_table(table, folder=folder) if merging is None else merging.staged(table, folder=folder)
 
 
@@ -79,7 +79,7 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
     """Return how records change the table, with the current names of its columns; None if each record is a row."""
     if spec.mode == "append":
         return None
-    delete, called = spec.delete or Delete.model_construct(), partial(called_now, table, other_names)
+    delete, called = spec.delete or Delete.model_construct(), partial(current_column_name, table, other_names)
     key = tuple(map(called, spec.key))
     added = {*key, *COORDINATES, LINE}
     return ChangeRules(

@@ -21,9 +21,9 @@ from frazil.commit.accepted_rejects import accepted_offsets
 from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers
-from frazil.commit.marker import Marker, of_topics, property_name, read_marker
+from frazil.commit.marker import Marker, keep_topics, property_name, read_marker
 from frazil.commit.marker_change import reset
-from frazil.commit.merging import Merging, merging_of
+from frazil.commit.merging import MergeConfig, merge_config
 from frazil.commit.reset import before_reset
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
@@ -218,7 +218,7 @@ class Writer:
         resources = self.spec.resources
         period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
         progress = ProgressFolder(f"{state_location(main, self.spec.name)}/progress", main.io.properties, period_s)
-        tables = StreamTables.of(
+        tables = StreamTables.open(
             self.spec.name,
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
             clock_ms=clock.now_ms,
@@ -235,9 +235,9 @@ class Writer:
         reporter.table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress
 
-    def _merging(self, progress: ProgressFolder, emit: Callable[[StreamEvent], None]) -> Merging | None:
+    def _merging(self, progress: ProgressFolder, emit: Callable[[StreamEvent], None]) -> MergeConfig | None:
         run = MergeRun(self.engine.merge, progress, lambda tasks, merge_s: emit(ChangesMerged(tasks, merge_s)))
-        return merging_of(self.spec, run, lambda: self.engine.parallelism)
+        return merge_config(self.spec, run, lambda: self.engine.parallelism)
 
     def _wait_outside_turn(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
         """Wait during an outage while other streams may use this writer's slot; returns whether the writer is asked to
@@ -335,7 +335,7 @@ class Epoch:
             first_epoch=1 + highest_epoch(p.tables),
             after=self.after,
             following=partial(
-                Followers.of, p.tables, make=partial(made_to_follow, p.spec, p.tables), atomic=p.spec.commit.atomic
+                Followers.load, p.tables, make=partial(made_to_follow, p.spec, p.tables), atomic=p.spec.commit.atomic
             ),
         )
         self.number = committer.epoch
@@ -371,7 +371,7 @@ class Epoch:
         """
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
         # Of a pattern's topics some may have been deleted.
-        read = of_topics(marker.offsets, topics.identity.topic_ids)
+        read = keep_topics(marker.offsets, topics.identity.topic_ids)
         cut = find_cut(self.parts.kafka, read, marker.leader_epochs)
         if self.parts.spec.source.on_gap == "fail":
             check_no_gap(marker.offsets, available, stream=stream)

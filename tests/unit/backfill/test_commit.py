@@ -14,14 +14,14 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.backfill.request import parse_request
 from frazil.commit.backfill_marker import (
-    RUNS_KEPT,
+    MAX_RUNS,
     BackfillMarker,
     BackfillState,
     branch_name,
     property_name,
     read_backfill,
 )
-from frazil.commit.backfill_records import Record, published
+from frazil.commit.backfill_records import BackfillRecord, published_records
 from frazil.commit.journal import Journal
 from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_change import reset
@@ -68,7 +68,7 @@ def stage(world: Any, committer: BackfillCommitter) -> None:
 
 def publish(world: Any, committer: BackfillCommitter, late: Mapping[int, int] | None = None) -> BackfillMarker:
     head = head_of(world.load().metadata)
-    return committer.publish(Record(committer.backfill, late or {0: 11}), audited_at=head.snapshot_id)
+    return committer.publish(BackfillRecord(committer.backfill, late or {0: 11}), audited_at=head.snapshot_id)
 
 
 LIVE = [(p, o) for p in (0, 1) for o in range(100, 110)]
@@ -78,7 +78,7 @@ BACKFILLED = [*((0, o) for o in range(10) if o != 3), (1, 0), (1, 1)]
 def check_landed(world: Any, live: list[tuple[int, int]] = LIVE) -> None:
     assert world.rows() == sorted([*BACKFILLED, *live])
     assert world.dead_letters() == [(0, 3)]
-    assert [r.backfill.state for r in published(world.tables.journals, world.load().metadata, "events")] == [
+    assert [r.backfill.state for r in published_records(world.tables.journals, world.load().metadata, "events")] == [
         BackfillState.STAGED
     ]
     for table in (world.load(), world.load_dead_letters()):
@@ -151,7 +151,7 @@ def test_expiry_may_run_while_a_backfill_is_audited(live: Any) -> None:
     live.run(live.committer, {0: (111, 112)})
     assert expire(live).expire
     live.tables.main.refresh()
-    committer.publish(Record(committer.backfill, {}), audited_at=audited.snapshot_id)
+    committer.publish(BackfillRecord(committer.backfill, {}), audited_at=audited.snapshot_id)
     assert live.rows() == sorted([*BACKFILLED, *LIVE, (0, 110), (0, 111)])
 
 
@@ -164,7 +164,7 @@ def test_a_window_has_its_backfill_also_when_expiry_cut_the_history_and_kept_onl
     live.run(live.committer, {0: (111, 112)})
     assert expire(live).kept.keys() == {there.snapshot_id}
     hour = Period(there.timestamp_ms, there.timestamp_ms + 1)
-    found = published(live.tables.journals, live.load().metadata, "events", window=hour)
+    found = published_records(live.tables.journals, live.load().metadata, "events", window=hour)
     assert [record.backfill.id for record in found] == [committer.backfill.id]
 
 
@@ -332,10 +332,10 @@ def test_a_backfill_after_which_another_one_began_is_not_abandoned(live: Any) ->
 
 def test_a_backfill_names_the_last_runs(live: Any) -> None:
     committer = BackfillCommitter.begin(live.tables, parse_request({"stream": "events", "run": "dag/first"})).backfill
-    others = [f"dag/{number}" for number in range(RUNS_KEPT)]
+    others = [f"dag/{number}" for number in range(MAX_RUNS)]
     for run in ("dag/0", "dag/first", *others[1:], "dag/first"):
         committer = committer.owned_by(committer.epoch + 1, run)
-    assert committer.runs == ("dag/0", *others[1:], "dag/first")[-RUNS_KEPT:]
+    assert committer.runs == ("dag/0", *others[1:], "dag/first")[-MAX_RUNS:]
     before = dataclasses.replace(committer, abandoned_runs=("dag/first", "dag/older"))
     assert before.abandoned("ada").abandoned_runs == committer.runs
 
@@ -346,7 +346,7 @@ def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stan
     audited = head_of(live.load().metadata).snapshot_id
     back = {("events", 0): 0, ("events", 1): 0}
     reset(live.tables, target=back, source=live.source, seen=before_reset(live.tables))
-    record = Record(committer.backfill, {})
+    record = BackfillRecord(committer.backfill, {})
     with pytest.raises(StaleBatch, match="was moved"):
         committer.publish(record, audited_at=audited)
     with pytest.raises(StaleBatch, match="went back behind"):
@@ -354,7 +354,9 @@ def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stan
     live.run(live.begin(), {0: (0, 110), 1: (0, 110)})
     with pytest.raises(StaleBatch, match="was moved"):
         committer.publish(record, audited_at=audited)
-    assert list(published(live.tables.journals, live.load().metadata, "events")) == [], "an intention is no claim"
+    assert list(published_records(live.tables.journals, live.load().metadata, "events")) == [], (
+        "an intention is no claim"
+    )
 
 
 def give_up_the_schema(live: Any) -> None:

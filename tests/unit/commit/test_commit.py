@@ -194,7 +194,7 @@ def test_a_table_that_was_dropped_ends_the_writer(world):
     journal = world.stage(committer, {0: (0, 1)})
     world.catalog.inner.drop_table(MAIN)
 
-    with pytest.raises(CommitUnavailable, match="does no longer exist"):
+    with pytest.raises(CommitUnavailable, match="no longer exists"):
         committer.commit(journal)
 
 

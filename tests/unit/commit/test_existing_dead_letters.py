@@ -99,7 +99,7 @@ def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_again(world:
     for rejected in ([3], []):
         staged = world.stage(writer, {0: (0, 10)}, rejected={0: rejected})
         late = dataclasses.replace(staged, key=BatchKey(writer.epoch, 2), newest_dead_letters=NO_DEAD_LETTERS)
-        with pytest.raises(StaleBatch, match="dead letters landed since"):
+        with pytest.raises(StaleBatch, match="dead letters were committed after"):
             writer.commit(late)
     assert world.dead_letters() == [(0, 3)]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from frazil.audit.claims import claims, window_claims
-from frazil.commit.folded_records import MAX_BYTES, READS_AT_ONCE, groups
+from frazil.commit.folded_records import MAX_BYTES, MAX_PARALLEL_READS, split_records
 from frazil.commit.history import commit_records, first_offsets, table_position
 from frazil.commit.journal import Journal, JournalStore, Unusable
 from frazil.commit.marker import BatchKey
@@ -157,9 +157,9 @@ def test_no_more_is_read_ahead_than_is_read_at_once():
         return record
 
     keys = [BatchKey(1, n) for n in range(1, 200)]
-    for number, group in enumerate(groups(keys, one), 1):
+    for number, group in enumerate(split_records(keys, one), 1):
         assert list(group) == keys[number - 1 : number]
-        assert len(read) <= number + READS_AT_ONCE
+        assert len(read) <= number + MAX_PARALLEL_READS
     assert sorted(read) == keys
 
 

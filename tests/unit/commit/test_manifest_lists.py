@@ -69,4 +69,4 @@ def test_few_lists_are_kept(world: Any):
     committer = world.begin()
     for number in range(2 * MAX_CACHED):
         committer.commit(world.stage(committer, {0: (number, number + 1)}))
-    assert len(manifest_lists._kept) == MAX_CACHED
+    assert len(manifest_lists._cache) == MAX_CACHED

@@ -221,7 +221,7 @@ def _land_deletes(world, *files):
     table = world.load()
     writer = SnapshotWriter(())
     writer.snapshot_id = table.metadata.new_snapshot_id()
-    layout = Layout.of_spec(table.spec(), table.metadata)
+    layout = Layout.for_spec(table.spec(), table.metadata)
     path = f"{table.location()}/metadata/deletes.avro"
     writer.manifests = [
         write_added(

@@ -22,7 +22,7 @@ from frazil.audit.ranges import CommittedRange, merged_ranges
 from frazil.audit.run import Audit, audit_stream
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey
-from frazil.commit.period import HOUR_MS, Period, complete_hours, last, period
+from frazil.commit.period import HOUR_MS, Period, complete_hours, last_period, period_between
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.expiry import Pins, plan_expiry
 from frazil.offsets.tally import OffsetTally
@@ -49,7 +49,7 @@ event-time: at
 
 def test_the_last_complete_hour_is_over_at_the_moment_that_is_requested():
     at = datetime(2013, 12, 30, 11, 15, 7, tzinfo=UTC)
-    assert complete_hours(at) == period(at.replace(hour=10, minute=0, second=0), at.replace(minute=0, second=0))
+    assert complete_hours(at) == period_between(at.replace(hour=10, minute=0, second=0), at.replace(minute=0, second=0))
     assert complete_hours(at.replace(minute=0, second=0)) == complete_hours(at)
     assert complete_hours(at, 3).from_ms == complete_hours(at).from_ms - 2 * HOUR_MS
 
@@ -61,7 +61,7 @@ def test_windows_of_neighbouring_hours_share_no_moment_and_leave_none_out():
 
 def test_the_last_hour_holds_what_was_committed_at_this_very_moment():
     now = datetime(2013, 12, 30, 11, tzinfo=UTC)
-    assert int(now.timestamp() * 1000) in last(timedelta(hours=1), now)
+    assert int(now.timestamp() * 1000) in last_period(timedelta(hours=1), now)
 
 
 def test_a_window_that_holds_no_time_is_refused():

@@ -18,7 +18,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.merging import Merging, Run, in_process
+from frazil.commit.merging import MergeConfig, RunTasks, run_in_process
 from frazil.commit.mode import UPSERTS
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
@@ -67,7 +67,7 @@ class UpsertWorld(World):
     dead_letter_table: str = "demo.accounts_dead_letters"
     how: How = "auto"
     parallelism: int = 1
-    run_tasks: Run = in_process
+    run_tasks: RunTasks = run_in_process
     ran: list[MergeTask] = field(default_factory=list)
     """All tasks that were run."""
     offset: int = 0
@@ -77,7 +77,7 @@ class UpsertWorld(World):
             self.ran += tasks
             return self.run_tasks(context, tasks)
 
-        merging = Merging(lambda _: MergeRules(("id",), how=self.how), run, lambda: self.parallelism)
+        merging = MergeConfig(lambda _: MergeRules(("id",), how=self.how), run, lambda: self.parallelism)
         return dataclasses.replace(super().view(), merging=merging)
 
     def change(self, committer: Committer, changes: Changes) -> Journal:

@@ -50,9 +50,9 @@ from pyiceberg.types import (
 
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
-from frazil.commit.backfill_records import Record
+from frazil.commit.backfill_records import BackfillRecord
 from frazil.commit.marker import BatchKey, open_branch
-from frazil.commit.merging import Merging
+from frazil.commit.merging import MergeConfig
 from frazil.commit.mode import DEDUPLICATES, UPSERTS
 from frazil.commit.sweep import bare_path, batch_folder, sweep_batch
 from frazil.commit.target import target_table
@@ -186,12 +186,12 @@ class ValuedWorld(World):
 
     # What a writer does
 
-    def _merging(self) -> Merging:
+    def _merging(self) -> MergeConfig:
         if self.drops_repeats:
             rules = MergeRules(self.key_columns, event_time="at", within_us=3_600_000_000)
-            return Merging(lambda _: rules, mode=DEDUPLICATES)
+            return MergeConfig(lambda _: rules, mode=DEDUPLICATES)
         rules = MergeRules(self.key_columns, how=self.how)
-        return Merging(lambda _: rules)
+        return MergeConfig(lambda _: rules)
 
     def batch(self, rows: Sequence[dict[str, Any]], content: Content, *, align: Alignment | None = None) -> None:
         """Begin an epoch, stage, journal, commit and sweep one batch."""
@@ -262,7 +262,7 @@ class ValuedWorld(World):
         committer.staged()
         head = head_of(self.load().metadata)
         assert head is not None
-        committer.publish(Record(committer.backfill, {}), audited_at=head.snapshot_id)
+        committer.publish(BackfillRecord(committer.backfill, {}), audited_at=head.snapshot_id)
         self._put(rows)
 
     def evolve(self, number: int) -> None:

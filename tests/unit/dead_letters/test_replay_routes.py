@@ -211,7 +211,7 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
     given_up = call("route", "shop", "--give-up", ORDERS, "--yes")
     assert given_up.stdout == (
         f"No row of a batch waits for {ORDERS}: nothing is given up. "
-        f"{said}; `frazil dlq replay shop` brings them, or shows why it cannot.\n"
+        f"{said}; run `frazil dlq replay shop` to add them here, or to see why that fails.\n"
     )
     finished, nothing = call("dlq", "replay", "shop").stdout.splitlines()
     assert finished.endswith("Stream shop: 4 dead letters are rows now; 2 failed again.")

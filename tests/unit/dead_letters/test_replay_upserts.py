@@ -28,7 +28,7 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import BatchKey
-from frazil.commit.merging import MergeWriter, Merging
+from frazil.commit.merging import MergeConfig, MergeWriter
 from frazil.commit.mode import UPSERTS, merge_rules
 from frazil.commit.opened import open_stream
 from frazil.commit.reset import before_reset
@@ -100,7 +100,7 @@ class World:
     @property
     def tables(self) -> StreamTables:
         spec: StreamSpec = self.stream.spec
-        merging = Merging(lambda table: merge_rules(spec, table))
+        merging = MergeConfig(lambda table: merge_rules(spec, table))
         return dataclasses.replace(open_stream(spec).tables, merging=merging)
 
     def write(self, records: dict[int, Change], dead_letters: dict[int, Change | None], *, read: int) -> None:

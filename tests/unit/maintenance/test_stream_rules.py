@@ -16,7 +16,7 @@ import yaml
 from frazil.aggregate.due import WaitingDay
 from frazil.cli.partitions import partitions
 from frazil.commit.journal import Journal
-from frazil.commit.reasons import Reason, reasons_in, reasons_of, reasons_summary
+from frazil.commit.reasons import Reason, count_reasons, parse_reasons, reasons_summary
 from frazil.host.exchange import open_exchange
 from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
@@ -227,7 +227,7 @@ def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_
         {"TypeMismatch": 60, "InvalidJson": 2}, samples=(*samples, Reject("made", 0, 70, "InvalidJson", ""))
     )
     batch = made.stage([RangeProgress("made", 0, 0, 100, 38, 62, None)], {}, {})
-    batch = dataclasses.replace(batch, reasons=reasons_of(rejects))
+    batch = dataclasses.replace(batch, reasons=count_reasons(rejects))
     assert Journal.from_bytes(batch.to_bytes()) == batch
     assert b"secret" not in batch.to_bytes()
     committer.commit(batch)
@@ -255,9 +255,9 @@ def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_
 
 def test_places_of_dead_letters_are_left_out_of_a_summary_that_would_be_long() -> None:
     long = tuple(Reject("t" * 249, 0, n, f"Class{n}", "") for n in range(20))
-    reasons = reasons_of(Rejects({f"Class{n}": n + 1 for n in range(20)}, samples=long))
-    assert reasons_in(reasons_summary(reasons)) == {name: Reason(of.count) for name, of in reasons.items()}
-    assert reasons_in({}) == reasons_in({"frazil.rejected-by": "[1]"}) == {}
+    reasons = count_reasons(Rejects({f"Class{n}": n + 1 for n in range(20)}, samples=long))
+    assert parse_reasons(reasons_summary(reasons)) == {name: Reason(of.count) for name, of in reasons.items()}
+    assert parse_reasons({}) == parse_reasons({"frazil.rejected-by": "[1]"}) == {}
 
 
 def test_a_quiet_writer_that_outlives_those_before_it_ends_their_alert(
