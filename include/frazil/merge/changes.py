@@ -16,7 +16,8 @@ from frazil.ingest.source_log import MIN_NEW_LOG_GAP_MS, Logs, logs
 from frazil.merge.contract import MergeRules
 
 TOPIC, PARTITION, OFFSET, TIMESTAMP = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
-NEVER = -1
+NOT_DELETED = -1
+"""The index in `deleted_by` for a key without a delete."""
 
 Numbers = NDArray[np.int64]
 
@@ -34,7 +35,7 @@ class Newest:
     orders: pa.Array | None = None
     """The values that order the changes, for all changes of the batch."""
     deleted_by: NDArray[np.int64] | None = None
-    """The index, for each row, of its key's last delete without an order value, or `NEVER`.
+    """The index, for each row, of its key's last delete without an order value, or `NOT_DELETED`.
 
     None if the batch has no such delete.
     """
@@ -58,7 +59,7 @@ class Newest:
         if self.deleted_by is None or self.places is None:
             return None
         numbers = self.deleted_by[rows]
-        return self.places.take(pa.array(numbers, mask=numbers == NEVER))
+        return self.places.take(pa.array(numbers, mask=numbers == NOT_DELETED))
 
 
 def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> Newest:
@@ -77,9 +78,10 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     several = count > 0 and places.max() != places.min()
     in_kafka = ranks(column(changes, TIMESTAMP)) if several else np.zeros(count, np.int64)
     deleted_by = _deleted_by(bare, keys, places, offsets, in_kafka)
-    # Nothing wins that came before a delete without an order: by offset in its topic-partition, else by time.
+    # A change before a delete without an order value never wins. "Before" means by offset in the delete's
+    # topic-partition, and by time in others.
     later = np.where(places == places[deleted_by], offsets >= offsets[deleted_by], in_kafka >= in_kafka[deleted_by])
-    stands = later | (deleted_by == NEVER)
+    stands = later | (deleted_by == NOT_DELETED)
     ordered = np.lexsort((offsets, order, stands, places, keys))
     last = ordered[_ends(keys[ordered], places[ordered])]
     if several:
@@ -99,7 +101,7 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
 
 
 def _order_of_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
-    """Return order values that put each newer log of a topic-partition above the log before it.
+    """Return order values in which each newer log of a topic-partition comes after the log before it.
 
     `began_again` defines when a log begins again: with a change that is later than all changes before it. A change
     without a position gets the highest position before it in its log.
@@ -163,7 +165,7 @@ def _deleted_by(bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets
     bares = bares[_ends(keys[bares], places[bares])]
     bares = bares[np.lexsort((places[bares], times[bares], keys[bares]))]
     bares = bares[_ends(keys[bares])]
-    of_key = np.full(1 + keys.max(initial=0), NEVER)
+    of_key = np.full(1 + keys.max(initial=0), NOT_DELETED)
     of_key[keys[bares]] = bares
     return of_key[keys]
 
@@ -222,7 +224,7 @@ class _ChangesByKey:
             before = self.ordered[at]
             if (self.keys[before], self.places[before]) != (self.keys[of], self.places[of]):
                 break
-            # A delete tells that all is gone: it has no value but its key's.
+            # A delete clears all columns except the key.
             deletes = self.changes.column(CHANGE)[int(before)].as_py() == DELETE
             unset = set() if deletes else set(self.changes.column(KEPT)[int(before)].as_py() or ())
             for field_id in left - unset:

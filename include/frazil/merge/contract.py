@@ -59,7 +59,7 @@ class MergeRules:
     coordinates stays.
     """
     landed: tuple[tuple[str, int], ...] = ()
-    """Ends of the table's records, by `topic/partition`, for topics made again and truncated logs.
+    """Ends of the table's records, by `topic/partition`, for recreated topics and truncated logs.
 
     A row with this offset or a higher one comes from a former record: each change of the topic-partition is later.
     """

@@ -38,7 +38,7 @@ class KeyIndex:
     def __init__(self, newest: Newest, key: tuple[str, ...]) -> None:
         self._key = key
         columns = {name: column(newest.rows, name) for name in key}
-        # The first filter is the column that tells most keys apart; few rows are left for the join.
+        # The first filter is the column with the most distinct values, so that few rows are left for the join.
         self._first = max(key, key=lambda name: len(columns[name].unique())) if newest.rows.num_rows else key[0]
         self._values = columns[self._first].unique()
         self.bounds = {name: _ends(array) for name, array in columns.items() if len(array) and _is_ordered(array.type)}
@@ -47,8 +47,8 @@ class KeyIndex:
 
     @property
     def together(self) -> int:
-        """Number of rows to look up at once. A lookup costs at least as much as the number of keys, even for few
-        rows.
+        """Number of rows to look up at once. Even for few rows, the cost of a lookup grows with the number of
+        keys.
         """
         return max(2**18, int(self._keys.num_rows))
 
@@ -56,7 +56,7 @@ class KeyIndex:
         """Return the indexes of rows that have one of the keys, in order, and the change for each of these rows."""
         columns = {name: column(rows, name) for name in self._key}
         first = columns[self._first]
-        if len(columns) == 1:  # the keys differ, so a value's place among them is its change
+        if len(columns) == 1:  # keys are distinct, so the index of a value among them is the index of its change
             of = pc.index_in(first, self._values.cast(first.type))
             found = np.flatnonzero(of.is_valid().to_numpy(zero_copy_only=False))
             return found, of.drop_null().to_numpy().astype(np.int64)

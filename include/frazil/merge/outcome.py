@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from frazil.ingest.arrow_values import chosen, plain
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
 from frazil.ingest.source_log import began_again
-from frazil.merge.changes import NEVER, OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, bare_deletes, column
+from frazil.merge.changes import NOT_DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, bare_deletes, column
 from frazil.merge.contract import MergeRules
 
 
@@ -123,9 +123,9 @@ def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
 def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newest, rules: MergeRules) -> pa.Table:
     """Replace values that came from a stale change of the batch with the values of the table's rows.
 
-    `of` are the indexes of the changes among the newest changes.
+    `indexes` are the indexes of `changes` among the newest changes.
     """
-    cut = np.zeros(len(of), np.bool_) if newest.deleted_by is None else newest.deleted_by[of] != NEVER
+    cut = np.zeros(len(of), np.bool_) if newest.deleted_by is None else newest.deleted_by[of] != NOT_DELETED
     for name, numbers in newest.filled_by.items():
         orders, places = (
             None if all_ is None else all_.take(pa.array(numbers[of])) for all_ in (newest.orders, newest.places)

@@ -1,4 +1,4 @@
-"""One task of a merge that drops repeats: rows whose key occurred before, close in event time.
+"""Runs one task of a merge that drops repeats: rows whose key occurred before, close in event time.
 
 The rows of a batch are staged as data files. Each task of the first round looks up the keys of these rows in some of
 the table's files. Each task of the last round also finds all repeats within the batch, and rewrites those of its files
@@ -146,7 +146,7 @@ class _Task:
             yield pa.concat_tables(pending)
 
     def _repeats(self, batch: _Batch, left: Numbers) -> Numbers:
-        """Return those of the remaining rows that repeat another row of the batch.
+        """Return which of the remaining rows repeat another row of the batch.
 
         Sorts only rows whose key occurs more than once.
         """
@@ -189,9 +189,9 @@ class _Task:
 
 
 def beside(codes: Numbers, times: Numbers, there: Numbers, at: Numbers, *, within_us: int) -> Mask:
-    """Mask of rows that have a row with the same key nearby in event time, in the table. Pure.
+    """Mask of rows for which the table has a row with the same key nearby in event time. Pure.
 
-    `there` has the key numbers of the table's rows, `at` their event times.
+    `table_codes` has the key numbers of the table's rows, `table_times` their event times.
     """
     count = len(codes)
     keys, moments = np.r_[codes, there], np.r_[times, at]
@@ -221,7 +221,7 @@ def repeats(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -
     near = _near(moments[first[group]], moments, within_us) if count else np.zeros(0, np.bool_)
     dropped = near & ~is_first
     ends = np.r_[first[1:], count]
-    for number in np.unique(group[~near]).tolist():  # few keys come back later than `within`
+    for number in np.unique(group[~near]).tolist():  # few keys recur after more than `within_us`
         start, end = int(first[number]), int(ends[number])
         dropped[start:end] = _one_by_one(moments[start:end].tolist(), within_us)
     found = np.zeros(count, np.bool_)

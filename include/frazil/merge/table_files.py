@@ -79,7 +79,7 @@ class Reader:
         if delete.path in self._deletes:
             return self._deletes[delete.path]
         by_path = self.deletes(delete.path)
-        if not delete.alone:  # several data files ask for it
+        if not delete.alone:  # several data files share this delete file
             self._deletes[delete.path] = by_path
         return by_path
 
@@ -127,7 +127,7 @@ class DataReader:
         `wanted` selects row groups; None selects all.
         """
         physical, expected = self._physical(), arrow_schema(schema)
-        # As PyIceberg's own scan: a list or a map is selected by what is in it.
+        # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
         there = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
         names = [field.name for field in there.fields] or self.file.schema_arrow.names[:1]

@@ -1,4 +1,4 @@
-"""One task of a merge: merges the newest changes into some of the table's files."""
+"""Runs one task of a merge: merges the newest changes into some of the table's files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from frazil.merge.outcome import deletes, filled, fresh, renewed, stale, unchang
 from frazil.merge.repeats import drop_repeats
 from frazil.merge.table_files import Reader, arrow_schema, write_position_deletes
 
-NEVER = np.iinfo(np.int64).min
-"""Stands for a missing event time."""
+NO_EVENT_TIME = np.iinfo(np.int64).min
+"""The number for a missing event time."""
 
 
 def merge(
@@ -105,7 +105,7 @@ class _Merge:
         index = KeyIndex(newest, rules.key)
         keys = self.schema.select(*rules.key)
         for found in located(self.reader, self.task.files, index, keys):
-            first = ~matched[found.changes]  # a key that others wrote twice is updated once
+            first = ~matched[found.changes]  # a key that other programs wrote twice is updated once
             once = np.zeros(len(first), np.bool_)
             once[np.unique(found.changes, return_index=True)[1]] = True
             first &= once
@@ -134,9 +134,8 @@ class _Merge:
         self._write(changes.filter(pa.array(new & first)))
         self._put(changes.filter(pa.array(renews & first)))
         self._count_windows(rows.filter(pa.array(first & (gone | new & self._moved(rows, changes)))))
-        return found.positions[
-            (gone | new | renews) & first | ~old & ~first
-        ]  # of a key that others wrote twice, one row stays
+        # If other programs wrote a key twice, one row stays.
+        return found.positions[(gone | new | renews) & first | ~old & ~first]
 
     def _moved(self, rows: pa.Table, changes: pa.Table) -> NDArray[np.bool_]:
         """Mask of rows that their changes move to another window. Both windows have then changed."""
@@ -144,7 +143,7 @@ class _Merge:
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
         before, after = (
-            pc.fill_null(column(of, rules.event_time).cast(pa.int64()), NEVER).to_numpy() // rules.window_us
+            pc.fill_null(column(of, rules.event_time).cast(pa.int64()), NO_EVENT_TIME).to_numpy() // rules.window_us
             for of in (rows, changes)
         )
         moved: NDArray[np.bool_] = before != after
@@ -222,15 +221,16 @@ def _by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]:
 MAX_DELETED_SHARE = 0.2
 """Maximum share of a file's rows that delete files may remove. Above this share, `auto` rewrites the file."""
 TIER = 4
-"""Files at most this many times as large as the new file are rewritten with it, if `MIN_JOINED_FILES` or more exist.
+"""Maximum size of a file that is rewritten together with the new file, as a multiple of the new file's size.
 
-So each row is rewritten once per size tier, and a partition has few files of each tier.
+Files are rewritten together only if at least `MIN_JOINED_FILES` of them exist. So each row is rewritten once per size
+tier, and a partition has few files of each tier.
 """
 MIN_JOINED_FILES = 4
 SMALL_BYTES = 64 * 2**10
-"""Files below this size all cost readers the same."""
+"""Size in bytes below which all files cost readers the same."""
 SMALLER_BYTES = 2**20
-"""File size below which the allowed share of deleted rows shrinks in proportion.
+"""File size in bytes below which the allowed share of deleted rows shrinks in proportion.
 
 A small data file costs less to rewrite, but its delete file costs readers as much as any other. With this rule, each
 deleted row costs the same number of rewritten bytes for files of any size.

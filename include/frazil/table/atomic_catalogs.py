@@ -51,15 +51,15 @@ def why_not_atomic(name: str, properties: Mapping[str, str]) -> str | None:
         if database in DATABASES:
             return None
         return (
-            f"the catalog {name!r} is in {database}, where commits to several tables at once are untested; tested "
-            f"are {' and '.join(DATABASES)}. {instead}"
+            f"the catalog {name!r} is in {database}, where commits to several tables at once are not tested; they are "
+            f"tested with {' and '.join(DATABASES)}. {instead}"
         )
     if kind == "rest":
         if properties.get(ATOMIC, "").lower() in SERVERS:
             return None
         return (
-            f"the catalog {name!r} is a REST catalog, and most change several tables one after the other. If its "
-            f"server is {' or '.join(SERVERS)}, which change them at once, set the catalog's property {ATOMIC} to "
-            f"that name. {instead}"
+            f"the catalog {name!r} is a REST catalog, and most REST catalogs change several tables one after the "
+            f"other. If its server is {' or '.join(SERVERS)}, which change them at once, set the catalog's property "
+            f"{ATOMIC} to the server's name. {instead}"
         )
     return f"the catalog {name!r} is of type {kind!r}, which changes one table at a time. {instead}"

@@ -68,7 +68,7 @@ def _move(connection: Connection, catalog: str, found: Table, made: StagedTable)
         },
     )
     if moved.rowcount != 1:
-        raise CommitFailedException(f"table {'.'.join(found.name())} was changed meanwhile")
+        raise CommitFailedException(f"table {'.'.join(found.name())} was changed by another commit")
 
 
 def _delete(staged: Sequence[StagedTable]) -> None:
@@ -79,4 +79,4 @@ def _delete(staged: Sequence[StagedTable]) -> None:
         except FileNotFoundError:  # the file that could not be written
             continue
         except Exception as error:
-            log.warning("the metadata file %s of a failed commit was left behind: %r", made.metadata_location, error)
+            log.warning("cannot delete the metadata file %s of a failed commit: %r", made.metadata_location, error)

@@ -63,7 +63,7 @@ def _is_icebergs(error: Exception) -> bool:
 def _is_foreign(error: Exception) -> bool:
     """Return whether the response came from a gateway, or from a server that is not an Iceberg REST catalog."""
     if isinstance(error, ValidationError):
-        return error.title.endswith("Response")  # PyIceberg's models of a REST catalog's answers
+        return error.title.endswith("Response")  # PyIceberg's models of a REST catalog's responses
     return isinstance(error, NoIcebergAnswer) or (type(error) is RESTError and not _is_icebergs(error))
 
 
@@ -73,18 +73,18 @@ def _foreign(catalog: str, error: Exception) -> CommitUnavailable:
     The error allows a restart, because a gateway whose catalog is down looks the same as a wrong uri.
     """
     return CommitUnavailable(
-        f"the uri of the catalog {catalog!r} does not answer like an Iceberg REST catalog: {_of_answer(error)}. "
-        "Correct uri and warehouse, unless it is a gateway whose catalog is down: then the next try succeeds"
+        f"the uri of the catalog {catalog!r} does not respond like an Iceberg REST catalog: {_of_answer(error)}. "
+        "Correct its uri and warehouse. If the uri is a gateway whose catalog is down, wait until the catalog is back"
     )
 
 
 def _of_answer(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        return f"its JSON is not a valid {error.title}"
+        return f"the JSON is not a valid {error.title}"
     response = getattr(error.__cause__, "response", None)
     if response is None:
         return one_line(error)
-    return f"it answers {response.status_code} without Iceberg's error"
+    return f"status {response.status_code} without an Iceberg error"
 
 
 def check_storage(name: str, warehouse: str) -> None:
@@ -112,7 +112,9 @@ def loading_error(catalog: str, error: Exception) -> FrazilError | None:
             "set client.access-key-id and client.secret-access-key, a profile or a role"
         )
     if isinstance(error, RESTError) and type(error) is RESTError and _is_icebergs(error):
-        return SpecError(f"the catalog {catalog!r} does not know the warehouse, or refuses its uri: {one_line(error)}")
+        return SpecError(
+            f"the warehouse of the catalog {catalog!r} does not exist, or the server refuses its uri: {one_line(error)}"
+        )
     if _is_foreign(error):
         return _foreign(catalog, error)
     if type(error).__name__ == "MissingGreenlet":
@@ -162,7 +164,7 @@ def _not_called(catalog: str, error: Exception, *, half_configured: bool) -> Fra
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
     if type(error).__name__.startswith(_MISCONFIGURED):
         return wrongly_configured(catalog, error)
-    # Also if no credentials are found: that happens while a host's metadata service is silent.
+    # Includes missing credentials, which occur while a host's metadata service does not respond.
     return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
 
 
@@ -170,7 +172,7 @@ def _refused(catalog: str, error: Exception, code: str) -> FrazilError | None:
     if code in _EXPIRED:
         return CommitUnavailable(f"the credentials for the catalog {catalog!r} have expired: {one_line(error)}")
     if code in _DENIED:
-        return AccessDenied(f"the catalog {catalog!r} refuses our credentials: {one_line(error)}; correct them")
+        return AccessDenied(f"the catalog {catalog!r} refuses frazil's credentials: {one_line(error)}; correct them")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Opens catalogs by PyIceberg's own configuration; without any configuration, opens the embedded catalog.
+"""Opens catalogs from PyIceberg's own configuration; without any configuration, opens the embedded catalog.
 
 A catalog is configured in `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current folder), or by variables
 PYICEBERG_CATALOG__<NAME>__<PROPERTY>. Spark's properties are derived from the same configuration.
@@ -57,14 +57,14 @@ SQLITE_BUSY_SECONDS = 30
 OPEN_ATTEMPTS = 3
 
 _engines: WeakValueDictionary[str, SqlEngine] | None = None
-"""SQL engines by URI, if catalogs share them (`share_connections`), else None. An engine is closed when no catalog uses
-it.
+"""SQL engines by URI, if catalogs share them (`share_connections`); otherwise None. An engine is closed when no catalog
+uses it.
 """
 KEPT_S = 10.0
 """Seconds for which `catalogs_kept` keeps an opened catalog; later, credentials and configuration are read again."""
 _kept: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
 MAX_ERROR_CHARACTERS = 300
-"""Largest number of characters that a message quotes from a server's error: a gateway may respond with whole pages."""
+"""Maximum number of characters that a message quotes from a server's error: a gateway may respond with whole pages."""
 METADATA_FILE = ".metadata.json"
 
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
@@ -113,7 +113,7 @@ def catalog_config(name: str | None) -> CatalogConfig:
 
 
 def load_catalog(name: str | None) -> Catalog:
-    """Open the catalog of this name by PyIceberg's conventions; the embedded catalog if no default catalog is
+    """Open the catalog of this name from PyIceberg's configuration; the embedded catalog if no default catalog is
     configured.
 
     Raises SpecError if the catalog is not configured or wrongly configured, AccessDenied, CommitUnavailable.
@@ -195,9 +195,9 @@ def names_in(catalog: Catalog, namespace: str) -> list[str]:
 
 
 def words_of_table(error: Exception) -> str:
-    """Return why one table could not be loaded or changed; if access is forbidden, also what to do."""
+    """Return why one table could not be loaded or changed; if access is denied, also what to do."""
     if isinstance(error, ForbiddenError | PermissionError) and not has_expired(error):
-        return f"it is forbidden ({words_of(error)}): let frazil's user read and change it"
+        return f"access denied ({words_of(error)}): grant frazil's user read and write access to the table"
     return words_of(error)
 
 
@@ -216,7 +216,8 @@ def catalog_errors(catalog: str) -> Iterator[None]:
                 "fetches new ones"
             ) from error
         raise AccessDenied(
-            f"the catalog {catalog!r} or its storage refuses our credentials: {error}; correct them, then start again"
+            f"the catalog {catalog!r} or its storage refuses frazil's credentials: {error}; correct them, then start "
+            "again"
         ) from error
     except BadRequestError as error:
         raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}; correct the request") from error
@@ -291,7 +292,7 @@ def _with_busy_timeout(uri: str) -> str:
 
 
 def _open(config: CatalogConfig) -> Catalog:
-    """Open a catalog; retry if two processes collide while both create a SQL catalog's tables."""
+    """Open a catalog. Retry if another process creates the SQL catalog's tables at the same time."""
     for _ in range(OPEN_ATTEMPTS - 1):
         try:
             return _open_once(config)

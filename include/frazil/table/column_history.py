@@ -1,4 +1,4 @@
-"""Finds former names and types of a table's columns, by field id, in the schemas of the table's metadata."""
+"""Collects the former names and types of a table's columns, by field id, from the schemas in the table's metadata."""
 
 from __future__ import annotations
 

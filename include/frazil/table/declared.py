@@ -1,4 +1,4 @@
-"""A stream's tables as declared, whether they exist or not."""
+"""Describes a stream's tables as declared, whether they exist or not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_PROPERTIES = {
     "commit.retry.num-retries": "10",
 }
 MAIN_PROPERTIES = DEFAULT_PROPERTIES | {
-    # Half the bytes and a third less CPU. Signals and dead letters are few, and every reader must be able to read them.
+    # Version 2 takes half the bytes and a third less CPU. Signals and dead letters are few, and must suit every reader.
     "write.parquet.format-version": "v2",
 }
 

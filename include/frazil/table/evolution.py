@@ -1,7 +1,7 @@
 """Compares a declared schema with a table's schema. Each difference is a safe evolution or a conflict. Pure.
 
 Safe evolutions keep every file and every reader valid: new optional columns, int to long, float to double, a larger
-decimal precision (Iceberg specification, "Schema Evolution"). Any other difference is for the operator to decide. This
+decimal precision (Iceberg specification, "Schema Evolution"). An operator must decide on any other difference. This
 includes a declared name that the table had earlier: a column that someone renamed or dropped is not added again.
 """
 
@@ -112,8 +112,8 @@ class Comparison:
             if field.required and name not in declared_names and field.field_id not in found_ids:
                 yield Conflict(
                     (*path, name),
-                    f"is {field.field_type} not null in the table and is not declared; declare it, or make it optional "
-                    "in the table",
+                    f"is {field.field_type} not null in the table, but is not declared; declare it, or make it "
+                    "optional in the table",
                 )
 
     def missing(self, declared: NestedField, existing: StructType, *, path: Path, parent: int) -> Addition | Conflict:
@@ -122,14 +122,14 @@ class Comparison:
         optional = " and declare it without 'not null'" if declared.required and mine else ""
         bore = self.history.ids.get((parent, name), ())
         if now := self._now(bore):
-            other = f", declare {now} if that is what records call it" if mine else ""
+            other = f", declare {now} if records use that name" if mine else ""
             return Conflict(
                 path,
-                f"was renamed to {now} in the table; rename it back{other}, or add a new optional column of its name "
-                f"to the table{optional}",
+                f"was renamed to {now} in the table; rename it back{other}, or add a new optional column {name} to the "
+                f"table{optional}",
             )
         if bore:
-            other = "take it out of the declaration, or " if mine else ""
+            other = "remove it from the declaration, or " if mine else ""
             return Conflict(
                 path,
                 f"was dropped from the table; {other}add it to the table again, as an optional "
@@ -140,8 +140,8 @@ class Comparison:
         if declared.required:
             return Conflict(
                 path,
-                f"is declared {declared.field_type} not null, but the table has no such column, so its rows have no "
-                "value; declare it without 'not null'",
+                f"is declared {declared.field_type} not null, but the table does not have this column, so existing "
+                "rows have no value; declare it without 'not null'",
             )
         return Addition(path, declared.field_type, declared.doc)
 
@@ -153,9 +153,9 @@ class Comparison:
             return None
         return Conflict(
             path,
-            f"is another column than before: that one was renamed to {now} in the table, and its name reused. "
-            f"Rename them back, or accept the table's columns as they are by setting its property {ACCEPTED_SCHEMA} to "
-            f"{self.table.schema_id}",
+            f"is another column than before: the earlier column was renamed to {now} in the table, and a new column "
+            f"has its name. Rename both columns back, or accept the table's columns as they are: set the table "
+            f"property {ACCEPTED_SCHEMA} to {self.table.schema_id}",
         )
 
     def _now(self, field_ids: Iterable[int]) -> str | None:
@@ -167,13 +167,13 @@ class Comparison:
         if declared.required and not existing.required:
             yield Conflict(
                 path,
-                f"is declared {declared.field_type} not null, and is {existing.field_type} (optional) in the table; "
+                f"is declared {declared.field_type} not null, but is {existing.field_type} (optional) in the table; "
                 "declare it without 'not null', or make it required in the table",
             )
         elif existing.required and not declared.required:
             yield Conflict(
                 path,
-                f"is declared {declared.field_type} (optional), and is {existing.field_type} not null in the table; "
+                f"is declared {declared.field_type} (optional), but is {existing.field_type} not null in the table; "
                 "declare it 'not null', or make it optional in the table",
             )
         yield from self._types(declared, existing, path=path)
@@ -194,7 +194,7 @@ class Comparison:
         else:
             yield Conflict(
                 path,
-                f"is declared {wanted}, and is {found} in the table; declare it {found}, write to a new table, "
+                f"is declared {wanted}, but is {found} in the table; declare it {found}, write to a new table, "
                 "or add a column of another name",
             )
 

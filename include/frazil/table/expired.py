@@ -23,7 +23,7 @@ def has_expired(error: BaseException) -> bool:
 def _names_a_code(error: BaseException) -> bool:
     response = getattr(error, "response", None)  # botocore's ClientError has a mapping; requests' errors have none
     code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
-    # An executor's error arrives as one of ours, with only the text.
+    # An executor's error arrives as a frazil error, with only the text.
     said = f"{code} {error}" if isinstance(error, OSError | CommitUnavailable) else str(code)
     return any(each in said for each in _CODES)
 

@@ -28,7 +28,7 @@ from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, Within, box, of_topics
 
 FILES_AT_ONCE = 2
-"""Number of files read in parallel: one is fetched while another is sorted. Each file takes about 25 bytes per row."""
+"""Maximum number of files read in parallel: one is fetched while another is sorted. Each takes 25 bytes per row."""
 
 DISCARDED = "discarded_at"
 """Column of a dead-letter table: the time at which an operator discarded the dead letter."""
@@ -57,7 +57,7 @@ class Wanted:
     """The branch to read; None for the table's current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Return the columns that are needed besides the coordinates to select rows, without columns that an older
+        """Return the columns that selecting rows needs in addition to the coordinates. Leave out columns that the
         table does not have.
         """
         names = {field.name for field in table.schema().fields}

@@ -36,8 +36,8 @@ class LocalStore(ObjectStore):
                 if error.errno not in _NO_LINKS:
                     raise
                 raise EnvironmentUnusable(
-                    f"{target.parent}: this file system has no hard links ({error.strerror}), which an exclusive "
-                    "write needs; put the table on one that has them, or in an object store"
+                    f"{target.parent}: this file system does not support hard links ({error.strerror}), which frazil "
+                    "needs; put the table on a file system that does, or in an object store"
                 ) from error
         _sync(target.parent)
         return True
@@ -82,7 +82,7 @@ class LocalStore(ObjectStore):
             except (OSError, FrazilError) as error:
                 left[path] = error
                 continue
-            with contextlib.suppress(OSError):  # not empty, or gone
+            with contextlib.suppress(OSError):  # not empty, or already deleted
                 target.parent.rmdir()
         return left
 

@@ -34,17 +34,17 @@ def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
     uuid = found.newest.uuid if found.newest else None
     if name := other_name(catalog, identifier, location=found.location, uuid=uuid):
         return (
-            f"the table {identifier} is not in the catalog {catalog.name!r}, and its location {found.location} holds "
-            f"the table {name}. If it was renamed, rename {name} back to {identifier} or declare `table: {name}`; "
-            "otherwise declare another `table.location`"
+            f"the table {identifier} is not in the catalog {catalog.name!r}, and its location {found.location} holds the "
+            f"table {name}. If {identifier} was renamed, rename {name} back to {identifier} or declare "
+            f"`table: {name}`; otherwise declare another `table.location`"
         )
     ways = ["Check that FRAZIL_HOME or .pyiceberg.yaml names the right catalog"]
     if found.newest is not None:
         ways.append(f"register the table again: `{registration(catalog.name, identifier, found.newest.path)}`")
     return (
-        f"the table {identifier} is not in the catalog {catalog.name!r}, and its location {found.location} holds one: "
-        f"{found}. The catalog may have been lost or exchanged. {', or '.join(ways)}. If the table was dropped on "
-        "purpose, move that folder away, or declare another `table.location`"
+        f"the table {identifier} is not in the catalog {catalog.name!r}, but its location {found.location} has files "
+        f"of a table: {found}. The catalog may have been lost or replaced. {', or '.join(ways)}. If the table was "
+        "dropped on purpose, move the folder away, or declare another `table.location`"
     )
 
 
@@ -63,7 +63,7 @@ def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | 
     def is_it(name: str) -> bool:
         try:
             found = catalog.load_table(name).metadata
-        except Exception:  # a table that cannot be loaded proves nothing
+        except Exception:  # a table that cannot be loaded does not count
             return False
         return str(found.table_uuid) == uuid or _plain(found.location) == folder
 
@@ -94,9 +94,9 @@ def check_own_folder(catalog: Catalog, table: Table) -> None:
     name = other and other_name(catalog, identifier, location=table.location(), uuid=other.uuid)
     if name:
         raise TableLost(
-            f"the folder {table.location()} of table {identifier} also holds the table {name}, which was renamed "
-            f"before {identifier} was created again: each would delete the other's files. Drop {identifier} without "
-            f"purging it and rename {name} back, or declare another `table.location`"
+            f"the folder {table.location()} of table {identifier} also holds the table {name}, which was "
+            f"renamed before {identifier} was created again: each table would delete the other's files. Drop "
+            f"{identifier} without purging it and rename {name} back, or declare another `table.location`"
         )
 
 
@@ -121,7 +121,7 @@ def lost_table(spec: StreamSpec) -> str | None:
 
 
 def lost_dead_letters(spec: StreamSpec) -> TableLost:
-    """Return why an existing stream has no dead-letter table, and what the writer's next start does about it."""
+    """Return the error for an existing stream without a dead-letter table: the reason, and what to do."""
     catalog, identifier = existing_catalog(spec.table.catalog), spec.dead_letter_table
     with catalog_errors(catalog.name):
         found = remains_in_place(catalog, declared_dead_letters(spec))
@@ -129,14 +129,13 @@ def lost_dead_letters(spec: StreamSpec) -> TableLost:
         lost_sentence(catalog, identifier, found)
         if found
         else f"its dead-letter table {identifier} is not in the catalog {catalog.name!r}: it was dropped or renamed. "
-        f"The writer's next start creates an empty one: `frazil restart {spec.name}`"
+        f"To create an empty dead-letter table, restart the writer: `frazil restart {spec.name}`"
     )
     return TableLost(f"stream {spec.name!r}: {said}")
 
 
 def stream_catalog(spec: StreamSpec) -> Catalog:
-    """Return the catalog of a stream's table, for everyone except the stream's writer: a missing catalog is not
-    created.
+    """Return the catalog of a stream's table for readers, without creating a missing catalog.
 
     Raises TableLost if the catalog lost the table, and the errors of `lost_table`.
     """
@@ -154,7 +153,7 @@ def not_there(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecE
     for spec in specs:
         if lost := lost_table(spec):
             return TableLost(lost)
-    return SpecError(f"the table {identifier} does not exist yet: its writer's first start creates it")
+    return SpecError(f"the table {identifier} does not exist yet: the first start of its writer creates it")
 
 
 def missing_table(spec: StreamSpec, *, committed: bool) -> str | None:
@@ -171,7 +170,8 @@ def missing_table(spec: StreamSpec, *, committed: bool) -> str | None:
 
 def _dropped(spec: StreamSpec, catalog: str) -> str:
     return (
-        f"a writer of this host committed to the table {spec.table.identifier}, and the catalog {catalog!r} does not "
-        "have it: the catalog was lost or exchanged, or the table was dropped or renamed. Name the right catalog, or "
-        f"register the table's newest metadata file; `frazil forget {spec.name}` if it was dropped on purpose"
+        f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "
+        "have the table: the catalog was lost or replaced, or the table was dropped or renamed. Configure the right "
+        "catalog, or register the table's newest metadata file. If the table was dropped on purpose, run "
+        f"`frazil forget {spec.name}`"
     )

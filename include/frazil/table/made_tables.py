@@ -21,7 +21,7 @@ OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object
 
 
 def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
-    """Return a table of a stream's route as it would be created; `value` is the value that the template gets for it."""
+    """Return a table of a stream's route as it would be created; `value` is the route value that the template takes."""
     declared = declared_table(spec)
     properties = {name: text for name, text in declared.properties.items() if name not in OWN_FOLDERS}
     if value is not None:

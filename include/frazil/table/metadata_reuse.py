@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 
 MAX_CACHED = 8
-"""Number of parsed metadata files that are kept: those of a stream's two tables, those staged for them, and a few
-more.
+"""Maximum number of parsed metadata files that are kept: those of a stream's two tables, those staged for them, and a
+few more.
 """
 
 
@@ -42,7 +42,7 @@ def reuse_metadata(catalog: Catalog) -> Catalog:
     if isinstance(catalog, MetastoreCatalog):
         _copy_less(catalog)
         _configure_once(catalog)
-    # Importing it takes a while; if it was never imported, the catalog is of another type.
+    # Importing the module takes a while; if it was never imported, the catalog is of another type.
     sql = sys.modules.get("pyiceberg.catalog.sql")
     if sql is not None and isinstance(catalog, sql.SqlCatalog):
         _parse_once(catalog)

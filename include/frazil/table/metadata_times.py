@@ -46,7 +46,7 @@ def in_order(before: TableMetadata, after: TableMetadata) -> TableMetadata:
 
 
 def keep_times_in_order(catalog: Catalog) -> Catalog:
-    """Date every change through this catalog after all earlier changes of the table.
+    """Give every change through this catalog a later time than all earlier changes of the table.
 
     Applies to frazil's own commits and to PyIceberg transactions, on catalogs whose client writes the metadata (SQL,
     Hive, Glue). The server of a REST catalog dates changes itself.
@@ -70,9 +70,9 @@ def keep_times_in_order(catalog: Catalog) -> Catalog:
 
 def _warn(table: str, ahead_ms: int) -> None:
     log.warning(
-        "table %s was changed by a host whose clock is %d s ahead of this one: changes are now dated after that. "
-        "Until this host's clock catches up, Spark, Trino and other JVM engines cannot commit to it (compaction and "
-        "expiry fail). Synchronise the hosts' clocks",
+        "table %s was changed by a host whose clock is %d s ahead of this host's clock. New changes get later times "
+        "than that. Until this host's clock catches up, Spark, Trino and other JVM engines cannot commit to the table "
+        "(compaction and expiry fail). Synchronise the hosts' clocks",
         table, ahead_ms // 1000,
     )  # fmt: skip
 

@@ -30,15 +30,15 @@ _NO_BATCHES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD
 checksum.
 """
 KEYS_AT_ONCE = 1_000
-"""Largest number of keys in one request to S3."""
+"""Maximum number of keys in one request to S3."""
 
 _PUT_ATTEMPTS = 5
 TRIES = 2
-"""Number of attempts by s3fs. Each makes up to five attempts of its client; five times five took a minute against a
-store that answered "slow down".
+"""Maximum number of attempts by s3fs. In each of them, its client makes up to five attempts. Five times five attempts
+took a minute against a store that responded "slow down".
 """
 MAX_OPEN = 4
-"""Number of opened FileIO objects to keep, one per set of properties: Spark executors open a store for each write."""
+"""Maximum number of FileIO objects to keep, one per set of properties: Spark executors open a store for each write."""
 
 
 class FsspecStore(ObjectStore):
@@ -62,11 +62,11 @@ class FsspecStore(ObjectStore):
     def _files(self) -> Any:
         """Return this thread's file system; fsspec's clients must not be shared between threads."""
         opened = self._opened
-        # If they can be renewed, valid credentials are kept: a client costs half a second of a core.
+        # Renewable credentials are used until they expire: a new client costs half a second of a core.
         if opened is None or (self._renew is None and opened[0] != self._newest()):
             self._opened = opened = (newest := self._newest(), _file_io(newest))
         files = opened[1].get_fs(self._scheme, self._host)
-        # fsspec would keep it forever: 12 MiB for each load that vends new credentials.
+        # fsspec would cache the client forever: 12 MiB for each load that vends new credentials.
         type(files)._cache.pop(files._fs_token, None)
         if hasattr(files, "retries"):
             files.retries = TRIES
@@ -76,8 +76,8 @@ class FsspecStore(ObjectStore):
         return frozenset(file_io_properties(self._ask()).items())
 
     def _do(self, path: str, act: Callable[[Any], R]) -> R:
-        """Call `act` with the file system. If the credentials have expired or are refused, try once more with newer
-        ones.
+        """Call `action` with the file system. If the credentials have expired or are refused, try once more with newer
+        credentials.
         """
         try:
             with _failures(path):
@@ -178,7 +178,7 @@ class FsspecStore(ObjectStore):
                 left[path] = error
             except CommitUnavailable as error:
                 if has_expired(error) or not isinstance(error.__cause__, OSError):
-                    raise  # it concerns all keys
+                    raise  # the error concerns all keys
                 left[path] = error.__cause__
         return left
 
@@ -219,7 +219,9 @@ def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | Fra
             said = f"{path}: {code}: {found.get('Message')}"
             denied = code == "AccessDenied"
             left[path] = (
-                AccessDenied(f"{said}; give these credentials the right to delete objects") if denied else OSError(said)
+                AccessDenied(f"{said}; grant these credentials the right to delete objects")
+                if denied
+                else OSError(said)
             )
     return left
 

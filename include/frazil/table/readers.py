@@ -79,7 +79,7 @@ def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], p
 
 _DUCKDB = """
 table = catalog.load_table("namespace.table")
-# Only what the filter and the columns leave is read, into memory.
+# Reads only the selected rows and columns, into memory.
 connection = table.scan(row_filter="true", selected_fields=("*",)).to_duckdb("t")
 print(connection.sql("SELECT count(*) FROM t"))"""
 

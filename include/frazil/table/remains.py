@@ -1,4 +1,5 @@
-"""Finds what a table left in its folder: if its catalog does not have the table, the catalog was lost or replaced.
+"""Finds remaining files of a table in its folder: if the catalog does not have the table, the catalog was lost or
+replaced.
 
 A new table must not share such a folder: two tables in one folder would treat each other's files as their own.
 Journals, commit records and staged files are found only by their folder.
@@ -46,7 +47,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What a folder still holds of a table."""
+    """The remaining metadata and stream state of a table in a folder."""
 
     location: str
     newest: Metadata | None
@@ -90,7 +91,7 @@ def place_of_new(
     except (NotImplementedError, RESTError) as error:
         if isinstance(error, RESTError) and type(error) not in {BadRequestError, RESTError}:
             raise  # refused, or unreachable
-        log.info("the catalog %r does not say where it would create %s: %s", catalog.name, identifier, error)
+        log.info("cannot determine where the catalog %r would create table %s: %s", catalog.name, identifier, error)
         return None
     # Nothing is created before a commit, which never happens.
     table = staged._table

@@ -72,7 +72,7 @@ def problems(wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, 
         if name not in ids:
             found.append(f"the table has no column {name}")
         elif why := fixed.get(name):
-            found.append(f"the column {name} stays as it is: {why}")
+            found.append(f"the column {name} cannot be changed: {why}")
     for old, new in wanted.renames.items():
         if new.lower() in names and new.lower() != old.lower():
             found.append(f"the table already has the column {names[new.lower()]}")
@@ -81,13 +81,13 @@ def problems(wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, 
         elif new.lower() in METADATA_COLUMNS:
             found.append(f"{new} {OF_ICEBERG}")
         elif others := [i for i in history.ids.get((TOP, new), ()) if i != ids.get(old)]:
-            found.append(f"{new} was the name of another column (field id {others[0]}): choose one that is new")
+            found.append(f"{new} was the name of another column (field id {others[0]}): choose a new name")
     given = [new.lower() for new in wanted.renames.values()]
     found += [
         f"{new} is given to two columns" for n, new in enumerate(wanted.renames.values()) if new.lower() in given[:n]
     ]
     both = set(wanted.drops) & set(wanted.renames)
-    found += [f"{name} is to be both renamed and dropped" for name in sorted(both)]
+    found += [f"{name} cannot be both renamed and dropped" for name in sorted(both)]
     return found
 
 

@@ -1,4 +1,4 @@
-"""PyIceberg's client for REST catalogs, with protection against slow or overloaded servers and gateways.
+"""Extends PyIceberg's client for REST catalogs with protection against slow or overloaded servers and gateways.
 
 PyIceberg waits forever for a response, and accepts any response as an Iceberg response. Here each request has a
 timeout. If the server is overloaded, a read is retried after the time in the response's `Retry-After`. A commit is
@@ -22,7 +22,7 @@ TIMEOUT_S = (10.0, 60.0)
 OVERLOADED = (429, 503)
 READ_RETRIES = 3
 MAX_RETRY_AFTER_S = 10
-"""Longest wait in seconds between two attempts of a read. Commits may wait longer: see `frazil.commit.swap`."""
+"""Maximum wait in seconds between two attempts of a read. Commits may wait longer: see `frazil.commit.swap`."""
 NESTED = ("auth", "ssl")
 """Prefixes of properties that PyIceberg's client expects as nested mappings."""
 
@@ -40,7 +40,7 @@ class PatientRestCatalog(RestCatalog):
 
     def _create_session(self) -> Session:
         session = super()._create_session()
-        for adapter in session.adapters.values():  # including the signing one, which PyIceberg has made meanwhile
+        for adapter in session.adapters.values():  # including the signing adapter, which PyIceberg has just created
             adapter.max_retries = _retries()  # type: ignore[attr-defined]
         return session
 
@@ -94,5 +94,5 @@ def _checked(response: Response) -> Response:
     if says_something and response.content and not response.content.lstrip().startswith((b"{", b"[")):
         kind = response.headers.get("Content-Type", "no type")
         begin = " ".join(response.text[:200].split())[:60]
-        raise NoIcebergAnswer(f"it answers {response.status_code} with {kind} instead of JSON: {begin!r}")
+        raise NoIcebergAnswer(f"status {response.status_code} with {kind} instead of JSON: {begin!r}")
     return response

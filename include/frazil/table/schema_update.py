@@ -85,10 +85,9 @@ def _as_renamed(declared: DeclaredTable, table: Table) -> DeclaredTable:
 
 
 def _adoptable(declared: DeclaredTable, existing: Schema) -> Schema:
-    """Return the declared schema, with frazil's own columns optional where the table may be without them or has them as
-    optional.
+    """Return the declared schema; frazil's own columns are optional if they are missing or optional in the table.
 
-    frazil's own columns always have a value, but an older table may have got them later.
+    frazil's own columns always have a value in new rows, but an older table may have rows without them.
     """
     there = {field.name: field for field in existing.fields}
 
@@ -122,7 +121,7 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
     Each is written as in a declaration: `gate: string`.
     """
     names = {column.name for column in spec.columns}
-    if former_columns(table.properties):  # otherwise no schema is made: an open page does this for hundreds of streams
+    if former_columns(table.properties):  # building a schema is slow, and an open page calls this for many streams
         names = {field.name for field in _as_renamed(declared_table(spec), table).schema.fields}
     return tuple(declaration(field) for field in table.schema().fields if field.name not in names | RESERVED)
 

@@ -101,7 +101,10 @@ def _jdbc(name: str, uri: str) -> dict[str, str]:
     if url.get_backend_name() == "sqlite":
         return common | {"uri": f"jdbc:sqlite:{url.database}?busy_timeout={SQLITE_BUSY_MS}"}
     if url.get_backend_name() != "postgresql":
-        raise SpecError(f"the catalog {name!r} is in {url.get_backend_name()}; Spark opens PostgreSQL and SQLite")
+        raise SpecError(
+            f"the catalog {name!r} is in {url.get_backend_name()}, which frazil cannot open from Spark: use PostgreSQL "
+            "or SQLite"
+        )
     query = f"?{urlencode(dict(url.query), doseq=True)}" if url.query else ""
     port = f":{url.port}" if url.port else ""
     jdbc = common | {"uri": f"jdbc:postgresql://{url.host}{port}/{url.database}{query}"}

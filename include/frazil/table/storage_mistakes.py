@@ -15,7 +15,7 @@ from frazil.spec.addresses import OBJECT_STORES, names_store
 from frazil.table.expired import has_expired
 
 MAX_ERROR_CHARACTERS = 600
-"""Largest number of characters that a message quotes from an error. Arrow's text begins with a long key and ends with
+"""Maximum number of characters that a message quotes from an error. Arrow's text begins with a long key and ends with
 the last event.
 """
 _DENIED = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
@@ -44,7 +44,7 @@ def staging_failure(folder: str, error: OSError) -> FrazilError | None:
     """
     if urlsplit(folder).scheme not in OBJECT_STORES or error.errno in _LOCAL:
         return None
-    # Whatever the cause, it is not a record, and a retry may succeed.
+    # The cause is never a record, and a retry may succeed.
     outage = CommitUnavailable(f"{folder}: the object store fails: {_error_text(error)}")
     return _of_credentials(folder, error) or outage
 
@@ -54,17 +54,17 @@ def _of_credentials(path: str, error: Exception) -> FrazilError | None:
     if boto is not None and isinstance(error, boto.NoCredentialsError):
         # A silent metadata service of the host looks the same.
         return CommitUnavailable(
-            f"{path}: no credentials for the object store were found: {_error_text(error)}. Configure some, unless "
-            "a host's or a role's are only missing for a moment"
+            f"{path}: credentials for the object store are missing: {_error_text(error)}. Configure credentials, "
+            "unless those of the host or role are only temporarily unavailable"
         )
     if has_expired(error):
         return CommitUnavailable(
             f"{path}: the credentials of the object store have expired: {_error_text(error)}. The catalog issues new "
-            "ones with the table's next load"
+            "credentials when the table is next loaded"
         )
     half = boto is not None and isinstance(error, boto.PartialCredentialsError)
     if half or isinstance(error, PermissionError) or (names_store(error) and any(s in str(error) for s in _DENIED)):
-        return AccessDenied(f"{path}: the object store refuses our credentials: {_error_text(error)}")
+        return AccessDenied(f"{path}: the object store refuses frazil's credentials: {_error_text(error)}")
     return None
 
 

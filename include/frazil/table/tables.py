@@ -74,8 +74,8 @@ def _check_key(main: Table, spec: StreamSpec) -> None:
     if spec.mode == "upsert" and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
         names = schema.identifier_field_names()
         raise SchemaIncompatible(
-            f"stream {spec.name}: key: {', '.join(spec.key)}, but the table {name_of(main)} has one row for each "
-            f"{', '.join(sorted(names))}, its identifier fields. Declare that key, or write to a new table"
+            f"stream {spec.name} declares key: {', '.join(spec.key)}, but the identifier fields of table "
+            f"{name_of(main)} are {', '.join(sorted(names))}. Declare these as the key, or write to a new table"
         )
 
 
@@ -129,7 +129,7 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
     found = remains_in_place(catalog, declared)
     try:
         if found is not None:
-            # It may have been created and written to since the search.
+            # The table may have been created and written to since the search.
             return catalog.load_table(declared.identifier)
         return catalog.create_table(
             declared.identifier,
@@ -153,7 +153,7 @@ def _ensure_namespace(catalog: Catalog, namespace: tuple[str, ...]) -> None:
     try:
         catalog.create_namespace(namespace)
     except (NamespaceAlreadyExistsError, IntegrityError):
-        # Another process created it between our check and our insert: SqlCatalog's primary key refuses it.
+        # Another process has created the namespace since the check: SqlCatalog's primary key refuses a second one.
         return
 
 
@@ -166,7 +166,8 @@ def _check_format_version(table: Table) -> None:
             else "write to a new table"
         )
         raise SchemaIncompatible(
-            f"{name_of(table)} has Iceberg format version {version}; frazil writes version {FORMAT_VERSION}: {way_out}"
+            f"{name_of(table)} has Iceberg format version {version}, but frazil writes version {FORMAT_VERSION}: "
+            f"{way_out}"
         )
 
 
@@ -192,7 +193,7 @@ def _warn_of_another_layout(table: Table, declared: DeclaredTable, stream: str) 
     ):
         if wanted and wanted != found:
             logger.warning(
-                "stream %s declares the %s [%s], and %s has [%s]: the table's is used",
+                "stream %s declares the %s [%s], but table %s has [%s]: the table keeps its own",
                 stream, word, ", ".join(wanted), name_of(table), ", ".join(found),
             )  # fmt: skip
 

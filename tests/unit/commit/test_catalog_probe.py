@@ -123,8 +123,8 @@ def test_a_catalog_that_answers_as_nessie_does_is_refused_with_what_the_probe_sa
     assert str(refused.value) == (
         "stream rides: the catalog 'lake' cannot hold a stream: it does not keep the snapshot history: after two "
         "commits the table shows only the last; a commit to a branch replaces main's data; it ignores branches: "
-        "after a commit to a branch, the branch does not exist. Nothing was written to the stream's table. Declare the table in "
-        "another catalog"
+        "after a commit to a branch, the branch does not exist. Nothing was written to the stream's table. "
+        "Declare the table in another catalog"
     )
     assert lake.list_namespaces() == []
 

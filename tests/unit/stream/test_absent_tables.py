@@ -329,7 +329,7 @@ def test_one_error_after_a_long_downtime_does_not_end_the_stream(made: Shop, bro
 def test_a_start_ends_when_a_table_that_has_been_behind_for_too_long_stays_so(made: Shop, broken: Broken) -> None:
     _down_for_an_hour(made)
     broken.refused = {("load_table", A)}
-    with pytest.raises(RouteBehind, match=r"it is forbidden \(.*not yours\): let frazil's user.*--give-up shop\.raw_a"):
+    with pytest.raises(RouteBehind, match=r"access denied \(.*not yours\): grant frazil's user.*--give-up shop\.raw_a"):
         made.start()
     assert made.waited_s == pytest.approx(RETRY_TIMEOUT_S)
 

@@ -192,7 +192,7 @@ def test_a_server_that_is_not_what_its_catalog_says_is_refused(server: Server) -
 
 
 def test_the_endpoint_alone_proves_nothing(server: Server) -> None:
-    with pytest.raises(SpecError, match=r"most change several tables one after the other.*frazil\.atomic"):
+    with pytest.raises(SpecError, match=r"most REST catalogs change several tables one after the other.*frazil\.atomic"):
         commit_tables_of(opened())
     assert server.endpoints == ENDPOINTS
 

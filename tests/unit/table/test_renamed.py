@@ -56,7 +56,7 @@ def test_without_the_property_nothing_was_renamed():
         (ColumnChanges({"b": "x.y"}, []), ["is not a valid column name"]),
         (ColumnChanges({"b": "_Pos"}, []), ["one of Iceberg's metadata columns"]),
         (ColumnChanges({"b": "gone"}, []), ["was the name of another column"]),
-        (ColumnChanges({"b": "c"}, ["b"]), ["to be both renamed and dropped"]),
+        (ColumnChanges({"b": "c"}, ["b"]), ["cannot be both renamed and dropped"]),
     ],
 )
 def test_what_cannot_be_is_said(requested: ColumnChanges, says: list[str]):
@@ -73,4 +73,4 @@ def test_two_columns_do_not_get_one_name():
 
 def test_a_column_that_others_rely_on_stays():
     found = problems(ColumnChanges({}, ["new"]), TABLE, [BEFORE], fixed={"new": "it is needed"})
-    assert found == ["the column new stays as it is: it is needed"]
+    assert found == ["the column new cannot be changed: it is needed"]

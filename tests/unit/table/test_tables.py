@@ -142,7 +142,7 @@ def test_a_start_adds_no_column_again_that_others_renamed_or_dropped(catalog: Ca
         "column departed was renamed to left_at in the table; rename it back, declare left_at if",
         "column kafka_offset was renamed to position in the table; rename it back, or add a new",
         "column place.zip was renamed to place.code in the table",
-        "column delay was dropped from the table; take it out of the declaration, or add it",
+        "column delay was dropped from the table; remove it from the declaration, or add it",
     ):
         assert words in str(refused.value)
     assert table.refresh().schema() == before
