@@ -35,7 +35,9 @@ def test_a_renamed_table_is_named_and_the_stream_goes_on_once_it_has_its_name_ag
 ) -> None:
     error = ended(stream, events, eventually, lambda catalog: catalog.rename_table("test.events", "test.others"))
     assert isinstance(error, TableLost)
-    assert "holds the table test.others. If test.events was renamed, rename test.others back to test.events" in str(error)
+    assert "holds the table test.others. If test.events was renamed, rename test.others back to test.events" in str(
+        error
+    )
     for done in (frazil("status", "events"), frazil("audit", "events"), stream.run("--until-caught-up")):
         assert "holds the table test.others" in done.stdout + done.stderr
         assert "frazil register" not in done.stdout + done.stderr

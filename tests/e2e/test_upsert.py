@@ -215,7 +215,7 @@ def test_what_would_give_a_key_two_rows_is_refused(stream: Any, source: Source) 
     stream.catch_up()
     stream.declare(UPSERT.replace("key: [id]", "key: [id, at]"))
     stream.produce([b"no JSON either"])
-    with pytest.raises(SchemaIncompatible, match="the identifier fields of table test.events are id"):
+    with pytest.raises(SchemaIncompatible, match=r"the identifier fields of table test\.events are id"):
         stream.catch_up()
     source.check()
 

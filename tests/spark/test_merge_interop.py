@@ -23,7 +23,7 @@ from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.run import maintain
 from frazil.maintenance.spark_actions import SparkTable
-from frazil.merge.contract import How, MergeContext, MergeResult, MergeTask
+from frazil.merge.contract import MergeContext, MergeResult, MergeTask, RowRemoval
 from frazil.spec.maintenance import Expiry, Maintenance
 from frazil.table.catalogs import load_catalog
 from tests.unit.commit.conftest import FaultyCatalog
@@ -186,7 +186,7 @@ def below(world: UpsertWorld) -> set[str]:
 
 @pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
 def test_after_many_merges_expiry_and_orphan_cleanup_leave_what_snapshots_and_journals_need_and_nothing_else(
-    spark: Any, world: UpsertWorld, how: How
+    spark: Any, world: UpsertWorld, how: RowRemoval
 ) -> None:
     world.how = how
     committer, rows, left = world.begin(), {}, []

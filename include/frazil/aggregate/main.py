@@ -14,7 +14,7 @@ from frazil.errors import FrazilError
 from frazil.host.process_log import log_to_stderr
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.spark.application import start_session
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger("frazil")
 
@@ -37,7 +37,7 @@ def run_aggregation(
 
 
 def _run(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions: str) -> None:
-    catalog = existing_catalog(spec.catalog)
+    catalog = open_existing_catalog(spec.catalog)
     if snapshot_id is None:
         given = choose_input(catalog, spec, day, day_signals(catalog, spec, day))
     else:

@@ -33,8 +33,8 @@ from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies, together
 from frazil.spec.units import counted
 from frazil.table.file_bounds import COORDINATES, Within
-from frazil.table.landed_offsets import Wanted, tally, tally_files
-from frazil.table.lost import registration
+from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
+from frazil.table.lost import registration_command
 from frazil.table.parallel import in_parallel
 
 MAX_READS = 3
@@ -158,7 +158,7 @@ def _read_rows(sought: _RowSearch, waiting: Sequence[Journal], target: Target) -
         elif columns := [name for name in COORDINATES if name not in table.schema().column_names]:
             problem = f"it is another table than the route had: it has no column {', '.join(columns)}"
         else:
-            found.update(tally(table, Wanted({topic for topic, _ in within}, within)))
+            found.update(tally_rows(table, RowSelection({topic for topic, _ in within}, within)))
     if table is None:  # rows that wait in its own folder are read too: they are not lost with what it had
         missing, io, properties = journals_never_committed(tables, target, waiting), default_io, dict[str, str]()
     else:
@@ -191,7 +191,7 @@ def _first_now(sought: _RowSearch, target: Target, table: Table) -> Target | Non
 def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
     """Return what to do about a table that is not in the catalog, whether or not the route still has the table."""
     catalog, newest = tables.main.catalog_name, None if member is None else newest_remaining_metadata(tables, member)
-    again = "" if newest is None else f": `{registration(catalog, target, newest.path)}`"
+    again = "" if newest is None else f": `{registration_command(catalog, target, newest.path)}`"
     return (
         f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route has it by this name, "
         f"`frazil route {tables.stream}` shows the remedy. If not, its rows stay missing until it is renamed back, "

@@ -29,7 +29,7 @@ from frazil.offsets.tally import OffsetTally, Tallies, together
 from frazil.spec.units import counted
 from frazil.table.branches import MAIN, head_of
 from frazil.table.file_bounds import Within
-from frazil.table.landed_offsets import Wanted, has_coordinates, tally
+from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_rows
 from frazil.timetext import utc
 
 AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]]
@@ -107,8 +107,10 @@ class _Run:
         """Gather the evidence, and findings about single tables and about ranges that cannot be compared with Kafka."""
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
-        default = tally(
-            self.table, Wanted(topics, within), Wanted(topics, within, branch=open_branch(self.marker.stream))
+        default = tally_rows(
+            self.table,
+            RowSelection(topics, within),
+            RowSelection(topics, within, branch=open_branch(self.marker.stream)),
         )
         replays = Replays.of(self.tables, self.table) if self.marker.routed is not None else Replays()
         routed = routed_rows(self.tables, self.marker, claimed, within=within, replays=replays, named=self.named)
@@ -135,15 +137,15 @@ class _Run:
         Leaves out dead letters that a replay has yet to remove, and includes those that a backfill has yet to add.
         """
         ids = self.marker.source.topic_ids
-        wanted = Wanted(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
-        dead_letters = tally(self.tables.dead_letters.refresh(), wanted)
+        wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
+        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
         own = self.tables.dead_letters.current().properties
         backfill = unsettled_backfill(self.table.properties, own, self.marker.stream)
         if backfill is None:
             return dead_letters
         if not backfill.replays:
             staged = replace(wanted, branch=branch_name(backfill.stream))
-            return together([dead_letters, tally(self.tables.dead_letters.current(), staged)])
+            return together([dead_letters, tally_rows(self.tables.dead_letters.current(), staged)])
         settled = {
             tp: of.get(ids.get(tp[0], ""), BitMap64()) for tp, of in claimed.replayed.items() if tp in dead_letters
         }

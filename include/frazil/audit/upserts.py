@@ -43,7 +43,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties
 from frazil.spec.units import counted
 from frazil.stream.stage_context import stage_context
-from frazil.table.landed_offsets import Wanted, tally
+from frazil.table.landed_offsets import RowSelection, tally_rows
 
 _Done = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
@@ -207,8 +207,8 @@ class _Replay:
         """Return the offsets of dead letters, which stay dead letters even if the current declaration accepts their
         records.
         """
-        wanted = Wanted(self.topics, None, self.topic_ids, self.spec.name)
-        dead_letters = tally(self.tables.dead_letters.refresh(), wanted)
+        wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
+        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
         return {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
 
     def merge_context(self, staged: StageContext, target: Target, folder: Path) -> MergeContext:

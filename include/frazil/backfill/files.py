@@ -31,7 +31,7 @@ from frazil.offsets import spans as spans_of
 from frazil.offsets.spans import Spans, TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.table.file_bounds import COORDINATES
-from frazil.table.landed_offsets import by_partition
+from frazil.table.landed_offsets import split_by_partition
 from frazil.table.object_store import FileInfo
 from frazil.table.storage import open_store
 
@@ -177,7 +177,7 @@ def _scanned(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicP
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     for table in coordinates(info.path, io, schema):
         for batch in table.select(COORDINATES).to_batches():
-            for tp, offsets in by_partition(batch):
+            for tp, offsets in split_by_partition(batch):
                 tallies[tp].add(offsets)
                 lowest, end = bounds.get(tp, (offsets[0], 0))
                 bounds[tp] = int(min(lowest, offsets[0])), int(max(end, offsets[-1] + 1))

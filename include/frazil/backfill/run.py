@@ -61,7 +61,7 @@ from frazil.spec.references import executors_kafka_properties, kafka_properties
 from frazil.spec.units import counted
 from frazil.stream.stage_context import stage_context
 from frazil.table.branches import MAIN, head_of
-from frazil.table.landed_offsets import Wanted, has_coordinates, tally
+from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_rows
 
 log = logging.getLogger(__name__)
 
@@ -265,8 +265,11 @@ class Backfill:
         dead_letters: Tallies = {} if self.request.dead_letters else self._dead_letters(spans, marker.source)
         if self.spec.mode == "upsert":
             return (dead_letters,)
-        wanted = Wanted({topic for topic, _ in spans}, spans)
-        rows = tally(table, wanted), tally(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name)))
+        wanted = RowSelection({topic for topic, _ in spans}, spans)
+        rows = (
+            tally_rows(table, wanted),
+            tally_rows(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name))),
+        )
         return (*rows, *self._routed(table, marker, spans, claimed).values(), dead_letters)
 
     def _routed(
@@ -285,9 +288,11 @@ class Backfill:
 
     def _dead_letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
         """Tally the dead-letter table; for a replay, without discarded dead letters."""
-        requested = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
+        requested = RowSelection(
+            {topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name
+        )
         wanted = dataclasses.replace(requested, discarded=not self.request.dead_letters)
-        return tally(self.opened.tables.dead_letters.refresh(), wanted)
+        return tally_rows(self.opened.tables.dead_letters.refresh(), wanted)
 
     def _gone(self, spans: Spans, source: SourceIdentity) -> dict[TopicPartition, BitMap64]:
         return gone(spans, self._dead_letters(spans, source))
@@ -325,9 +330,9 @@ class Backfill:
         spans = spans_of(journals)
         files = [f for journal in journals for f in journal.staged_for("main")]
         check_declared(files, merges=self._merges, backfill=committer.backfill)
-        branch = Wanted({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
+        branch = RowSelection({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
         routed: dict[Target, Tallies] = {**tally_routed(table, journals)}
-        default = together([tally(table, branch), tally_merged(table, journals)])
+        default = together([tally_rows(table, branch), tally_merged(table, journals)])
         rows = together([default, *routed.values()])
         if self.spec.mode == "upsert":  # a record may be several changes, but lands as a whole
             rows = {tp: OffsetTally([*of.seen]) for tp, of in rows.items()}
@@ -341,7 +346,7 @@ class Backfill:
         staged = Staged(
             journals,
             rows=rows,
-            dead_letters=tally(self.opened.tables.dead_letters.current(), branch),
+            dead_letters=tally_rows(self.opened.tables.dead_letters.current(), branch),
             elsewhere=elsewhere,
             source=self.source.records(spans) if is_whole else None,
         )
@@ -352,7 +357,7 @@ class Backfill:
         said = backfill_audit.problems(staged)
         if self.spec.mode == "upsert" and not self.request.dead_letters:
             name = self.opened.tables.main.identifier
-            there: dict[Target, Tallies] = {name: tally(table, dataclasses.replace(branch, branch=MAIN))}
+            there: dict[Target, Tallies] = {name: tally_rows(table, dataclasses.replace(branch, branch=MAIN))}
             there.update(self._routed(table, marker, spans))
             said += backfill_audit.in_other_tables({name: default, **routed}, there)
         if said:

@@ -26,7 +26,7 @@ from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream.dropped_tables import dropped_sentences, dropped_tables, unknown_sentence
 from frazil.table.catalogs import catalog_errors
-from frazil.table.made_tables import tables_of
+from frazil.table.made_tables import load_route_tables
 from frazil.timetext import utc
 
 Engine = Literal["spark", "trino", "duckdb"]
@@ -148,7 +148,7 @@ def _load_streams(
         if spec.route is not None and default_marker is not None:
             with catalog_errors(opened.main.catalog_name):
                 since = missing_since(opened, default_marker)
-                routed = tables_of(opened.main.current().catalog, spec.route, stream=name)
+                routed = load_route_tables(opened.main.current().catalog, spec.route, stream=name)
             if whole:
                 _check_whole(spec, opened, routed)
         elif default_marker is not None and default_marker.routed is not None and whole:

@@ -22,7 +22,7 @@ from frazil.spec.last_valid import find_or_recall
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired
-from frazil.table.lost import lost_table
+from frazil.table.lost import find_lost_table
 
 ENDS_NAMED = 5
 _reason_option = click.option(
@@ -161,7 +161,7 @@ def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> Non
 
 def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:
     """Return why the table is lost; None if it is not."""
-    return None if desired.beside_table else lost_table(spec)
+    return None if desired.beside_table else find_lost_table(spec)
 
 
 def _say_where(spec: StreamSpec, desired: DesiredStore, lost: str | None, output: CommandOutput) -> None:

@@ -17,8 +17,8 @@ from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import NAMED_FIELDS
 from frazil.spec.units import counted
-from frazil.table.made_tables import tables_of
-from frazil.table.renamed import ColumnChanges, change_columns, laid_out_by, renamed_like
+from frazil.table.made_tables import load_route_tables
+from frazil.table.renamed import ColumnChanges, change_columns, copy_renames, layout_field_ids
 
 
 class RenameText(click.ParamType[tuple[str, str]]):
@@ -72,7 +72,7 @@ def evolve(  # noqa: PLR0913 - one for each option
             "differ from the columns': rename the column by an engine, and edit the declaration, while no writer runs"
         )
     table = read_stream(spec).tables.main.current()
-    routed = tables_of(table.catalog, spec.route, stream=stream) if spec.route else {}
+    routed = load_route_tables(table.catalog, spec.route, stream=stream) if spec.route else {}
     where = spec.table.identifier + (f" and {counted(len(routed), 'table')} of its route" if routed else "")
     if wanted.drops:
         output.say(f"Readers of {where} will no longer see: {', '.join(wanted.drops)}.")
@@ -82,7 +82,7 @@ def evolve(  # noqa: PLR0913 - one for each option
     fixed = {name: why for each in (*routed.values(), table) for name, why in _fixed(spec, each).items()}
     table = change_columns(table, wanted, fixed=fixed)
     for each in routed.values():  # if one fails, the writer's next start does it
-        renamed_like(each, table)
+        copy_renames(each, table)
     for old, new in wanted.renames.items():
         output.say(f"Column {old} is now {new}; records fill it by either name.")
     for name in wanted.drops:
@@ -100,7 +100,7 @@ def _edits(wanted: ColumnChanges, declared: set[str]) -> str:
 
 def _fixed(spec: StreamSpec, table: Table) -> dict[str, str]:
     """Return columns that must keep their names, with the reasons: the table, declaration or frazil relies on them."""
-    layout = laid_out_by(table)
+    layout = layout_field_ids(table)
     fixed = {
         field.name: "the table is partitioned or sorted by it"
         for field in table.schema().fields

@@ -32,8 +32,8 @@ from frazil.spec.units import counted, rounded_bytes
 from frazil.status.missing import missing_tables
 from frazil.status.state import StreamState
 from frazil.status.stream import stream_state
-from frazil.table.catalogs import existing_catalog
-from frazil.table.lost import lost_dead_letters
+from frazil.table.catalogs import open_existing_catalog
+from frazil.table.lost import lost_dead_letters_error
 from frazil.table.tables import load_stream_table
 from frazil.timetext import ago, utc
 
@@ -175,14 +175,14 @@ def _dead_letters_dropped(table: MaintainedTable) -> str | None:
         for spec in table.streams:
             main = load_stream_table(spec)
             if main is not None and property_name(spec.name) in main.properties:
-                return str(lost_dead_letters(spec))
+                return str(lost_dead_letters_error(spec))
     except Exception:  # as above
         return None
     return None
 
 
 def _table_report(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
-    found = measure(existing_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
+    found = measure(open_existing_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
     if found is None:
         return TableReport(maintained.name, maintained.kind)
     ratios = {
@@ -211,7 +211,7 @@ def _made(specs: Sequence[StreamSpec], asking: Asking) -> tuple[list[MaintainedT
 
 
 def _made_by(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
-    return made_tables(existing_catalog(spec.table.catalog), spec, specs)
+    return made_tables(open_existing_catalog(spec.table.catalog), spec, specs)
 
 
 def _problem(error: Exception) -> str:

@@ -34,7 +34,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.reset_target import NotInKafka, ResetTarget, available_now, target_of
 from frazil.table.branches import live_rows
-from frazil.table.lost import lost_table
+from frazil.table.lost import find_lost_table
 from frazil.table.tables import ensure_table, load_stream_table
 from frazil.timetext import utc
 
@@ -142,7 +142,7 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     spec = find_stream(streams_folder, stream)
     table = load_stream_table(spec)
     if table is None:
-        if lost := lost_table(spec):
+        if lost := find_lost_table(spec):
             raise TableLost(lost)
         output.say(f"Table {spec.table.identifier} does not exist yet: nothing to adopt, the first start creates it.")
         output.end(stream=stream, adopted=False)
@@ -208,7 +208,7 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
     folder = run_folder(stream)
     with WriterLock(folder, streams=(stream,)):
         table = load_stream_table(spec)
-        if table is None and (lost := lost_table(spec)):
+        if table is None and (lost := find_lost_table(spec)):
             raise TableLost(lost)
         where = f"from {spec.table.identifier} and {spec.dead_letter_table}" if table else "(there is no table)"
         output.say(f"The marker of {stream} is removed {where}, with its journals, desired state and {folder}.")

@@ -22,8 +22,8 @@ from frazil.spec.load import streams_of, valid_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import never_complete
 from frazil.spec.units import format_duration
-from frazil.table.catalogs import existing_catalog
-from frazil.table.lost import not_there
+from frazil.table.catalogs import open_existing_catalog
+from frazil.table.lost import absent_table_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def partitions(  # noqa: PLR0913 - a command's options
         raise click.UsageError("--release and --reason belong together")
     specs = _feeding(streams_folder, table)
     table = specs[0].table.identifier
-    catalog = existing_catalog(specs[0].table.catalog)
+    catalog = open_existing_catalog(specs[0].table.catalog)
     by = f"by {current_user()}, frazil partitions"
     seen = _assess(catalog, specs)
     if held and reason:
@@ -122,7 +122,7 @@ def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
         table = specs[0].table.identifier
         if specs[0].window is None:
             raise SpecError(never_complete(specs[0]))
-        raise not_there(table, specs)
+        raise absent_table_error(table, specs)
     return seen
 
 

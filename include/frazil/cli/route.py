@@ -26,7 +26,7 @@ from frazil.spec.units import counted
 from frazil.stream.dropped_tables import DroppedTable, behind_default_table, recreate_table, route_has, value_of_dropped
 from frazil.stream.routed_tables import is_in_the_place
 from frazil.table.catalogs import catalog_errors
-from frazil.table.made_tables import tables_of
+from frazil.table.made_tables import load_route_tables
 from frazil.timetext import utc
 
 
@@ -102,7 +102,7 @@ class _Differences:
     @classmethod
     def of(cls, opened: OpenStream, default_marker: Marker) -> _Differences:
         route, catalog = opened.spec.route, opened.tables.main.current().catalog
-        there = {} if route is None else tables_of(catalog, route, stream=opened.spec.name)
+        there = {} if route is None else load_route_tables(catalog, route, stream=opened.spec.name)
         behind, dropped = behind_default_table(opened.spec, opened.tables, default_marker, there)
         now_ms = opened.tables.clock_ms()
         coming = [found for found in behind if found.is_coming(now_ms)]

@@ -37,7 +37,7 @@ from frazil.errors import AccessDenied, CommitRefused
 from frazil.home import home, make_folder
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
-from frazil.table.catalog_mistakes import wrongly_configured
+from frazil.table.catalog_mistakes import configuration_error
 from frazil.table.catalogs import CatalogConfig, catalog_config, catalog_errors
 from frazil.table.declared import DEFAULT_PROPERTIES
 from frazil.table.remains import STATE
@@ -217,7 +217,7 @@ def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: in
             f"{namespace}.{name}", _SCHEMA, location=table_location, properties=DEFAULT_PROPERTIES
         )
     except ValueError as error:
-        raise wrongly_configured(catalog.name, error) from error
+        raise configuration_error(catalog.name, error) from error
     try:
         yield table
     finally:

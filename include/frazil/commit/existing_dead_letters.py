@@ -13,7 +13,7 @@ from frazil.commit.marker import Marker, keep_same_topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import head_of
-from frazil.table.landed_offsets import Wanted, tally
+from frazil.table.landed_offsets import RowSelection, tally_rows
 
 
 def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
@@ -27,8 +27,8 @@ def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Mar
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
     if not ahead:
         return {}
-    wanted = Wanted({topic for topic, _ in ahead}, ahead, marker.source.topic_ids, stream=marker.stream)
-    return {tp: found.seen - _rewritten_offsets(marker, tp) for tp, found in tally(table, wanted).items()}
+    wanted = RowSelection({topic for topic, _ in ahead}, ahead, marker.source.topic_ids, stream=marker.stream)
+    return {tp: found.seen - _rewritten_offsets(marker, tp) for tp, found in tally_rows(table, wanted).items()}
 
 
 def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
@@ -39,7 +39,7 @@ def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[
     head = head_of(table.metadata)
     if head is None or (head.summary and head.summary.get("total-records") == "0"):
         return {}
-    found = tally(table, Wanted(source.topic_ids.keys(), topic_ids=source.topic_ids, stream=stream))
+    found = tally_rows(table, RowSelection(source.topic_ids.keys(), topic_ids=source.topic_ids, stream=stream))
     return {tp: int(tally_.seen.max()) + 1 for tp, tally_ in found.items() if tally_.seen}
 
 

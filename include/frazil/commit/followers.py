@@ -43,7 +43,7 @@ from frazil.commit.waiting_files import (
 from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, TableLost
 from frazil.ingest.contract import StagedFile, Target
 from frazil.spec.units import counted
-from frazil.table.catalogs import words_of_table
+from frazil.table.catalogs import explain_table_error
 
 log = logging.getLogger(__name__)
 
@@ -472,4 +472,4 @@ def explain_error(error: Exception, stream: str, target: Target) -> str:
             "the table is not in the catalog: it was dropped or renamed. Restore it, or continue with a new, empty "
             f"table: `frazil route {stream} --give-up {target}`"
         )
-    return words_of_table(error)
+    return explain_table_error(error)

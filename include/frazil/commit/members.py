@@ -22,7 +22,7 @@ from frazil.commit.target import list_targets, object_path
 from frazil.errors import FrazilError, words_of
 from frazil.ingest.contract import Target
 from frazil.table.parallel import in_parallel
-from frazil.table.remains import Metadata, newest_of
+from frazil.table.remains import Metadata, find_newest_metadata
 from frazil.table.storage import open_store
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,9 @@ def newest_remaining_metadata(tables: StreamTables, member: Member) -> Metadata 
     if member.uuid is None:
         return None
     try:
-        return newest_of(open_store(member.location, tables.main.io_properties), member.location, member.uuid)
+        return find_newest_metadata(
+            open_store(member.location, tables.main.io_properties), member.location, member.uuid
+        )
     except (FrazilError, OSError):
         return None
 

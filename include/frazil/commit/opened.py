@@ -18,7 +18,7 @@ from frazil.ingest.contract import Target
 from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaOffsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.table.lost import lost_dead_letters, lost_table
+from frazil.table.lost import find_lost_table, lost_dead_letters_error
 from frazil.table.tables import ensure_dead_letters, load_stream_table
 
 RETRY_TIMEOUT_S = 60.0
@@ -45,7 +45,7 @@ class _ReadOnlyDeadLetters(TableHandle):
         try:
             return super().refresh()
         except NoSuchTableError:
-            raise lost_dead_letters(self._spec) from None
+            raise lost_dead_letters_error(self._spec) from None
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
@@ -72,7 +72,7 @@ def read_stream(spec: StreamSpec) -> OpenStream:
 def _load_table(spec: StreamSpec) -> Table:
     table = load_stream_table(spec)
     if table is None:
-        if lost := lost_table(spec):
+        if lost := find_lost_table(spec):
             raise TableLost(f"stream {spec.name!r}: {lost}")
         raise SpecError(
             f"table {spec.table.identifier} of stream {spec.name!r} does not exist yet. The first start of the stream "

@@ -14,7 +14,7 @@ from frazil.commit.merging import MergeConfig
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.ingest.contract import Target, is_routed
 from frazil.partitions.open_windows import Alignment
-from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import CommitTables
 from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
@@ -60,7 +60,7 @@ class StreamTables:
         """
         main, handles = targets["main"], {target: TableHandle.from_table(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
-        at_once = commit_tables_of(main.catalog) if atomic else None
+        at_once = find_commit_tables(main.catalog) if atomic else None
         return cls(stream, handles, journals, clock_ms, retry_policy or RetryPolicy(), align, at_once, merging)
 
     @property

@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 from frazil.dead_letters.selection import Selection, read
 from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unsealer_of
 from frazil.spec.model import StreamSpec
-from frazil.table.file_bounds import COORDINATES, of_topics
+from frazil.table.file_bounds import COORDINATES, topics_filter
 
 _DISCARD = ("discarded_at", "discarded_by", "discard_reason")
 
@@ -100,7 +100,7 @@ def _around(places: pa.Table) -> str:
     partitions = ", ".join(map(str, sorted({*places["kafka_partition"].to_pylist()})))
     offsets = places["kafka_offset"].to_pylist()
     return (
-        f"{of_topics({*places['kafka_topic'].to_pylist()})} and kafka_partition in ({partitions}) "
+        f"{topics_filter({*places['kafka_topic'].to_pylist()})} and kafka_partition in ({partitions}) "
         f"and kafka_offset >= {min(offsets)} and kafka_offset <= {max(offsets)}"
     )
 

@@ -185,7 +185,7 @@ def _registry(spec: StreamSpec) -> str:
 
 def _catalog_problems(spec: StreamSpec) -> list[Fault]:
     from frazil.commit.catalog_probe import probe, removing_empty_folders  # noqa: PLC0415 - PyIceberg is slow to load
-    from frazil.table.atomic_catalogs import commit_tables_of  # noqa: PLC0415 - as above
+    from frazil.table.atomic_catalogs import find_commit_tables  # noqa: PLC0415 - as above
     from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
 
     try:
@@ -193,7 +193,7 @@ def _catalog_problems(spec: StreamSpec) -> list[Fault]:
             catalog = load_catalog(spec.table.catalog)
             with removing_empty_folders(catalog, spec):
                 if spec.commit.atomic:
-                    commit_tables_of(catalog)
+                    find_commit_tables(catalog)
                 missing = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
         return [Fault(_said(error), fix_of(Place.TABLE, error))]

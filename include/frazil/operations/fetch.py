@@ -46,7 +46,7 @@ from frazil.spec.references import kafka_properties
 from frazil.status.state import StreamState
 from frazil.status.stream import stream_state
 from frazil.table.branches import MAIN, head_of
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 from frazil.table.landed_offsets import has_coordinates
 from frazil.table.tables import load_stream_table
 
@@ -65,7 +65,7 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
 
     `specs` are all streams that feed the table.
     """
-    seen = assess(existing_catalog(specs[0].table.catalog), specs)
+    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return None
     bound, cursor = complete_to(seen.feeds), seen.signals.cursor
@@ -117,13 +117,14 @@ def fetch_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str
     if spec.route is None:
         return {}
     return {
-        table.identifier: table.name for table in tables_of_route(existing_catalog(spec.table.catalog), spec, specs)
+        table.identifier: table.name
+        for table in tables_of_route(open_existing_catalog(spec.table.catalog), spec, specs)
     }
 
 
 def fetch_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
     """Read a table's files and snapshots, and the windows of its partitions; None if the table does not exist."""
-    catalog, now_ms = existing_catalog(table.catalog), clock.now_ms()
+    catalog, now_ms = open_existing_catalog(table.catalog), clock.now_ms()
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
         return None
@@ -154,7 +155,7 @@ def _open_backfills(table: Table) -> list[BackfillMarker]:
 
 def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
     """Read a table's newest windows; None before the first signal. `specs` are all streams that feed the table."""
-    seen = assess(existing_catalog(specs[0].table.catalog), specs)
+    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     cursor = seen.signals.cursor if seen else None
     if seen is None or cursor is None:
         return None
@@ -169,7 +170,7 @@ def fetch_signals(spec: StreamSpec) -> Cursor | None:
 
     None before the first signal.
     """
-    return TableSignals.load(existing_catalog(spec.table.catalog), spec.table.identifier).cursor
+    return TableSignals.load(open_existing_catalog(spec.table.catalog), spec.table.identifier).cursor
 
 
 def fetch_writers(spec: StreamSpec) -> Observation:

@@ -17,7 +17,7 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest
 from frazil.spec.type_ends import rows_between
-from frazil.table.catalogs import catalog_config, catalog_errors, existing_catalog, spark_properties
+from frazil.table.catalogs import catalog_config, catalog_errors, open_existing_catalog, spark_properties
 
 _NULLABLE = {
     pa.bool_(): pd.BooleanDtype(),
@@ -77,7 +77,7 @@ def open_window(request: GateRequest) -> GatedWindow:
 
     Raises SpecError (the table or column does not exist), FrazilError (the snapshot is gone), and catalog errors.
     """
-    catalog = existing_catalog(request.catalog)
+    catalog = open_existing_catalog(request.catalog)
     with catalog_errors(catalog.name):
         try:
             table = catalog.load_table(request.table)

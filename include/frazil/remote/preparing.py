@@ -21,7 +21,7 @@ from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream.session import on_loopback
 from frazil.supervise.desired import DesiredStore
 from frazil.table.catalogs import catalog_config, load_catalog
-from frazil.table.lost import lost_table
+from frazil.table.lost import find_lost_table
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table
 
 KUBERNETES_VARIABLE = "spark.kubernetes.driverEnv."
@@ -67,7 +67,7 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
             f"stream {spec.name}: a driver in a cluster cannot use the embedded catalog, which is a file of this host: "
             "configure a catalog that all hosts reach"
         )
-    if load_stream_table(spec) is None and lost_table(spec) is None:
+    if load_stream_table(spec) is None and find_lost_table(spec) is None:
         # A mistyped topic must not leave an empty table behind.
         settings = kafka_properties(spec, os.environ)
         with KafkaOffsets(settings, spec.source.reads, stream=spec.name) as kafka:

@@ -36,7 +36,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import RoutedStream
 from frazil.table.branches import head_of
 from frazil.table.catalogs import catalog_errors
-from frazil.table.lost import lost_table
+from frazil.table.lost import find_lost_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WI
         except NoSuchTableError:
             table = None
     if table is None:
-        if lost := next(filter(None, map(lost_table, specs)), None):
+        if lost := next(filter(None, map(find_lost_table, specs)), None):
             raise TableLost(lost)
         return None
     grain = Grain(spec.window)

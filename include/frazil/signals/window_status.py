@@ -12,7 +12,7 @@ from frazil.signals.completion import Assessment, assess
 from frazil.signals.signal import Signal
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import never_complete
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
     """
     table = specs[0].table.identifier
     wanted = _window(key, specs[0])
-    seen = assess(existing_catalog(specs[0].table.catalog), specs)
+    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return WindowStatus((), f"the table {table} does not exist yet: its writer never ran")
     cursor = seen.signals.cursor

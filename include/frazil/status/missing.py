@@ -13,7 +13,7 @@ from frazil.spec.model import StreamSpec
 from frazil.stream.dropped_tables import behind_default_table
 from frazil.supervise.liveness import has_committed
 from frazil.table.catalogs import catalog_errors
-from frazil.table.lost import missing_table
+from frazil.table.lost import explain_missing_table
 from frazil.table.tables import load_stream_table
 
 
@@ -29,7 +29,7 @@ def missing_tables(spec: StreamSpec) -> dict[str, str]:
             committed = has_committed(open_launcher(spec.name).observe())
         except (OSError, ValueError, TypeError, KeyError):  # the stream's state says so
             committed = False
-        said = missing_table(spec, committed=committed)
+        said = explain_missing_table(spec, committed=committed)
         return {spec.table.identifier: said} if said else {}
     default_marker = read_marker(table.properties, spec.name)
     if default_marker is None or default_marker.routed is None:

@@ -38,7 +38,7 @@ from frazil.supervise.liveness import fresh_heartbeat, has_committed, is_fenced,
 from frazil.supervise.observed import Declared, Desired, Observed, Unreadable
 from frazil.supervise.policy import Policy
 from frazil.table.branches import head_of, live_rows
-from frazil.table.lost import missing_table
+from frazil.table.lost import explain_missing_table
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.storage import open_store
 from frazil.table.tables import check_fits, load_stream_table, state_location
@@ -282,7 +282,7 @@ def _read_table(
         if table is not None:
             return _view(table, spec, now_ms=now_ms, in_full=in_full)
         desired = DesiredStore(spec.name, None).read()
-        missing = missing_table(spec, committed=committed)
+        missing = explain_missing_table(spec, committed=committed)
         return TableView(exists=False, desired=desired, missing=missing, problems=(missing,) if missing else ())
     except Exception as error:  # catalogs raise what their clients raise; the other streams go on
         _raise_if_outdated(error)

@@ -14,7 +14,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import shortened
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
 from frazil.table.growth import Refusal
-from frazil.table.schema_update import described, evolve
+from frazil.table.schema_update import describe_change, evolve
 
 MAX_NAMED = 5
 """Maximum number of ignored fields that a notice names."""
@@ -43,7 +43,7 @@ def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift]) -> Evo
     if not wanted:
         return Evolved((), refused)
     found = evolve(table, spec, wanted)
-    return Evolved(tuple(map(described, found.changes)), (*refused, *found.refused))
+    return Evolved(tuple(map(describe_change, found.changes)), (*refused, *found.refused))
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:

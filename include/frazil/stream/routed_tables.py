@@ -30,12 +30,12 @@ from frazil.spec.route import Route, may_have_made, value_property
 from frazil.spec.units import counted
 from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_has
 from frazil.stream.stage_context import staged_target
-from frazil.table.catalogs import catalog_errors, load_catalog, words_of_table
-from frazil.table.declared import name_of
-from frazil.table.made_tables import made_for, named_like, routed_table
+from frazil.table.catalogs import catalog_errors, explain_table_error, load_catalog
+from frazil.table.declared import identifier_of
+from frazil.table.made_tables import route_value, routed_table, tables_named_like
 from frazil.table.parallel import in_parallel
-from frazil.table.renamed import renamed_like
-from frazil.table.tables import as_declared, ensure_declared
+from frazil.table.renamed import copy_renames
+from frazil.table.tables import ensure_declared, evolve_to_declaration
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
                 "route.tables"
             )
         _check_same(spec, tables, member_of(tables, target), table)
-        table = as_declared(renamed_like(table, tables.main.current()), declared, spec.name)
+        table = evolve_to_declaration(copy_renames(table, tables.main.current()), declared, spec.name)
     write_member(tables, target, value, table)
     handle = tables.handle(target)
     handle.set_current(table)
@@ -242,7 +242,7 @@ class RoutedTables:
         except Exception as error:  # catalogs' clients raise anything
             if self._in_one_step(target):
                 raise
-            reason = words_of_table(error)
+            reason = explain_table_error(error)
             if target not in self.absent:
                 log.warning("table %s is not there: %s. Its rows wait next to the default table", target, reason)
             write_note(self.tables, Note(target, value, reason))
@@ -289,12 +289,14 @@ class RoutedTables:
                 log.warning("table %s cannot be loaded: %s", identifier, words_of(error))
                 self._unread.add(identifier)
                 return
-            value = None if table is None else made_for(table.properties, identifier, self.route, stream=self.spec.name)
+            value = (
+                None if table is None else route_value(table.properties, identifier, self.route, stream=self.spec.name)
+            )
             if table is not None and value is not None and value not in self.targets:
                 self.targets[value] = identifier
                 self._load_or_create(identifier, value, lambda: self._follow(table, value, default_marker))
 
-        self._in_parallel(found, named_like(self.catalog, self.route))
+        self._in_parallel(found, tables_named_like(self.catalog, self.route))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
         """Create the tables of new values, up to the route's limit. Raises the same errors as `open`."""
@@ -334,11 +336,11 @@ class RoutedTables:
         """Evolve the table, record it as a member of the route and give it its marker, before any file is staged for
         it.
         """
-        identifier = name_of(table)
+        identifier = identifier_of(table)
         member = member_of(self.tables, identifier) if identifier in self._members else None
         _check_same(self.spec, self.tables, member, table)
-        table = renamed_like(table, self.tables.main.current())
-        table = as_declared(table, routed_table(self.spec, identifier, value), self.spec.name)
+        table = copy_renames(table, self.tables.main.current())
+        table = evolve_to_declaration(table, routed_table(self.spec, identifier, value), self.spec.name)
         if member is None or member.uuid is None:
             write_member(self.tables, identifier, value, table)
             self._members.add(identifier)

@@ -66,7 +66,7 @@ from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import made_to_follow
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
-from frazil.table.lost import check_own_folder, gone_table, lost_table
+from frazil.table.lost import check_own_folder, find_lost_table, missing_table_error
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class Writer:
             with hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: _still_starting(events)) as admitted:
                 if not admitted:
                     return None
-                if load_stream_table(self.spec) is None and lost_table(self.spec) is None:
+                if load_stream_table(self.spec) is None and find_lost_table(self.spec) is None:
                     kafka.describe()  # a mistyped topic leaves no empty table behind
                 self.engine.warm_up()
                 if not self.engine.ready(self.stopping.is_set):
@@ -198,7 +198,7 @@ class Writer:
                 log.warning("%s: beginning a new epoch after it", error)
             except (NoSuchTableError, CommitUnavailable) as error:
                 is_missing = isinstance(error, NoSuchTableError) or isinstance(error.__cause__, NoSuchTableError)
-                if is_missing and (gone := gone_table(self.spec)) is not None:
+                if is_missing and (gone := missing_table_error(self.spec)) is not None:
                     raise gone from error
                 raise
             except errors.Fenced as error:

@@ -17,7 +17,7 @@ from frazil.table.parallel import in_parallel
 log = logging.getLogger(__name__)
 
 # Built once: building five statements takes longer than executing them in PostgreSQL.
-_MOVED = (
+_MOVE_POINTER = (
     update(IcebergTables)
     .where(
         IcebergTables.catalog_name == bindparam("catalog"),
@@ -58,7 +58,7 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
 def _move(connection: Connection, catalog: str, found: Table, made: StagedTable) -> None:
     *namespace, name = found.name()
     moved = connection.execute(
-        _MOVED,
+        _MOVE_POINTER,
         {
             "catalog": catalog,
             "namespace": Catalog.namespace_to_string(tuple(namespace)),

@@ -26,7 +26,7 @@ class ColumnHistory:
     types: Mapping[int, frozenset[str]]
 
     @classmethod
-    def of(cls, schemas: Iterable[Schema]) -> ColumnHistory:
+    def from_schemas(cls, schemas: Iterable[Schema]) -> ColumnHistory:
         """Build the history from a table's schemas, ordered from oldest to newest."""
         ids: dict[tuple[int, str], list[int]] = defaultdict(list)
         names: dict[int, set[str]] = defaultdict(set)

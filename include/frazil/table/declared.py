@@ -76,6 +76,6 @@ def declared_dead_letters(spec: StreamSpec) -> DeclaredTable:
     )
 
 
-def name_of(table: Table) -> str:
+def identifier_of(table: Table) -> str:
     """Return the table's identifier, without its catalog."""
     return ".".join(table.name())

@@ -44,16 +44,16 @@ class FileBounds:
         )
 
 
-def of_topics(topics: Collection[str]) -> str:
+def topics_filter(topics: Collection[str]) -> str:
     """Return a row filter for topics; topic names cannot contain quotes."""
     return f"kafka_topic in ({', '.join(repr(t) for t in sorted(topics))})"
 
 
-def box(within: Within) -> str:
+def ranges_filter(within: Within) -> str:
     """Return one row filter that covers all ranges, for planning which of the table's files to scan."""
     ranges = [r for of in within.values() for r in of]
     lowest, end = min(start for start, _ in ranges), max(end for _, end in ranges)
-    return f"{of_topics({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
+    return f"{topics_filter({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
 
 
 def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, Any]:

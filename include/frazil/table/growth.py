@@ -47,7 +47,7 @@ def growth(
     gets no more columns. The top-level columns in `fixed` stay required. The number of wanted changes depends on the
     records, so this takes time linear in that number.
     """
-    growing = _Growing(table, tuple(former))
+    growing = _ColumnNames(table, tuple(former))
     changes: list[Change] = []
     refused: list[Refusal] = []
     for change in sorted(wanted, key=lambda c: c.path):
@@ -66,13 +66,13 @@ def growth(
     return Growth(tuple(changes), tuple(refused))
 
 
-class _Growing:
+class _ColumnNames:
     """The names in a table, including the columns that this evolution adds."""
 
     def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
         self.fields = dict(_paths(table.as_struct(), ()))
         self._top = table.as_struct()
-        self._comparison = Comparison(table, ColumnHistory.of((*former, table)), frozenset())
+        self._comparison = Comparison(table, ColumnHistory.from_schemas((*former, table)), frozenset())
         self._full_names = set(index_name_by_id(table).values())
         self._names = {(path[:-1], path[-1].lower()): path[-1] for path in self.fields}
         self._new: dict[tuple[Path, str], str] = {}

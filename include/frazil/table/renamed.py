@@ -21,10 +21,10 @@ from frazil.spec.former_columns import PROPERTY, Former, current_name, former_co
 from frazil.table.catalogs import catalog_errors
 from frazil.table.column_history import TOP, ColumnHistory
 
-ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 
 
-def renamed_fields(declared: Schema, existing: Schema, former: Former) -> Schema:
+def with_current_names(declared: Schema, existing: Schema, former: Former) -> Schema:
     """Return the declared schema with the table's current column names, without dropped columns."""
     names = {field.name for field in declared.fields}
     fields: list[NestedField] = []
@@ -59,13 +59,15 @@ class ColumnChanges:
     drops: Sequence[str]
 
 
-def problems(wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]) -> list[str]:
+def find_problems(
+    wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]
+) -> list[str]:
     """Return why these columns cannot be renamed or dropped, one sentence per problem.
 
     `fixed` maps the names of columns that must not change to the reason.
     """
     found = []
-    history = ColumnHistory.of((*former, table))
+    history = ColumnHistory.from_schemas((*former, table))
     names = {field.name.lower(): field.name for field in table.fields}
     ids = {field.name: field.field_id for field in table.fields}
     for name in (*wanted.renames, *wanted.drops):
@@ -97,9 +99,9 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
     Raises SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.
     """
     with catalog_errors(table.catalog.name):
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
-            if found := problems(wanted, table.schema(), former, fixed=fixed):
+            if found := find_problems(wanted, table.schema(), former, fixed=fixed):
                 raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
             kept = dict(former_columns(table.properties))
             kept |= {old: table.schema().find_field(old).field_id for old in wanted.renames}
@@ -117,10 +119,12 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
                 table = table.catalog.load_table(table.name())
                 continue
             return table.catalog.load_table(table.name())
-    raise CommitUnavailable(f"{'.'.join(table.name())} changed at each of {ATTEMPTS} attempts to change its columns")
+    raise CommitUnavailable(
+        f"{'.'.join(table.name())} changed at each of {MAX_ATTEMPTS} attempts to change its columns"
+    )
 
 
-def renamed_like(table: Table, main: Table) -> Table:
+def copy_renames(table: Table, main: Table) -> Table:
     """Return a routed table with the column changes that `frazil evolve` made to the main table.
 
     Raises the errors of `change_columns`.
@@ -136,7 +140,7 @@ def renamed_like(table: Table, main: Table) -> Table:
     return change_columns(table, ColumnChanges(renames, drops), fixed={})
 
 
-def laid_out_by(table: Table) -> Collection[int]:
+def layout_field_ids(table: Table) -> Collection[int]:
     """Return the field ids that the table's partition specs and sort orders use."""
     specs = {field.source_id for spec in table.metadata.partition_specs for field in spec.fields}
     return specs | {field.source_id for order in table.metadata.sort_orders for field in order.fields}

@@ -20,7 +20,7 @@ from frazil.table.catalog_mistakes import NoIcebergAnswer
 TIMEOUT_S = (10.0, 60.0)
 """Timeouts in seconds: to connect, and between two parts of a response."""
 OVERLOADED = (429, 503)
-READ_RETRIES = 3
+MAX_READ_RETRIES = 3
 MAX_RETRY_AFTER_S = 10
 """Maximum wait in seconds between two attempts of a read. Commits may wait longer: see `frazil.commit.swap`."""
 NESTED = ("auth", "ssl")
@@ -31,12 +31,12 @@ class PatientRestCatalog(RestCatalog):
     """A REST catalog with timeouts, which checks that responses are JSON."""
 
     def __init__(self, name: str, **properties: str) -> None:
-        super().__init__(name, **nested(properties))
+        super().__init__(name, **nest_properties(properties))
 
     def _config_headers(self, session: Session) -> None:
         # PyIceberg's first step with a new session, before it requests a token.
         super()._config_headers(session)
-        _prepare(session)
+        _limit_requests(session)
 
     def _create_session(self) -> Session:
         session = super()._create_session()
@@ -45,7 +45,7 @@ class PatientRestCatalog(RestCatalog):
         return session
 
 
-def nested(properties: Mapping[str, str]) -> dict[str, Any]:
+def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
     """Return the properties with `auth.*` and `ssl.*` as the nested mappings that PyIceberg expects."""
     found: dict[str, Any] = {}
     for key, value in properties.items():
@@ -57,13 +57,13 @@ def nested(properties: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _prepare(session: Session) -> None:
+def _limit_requests(session: Session) -> None:
     send = session.send
 
     def limited(request: PreparedRequest, **options: Any) -> Response:
         if options.get("timeout") is None:
             options["timeout"] = TIMEOUT_S
-        return _checked(send(request, **options))
+        return _check_response(send(request, **options))
 
     session.send = limited  # type: ignore[method-assign]
     for scheme in ("http://", "https://"):
@@ -72,7 +72,7 @@ def _prepare(session: Session) -> None:
 
 def _retries() -> Retry:
     return Retry(
-        total=READ_RETRIES,
+        total=MAX_READ_RETRIES,
         connect=1,
         read=1,
         status_forcelist=OVERLOADED,
@@ -84,7 +84,7 @@ def _retries() -> Retry:
     )
 
 
-def _checked(response: Response) -> Response:
+def _check_response(response: Response) -> Response:
     """Return the response. Raise if it is a success, a "not found" or a conflict, and its body is not JSON.
 
     PyIceberg's own error would quote the whole page. It would also take a gateway's "not found" page for a missing

@@ -25,12 +25,12 @@ _LOCAL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _OUTAGES = frozenset({429, 500, 502, 503, 504})
 
 
-def client_failure(path: str, error: Exception) -> FrazilError | None:
+def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
     """Translate an error of fsspec's client.
 
     Returns None if the error concerns only the one object, such as a missing object.
     """
-    if meant := _of_credentials(path, error):
+    if meant := _translate_credentials_error(path, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.ConnectionError | boto.HTTPClientError):
@@ -38,7 +38,7 @@ def client_failure(path: str, error: Exception) -> FrazilError | None:
     return CommitUnavailable(f"{path}: the object store fails: {_error_text(error)}") if _is_outage(error) else None
 
 
-def staging_failure(folder: str, error: OSError) -> FrazilError | None:
+def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
     """Translate an error that Arrow or fsspec raised while a task staged files to this folder; None for a local disk's
     error.
     """
@@ -46,10 +46,10 @@ def staging_failure(folder: str, error: OSError) -> FrazilError | None:
         return None
     # The cause is never a record, and a retry may succeed.
     outage = CommitUnavailable(f"{folder}: the object store fails: {_error_text(error)}")
-    return _of_credentials(folder, error) or outage
+    return _translate_credentials_error(folder, error) or outage
 
 
-def _of_credentials(path: str, error: Exception) -> FrazilError | None:
+def _translate_credentials_error(path: str, error: Exception) -> FrazilError | None:
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.NoCredentialsError):
         # A silent metadata service of the host looks the same.

@@ -330,7 +330,8 @@ def test_a_table_that_the_catalog_forbids_is_named_with_what_to_do(
     refused = call(tmp_path, "route", "shop").exception
     assert isinstance(refused, AccessDenied)
     assert str(refused) == (
-        f"table {table}: access denied (ForbiddenError: not yours): grant frazil's user read and write access to the table"
+        f"table {table}: access denied (ForbiddenError: not yours): grant frazil's user read and write access "
+        "to the table"
     )
 
 

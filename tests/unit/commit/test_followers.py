@@ -25,7 +25,7 @@ from frazil.commit.sweep import bare_path, discard_batch, sweep, sweep_batch, sw
 from frazil.errors import CommitUnavailable
 from frazil.ingest.contract import StagedFile
 from frazil.maintenance.orphans import Undecided
-from frazil.table.atomic_catalogs import commit_tables_of
+from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import TableChange
 
 from .conftest import BY_DAY, SCHEMA, TOPIC, World, catalog_in, event_time, new_world
@@ -365,7 +365,7 @@ def test_a_marker_without_routed_tables_reads_and_writes_as_before(routed: Route
 
 @pytest.mark.parametrize("event", ["well", "refused", "lost answer", "crash"])
 def test_all_tables_have_a_batch_or_none_has_where_the_catalog_commits_at_once(routed: Routed, event: str) -> None:
-    at_once = commit_tables_of(routed.world.catalog.inner)
+    at_once = find_commit_tables(routed.world.catalog.inner)
     steps: list[list[str]] = []
 
     def committed(changes: Sequence[TableChange]) -> Any:
@@ -403,7 +403,7 @@ def test_all_tables_have_a_batch_or_none_has_where_the_catalog_commits_at_once(r
 def test_a_journal_of_an_earlier_writer_is_committed_in_one_step_too(routed: Routed) -> None:
     journal = routed.stage({"main": [0], ORDERS: [0], PAYMENTS: [0]}, 1)
     assert routed.tables.journals.put(journal)
-    at_once, steps = commit_tables_of(routed.world.catalog.inner), []
+    at_once, steps = find_commit_tables(routed.world.catalog.inner), []
 
     def committed(changes: Sequence[TableChange]) -> Any:
         steps.append(len(changes))
@@ -420,7 +420,7 @@ def test_a_journal_of_an_earlier_writer_is_committed_in_one_step_too(routed: Rou
 def test_in_one_step_a_table_gets_the_rows_of_earlier_batches_first(routed: Routed) -> None:
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
     routed.run({ORDERS: [0]}, 1)
-    at_once = commit_tables_of(routed.world.catalog.inner)
+    at_once = find_commit_tables(routed.world.catalog.inner)
     routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)
     routed.committer = routed.world.begin()
     routed.follow()
@@ -482,7 +482,7 @@ def test_every_row_lands_once_whatever_fails(
 def test_tables_that_are_listed_have_a_batch_in_one_step_with_the_default_table_and_the_others_follow(
     routed: Routed,
 ) -> None:
-    at_once, steps = commit_tables_of(routed.world.catalog.inner), []
+    at_once, steps = find_commit_tables(routed.world.catalog.inner), []
 
     def committed(changes: Sequence[TableChange]) -> Any:
         steps.append({".".join(change.table.name()) for change in changes})
@@ -507,7 +507,7 @@ def test_tables_that_are_listed_have_a_batch_in_one_step_with_the_default_table_
 
 
 def test_the_trouble_of_a_listed_table_holds_the_batch_back_for_all(routed: Routed) -> None:
-    at_once = commit_tables_of(routed.world.catalog.inner)
+    at_once = find_commit_tables(routed.world.catalog.inner)
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
     routed.run({ORDERS: [0]}, 1)
     routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)

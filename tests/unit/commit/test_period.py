@@ -212,7 +212,7 @@ def test_coordinates_come_sorted_by_topic_partition_and_none_is_lost(rows: list[
     columns = list(zip(*rows, strict=True)) or [(), (), ()]
     arrays = [pa.array(c, t) for c, t in zip(columns, (pa.large_string(), pa.int32(), pa.int64()), strict=True)]
     batch = pa.record_batch(arrays, names=["kafka_topic", "kafka_partition", "kafka_offset"])
-    found = {tp: offsets.tolist() for tp, offsets in landed.by_partition(batch)}
+    found = {tp: offsets.tolist() for tp, offsets in landed.split_by_partition(batch)}
     wanted: dict[tuple[str, int], list[int]] = {}
     for topic, partition, offset in sorted(rows):
         wanted.setdefault((topic, partition), []).append(offset)

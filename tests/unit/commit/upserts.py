@@ -27,7 +27,7 @@ from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.maintenance.tables import MaintainedTable, find_maintained
-from frazil.merge.contract import How, MergeContext, MergeResult, MergeRules, MergeTask
+from frazil.merge.contract import MergeContext, MergeResult, MergeRules, MergeTask, RowRemoval
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
 from frazil.spec.model import StreamSpec
 from tests.unit.commit.conftest import FaultyCatalog, World
@@ -65,7 +65,7 @@ class UpsertWorld(World):
 
     table: str = "demo.accounts"
     dead_letter_table: str = "demo.accounts_dead_letters"
-    how: How = "auto"
+    how: RowRemoval = "auto"
     parallelism: int = 1
     run_tasks: RunTasks = run_in_process
     ran: list[MergeTask] = field(default_factory=list)

@@ -60,7 +60,7 @@ from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import Content, RangeProgress, StagedFile
 from frazil.ingest.shape import lowest_truncatable
 from frazil.ingest.write import TableWriter, file_namer
-from frazil.merge.contract import How, MergeRules
+from frazil.merge.contract import MergeRules, RowRemoval
 from frazil.merge.table_files import arrow_schema
 from frazil.partitions.open_windows import Alignment
 from frazil.partitions.windows import Grain
@@ -159,7 +159,7 @@ def schema_of(place: str, key: str, types: Collection[str]) -> tuple[Schema, dic
 class ValuedWorld(World):
     table: str = "demo.valued"
     dead_letter_table: str = "demo.valued_dead_letters"
-    how: How = "auto"
+    how: RowRemoval = "auto"
     drops_repeats: bool = False
     key_columns: tuple[str, ...] = ("k", "id")
     values: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
@@ -231,7 +231,7 @@ class ValuedWorld(World):
         self.batch(rows, "data")
         self._put(rows)
 
-    def upsert(self, rows: Sequence[dict[str, Any]], how: How) -> None:
+    def upsert(self, rows: Sequence[dict[str, Any]], how: RowRemoval) -> None:
         self.how = how
         self.batch(rows, "changes")
         self._put([row for row in rows if row.get(CHANGE) != DELETE])

@@ -59,7 +59,10 @@ def test_names_in_another_case_are_refused_at_every_level():
     changes, refused = requested(new("Note"), new("place", "A"), new("Gate"), new("gate"))
     assert changes == [new("Gate")]
     assert [sentence.split(" ")[0] for sentence in refused] == ["Note", "gate", "place.A"]
-    assert refused[0] == "Note differs from the column note only in upper and lower case, so it is not stored; name it note"
+    assert (
+        refused[0]
+        == "Note differs from the column note only in upper and lower case, so it is not stored; name it note"
+    )
 
 
 def test_the_name_of_a_column_that_frazil_may_add_later_is_refused():

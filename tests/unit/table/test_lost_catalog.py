@@ -27,8 +27,8 @@ from frazil.signals.signal_table import IDENTIFIER, SCHEMA, SPEC
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.declared import DeclaredTable
-from frazil.table.lost import lost_table
-from frazil.table.registering import metadata_at
+from frazil.table.lost import find_lost_table
+from frazil.table.registering import read_metadata
 from frazil.table.tables import ensure_dead_letters, ensure_declared, ensure_table, load_stream_table, state_location
 
 Stream = Callable[..., StreamSpec]
@@ -79,7 +79,7 @@ def test_what_the_sentence_says_registers_the_table_again(catalog: Catalog, unco
     assert "has a table demo.flights: nothing was registered" in str(refused.exception)
     again = ensure_table(load_catalog(None), stream())
     assert (again.metadata.table_uuid, again.metadata_location) == (made.metadata.table_uuid, made.metadata_location)
-    assert lost_table(stream()) is None
+    assert find_lost_table(stream()) is None
 
 
 def register(*words: str) -> Result:
@@ -163,7 +163,7 @@ def test_a_file_that_only_the_server_may_read_is_for_it_to_judge() -> None:
         def _load_file_io(self, location: str) -> Forbidden:  # noqa: ARG002
             return Forbidden()
 
-    assert metadata_at(cast(Catalog, Server()), "file:///lake/x.metadata.json") is None
+    assert read_metadata(cast(Catalog, Server()), "file:///lake/x.metadata.json") is None
 
 
 @pytest.mark.parametrize("make", ["dead letters", "signals"])
@@ -214,17 +214,17 @@ def test_metadata_that_cannot_be_read_is_no_free_place(catalog: Catalog, unconfi
 
 def test_a_check_makes_nothing(unconfigured: Path, stream: Stream) -> None:
     assert load_stream_table(stream()) is None
-    assert lost_table(stream()) is None
+    assert find_lost_table(stream()) is None
     assert not list(unconfigured.rglob("*"))
 
 
 def test_a_check_finds_what_a_lost_catalog_had(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
-    assert lost_table(stream()) is None
+    assert find_lost_table(stream()) is None
     write(ensure_table(catalog, stream()))
-    assert lost_table(stream()) is None
+    assert find_lost_table(stream()) is None
     for path in unconfigured.glob("catalog.db*"):
         path.unlink()
-    assert "demo.flights is not in the catalog" in (lost_table(stream()) or "")
+    assert "demo.flights is not in the catalog" in (find_lost_table(stream()) or "")
     assert not (unconfigured / "catalog.db").exists()
     with pytest.raises(NoSuchTableError):
         load_catalog(None).load_table("demo.flights")

@@ -13,7 +13,7 @@ from frazil.errors import CommitUnavailable, FrazilError
 from frazil.table import rest_catalog
 from frazil.table.catalog_mistakes import retry_after_s
 from frazil.table.catalogs import CatalogConfig, _open, catalog_errors
-from frazil.table.rest_catalog import nested
+from frazil.table.rest_catalog import nest_properties
 from tests.troubled_proxy import (
     Answer,
     Call,
@@ -81,7 +81,10 @@ def test_whatever_answers_that_is_no_catalog_is_one_sentence(server: TroubledPro
 def test_a_table_is_not_gone_because_a_gateway_does_not_find_its_catalog(server: TroubledProxy) -> None:
     catalog = _open(CatalogConfig("lake", {"type": "rest", "uri": server.uri}))
     server.trouble = instead(page(404))
-    with pytest.raises(CommitUnavailable, match="does not respond like an Iceberg REST catalog"), catalog_errors("lake"):
+    with (
+        pytest.raises(CommitUnavailable, match="does not respond like an Iceberg REST catalog"),
+        catalog_errors("lake"),
+    ):
         catalog.load_table("city.rides")
 
 
@@ -94,7 +97,7 @@ def test_who_reads_asks_an_overloaded_catalog_again_a_few_times(server: Troubled
     server.calls.clear()
     server.trouble = instead(refusal(status, "busy", Retry_After="0"))
     assert "busy" in opened(server)
-    assert server.calls["GET"] == 1 + rest_catalog.READ_RETRIES
+    assert server.calls["GET"] == 1 + rest_catalog.MAX_READ_RETRIES
 
 
 def _then(trouble: Trouble, answer: Answer) -> Trouble:
@@ -111,7 +114,7 @@ def test_a_catalog_that_does_not_answer_is_not_awaited_for_ever(
 
 def test_what_pyiceberg_takes_as_mappings_is_given_as_such() -> None:
     flat = {"uri": "u", "auth.type": "oauth2", "auth.oauth2.client_id": "me", "ssl.cabundle": "ca.pem", "a.b": "c"}
-    assert nested(flat) == {
+    assert nest_properties(flat) == {
         "uri": "u",
         "auth": {"type": "oauth2", "oauth2": {"client_id": "me"}},
         "ssl": {"cabundle": "ca.pem"},

@@ -295,11 +295,11 @@ class _SignalledDay:
 
 def _signalled_day(name: str, aggregations: str) -> _SignalledDay:
     from frazil.aggregate.day_input import day_signals  # noqa: PLC0415 - as above
-    from frazil.table.catalogs import existing_catalog  # noqa: PLC0415
+    from frazil.table.catalogs import open_existing_catalog  # noqa: PLC0415
 
     spec = find_aggregation(Path(aggregations), name)
     day = parse_day(get_current_context()["dag_run"].partition_key)
-    catalog = existing_catalog(spec.catalog)
+    catalog = open_existing_catalog(spec.catalog)
     return _SignalledDay(spec, day, catalog, day_signals(catalog, spec, day))
 
 

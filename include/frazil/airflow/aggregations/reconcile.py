@@ -21,7 +21,7 @@ from frazil.aggregate.spec import find_aggregation, parse_day
 from frazil.airflow.assets import AGAIN, again_asset, partition_asset
 from frazil.airflow.untrusted import Store, stored_mapping, stored_text
 from frazil.errors import SpecError
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -46,7 +46,7 @@ list events.
 def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> None:
     """Send an event for each late day that has no run. Raises AirflowSkipException if no day needs an event."""
     spec, asset = find_aggregation(aggregations, name), again_asset(name)
-    catalog, store = existing_catalog(spec.catalog), context["asset_state_store"][asset]
+    catalog, store = open_existing_catalog(spec.catalog), context["asset_state_store"][asset]
     first = first_day(store)
     if first is None:
         if (opened := open_day(catalog, spec)) is None:

@@ -18,7 +18,7 @@ from frazil.audit.run import Audit
 from frazil.commit.period import Period, complete_hours
 from frazil.errors import AdoptionRequired, FrazilError
 from frazil.spec.model import StreamSpec
-from frazil.table.lost import lost_table
+from frazil.table.lost import find_lost_table
 from frazil.table.tables import load_stream_table
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def audit_hours(
 
 
 def _audited(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
-    if load_stream_table(spec) is None and lost_table(spec) is None:
+    if load_stream_table(spec) is None and find_lost_table(spec) is None:
         raise AirflowSkipException(
             f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer never ran. Nothing to audit"
         )

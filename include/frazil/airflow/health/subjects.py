@@ -41,7 +41,7 @@ from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import with_windows
 from frazil.status.stream import stream_state
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import stream_catalog
 
 log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, n
     yield flag("declaration", file.problem is not None and not file.missing, sentence)
     if spec is None or name not in first_days:
         return
-    catalog = existing_catalog(spec.catalog)
+    catalog = open_existing_catalog(spec.catalog)
     first_days[name] = first = first_days[name] or open_day(catalog, spec)
     if first is not None:
         waiting = waiting_days(catalog, spec, first=first)

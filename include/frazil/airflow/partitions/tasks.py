@@ -24,7 +24,7 @@ from frazil.partitions.completeness import moment
 from frazil.signals.completion import assess, signal
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
-from frazil.table.catalogs import existing_catalog
+from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import stream_catalog
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
     Reads only metadata. Raises the errors of `assess`.
     """
     specs = streams_feeding(streams, table)
-    seen = assess(existing_catalog(specs[0].table.catalog), specs)
+    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return False, f"the table {table} does not exist yet: its writer never ran"
     first = seen.signals.cursor is None and seen.cursor is not None
