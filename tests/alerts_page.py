@@ -104,7 +104,7 @@ def _beyond() -> Iterator[Reading]:
     yield from (one for one in _of_stream() if one.is_beyond)
     late = LateWindow("2033-05-18T00", NOW_MS - 3 * HOUR_MS, "the watermark of rides is 2033-05-17T23:41:07Z: rides-3")
     yield window_reading(late, Alerts(), table="city.rides", now_ms=NOW_MS)
-    note = "expect_column_values_to_be_between fare: not so in 3 rows"
+    note = "expect_column_values_to_be_between fare: failed in 3 rows"
     yield from held_reading("city.rides", [("2033-05-18T00", note)], Alerts())
     yield audit_reading("rides", "the table is missing 5 rows of rides-3, offsets 100 to 104")
     waits = WaitingDay(date(2033, 5, 17), "", NOW_MS - 3 * HOUR_MS)

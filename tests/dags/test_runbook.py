@@ -294,7 +294,7 @@ def test_a_held_window_is_released(shift: Shift) -> None:
     shift.land()
     shift.later(timedelta(hours=1))
     shift.land()
-    complete(shift, held="2033-05-18T09", note="expect_column_values_to_be_between fare: not so in 3 rows")
+    complete(shift, held="2033-05-18T09", note="expect_column_values_to_be_between fare: failed in 3 rows")
     assert "held" in shift.red()
     assert "not so in 3 rows" in shift.show("held")
     shift.do("held")

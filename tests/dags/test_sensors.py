@@ -178,7 +178,7 @@ def test_it_says_that_a_gate_holds_the_window_and_goes_on_waiting(flow: Flow) ->
     [
         (
             "2013-12-29T05",
-            "2013-12-29T05 of demo.made: it is history, for signals begin with 2013-12-30T00",
+            "2013-12-29T05 of demo.made: it is never signalled, because signals begin with 2013-12-30T00",
         ),
         ("yesterday", "SpecError: partition 'yesterday' is neither an hour, such as 2013-01-01T05, nor a day"),
     ],

@@ -117,7 +117,7 @@ def test_a_table_in_trouble_is_left_behind_and_then_stops_the_stream_with_the_re
     stream.declare(BASE + route % "1s")
     stream.produce([record(4, "a")])
     monkeypatch.setattr("frazil.stream.route.RETRY_TIMEOUT_S", 0.0)
-    with pytest.raises(RouteBehind, match=r"committing to table test\.a is not permitted: not yours"):
+    with pytest.raises(RouteBehind, match=r"frazil is not permitted to commit to table test\.a: not yours"):
         stream.catch_up()
     assert ids("test.a") == [0]
     broken.clear()

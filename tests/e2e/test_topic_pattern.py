@@ -112,7 +112,7 @@ def test_topics_join_and_leave_while_the_writer_runs(
     assert '"lag": 0' in reported.stdout, reported.stdout
 
     topics.make("fr", range(20, 22))
-    with pytest.raises(TopicRecreated, match=r"orders\.fr' of stream 'events' was deleted and made again"):
+    with pytest.raises(TopicRecreated, match=r"orders\.fr' of stream 'events' was deleted and recreated"):
         stream.catch_up()
     reset = frazil("reset", stream.name, "--to", "marker", "--yes")
     assert reset.returncode == 0, reset.stdout + reset.stderr

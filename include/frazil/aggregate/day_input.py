@@ -1,4 +1,4 @@
-"""Chooses the source snapshot for a day's aggregation, and what the target records about the input; without Spark."""
+"""Chooses the source snapshot for a day's aggregation, and defines what the target records about it. Without Spark."""
 
 from __future__ import annotations
 
@@ -70,33 +70,37 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
     branch = _branch(catalog, spec.source)
     current = next(iter(branch))
     if not is_complete(day, signals):
-        chosen, revisions, why = current, NO_REVISIONS, "it is the current one; not every window was signalled"
+        chosen, revisions, why = current, NO_REVISIONS, "the current snapshot, because not every window was signalled"
     else:
         named = max(signals, key=lambda s: s.sequence_number).snapshot_id
-        chosen, revisions, why = named, revisions_of(signals), "the day's signals name it"
+        chosen, revisions, why = named, revisions_of(signals), "the snapshot that the day's signals name"
         if named not in branch:
-            chosen, why = current, f"the day's signals name {named}, which was expired or rolled back"
-    log.info("%s of %s is read at snapshot %d: %s", day, spec.source, chosen, why)
+            chosen, why = (
+                current,
+                f"the current snapshot, because {named} of the day's signals expired or was rolled back",
+            )
+    log.info("reading %s of %s at snapshot %d: %s", day, spec.source, chosen, why)
     return DayInput(chosen, branch[chosen], revisions)
 
 
 def given_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
-    """Return the input that an earlier task chose; if its snapshot is gone, another snapshot for the same revisions.
+    """Return the input that an earlier task chose; if its snapshot no longer exists, another snapshot for the same
+    revisions.
 
-    Raises SpecError if the snapshot is gone and the day's signals have changed, or a quality gate holds one of its
-    windows.
+    Raises SpecError if the snapshot no longer exists and the day's signals have changed, or a quality gate holds one of
+    the day's windows.
     """
     branch = _branch(catalog, spec.source)
     if snapshot_id in branch:
         return DayInput(snapshot_id, branch[snapshot_id], revisions)
-    log.warning("%s no longer has snapshot %d: it was expired or rolled back", spec.source, snapshot_id)
+    log.warning("%s no longer has snapshot %d: it has expired or was rolled back", spec.source, snapshot_id)
     signals = day_signals(catalog, spec, day)
     chosen = choose_input(catalog, spec, day, signals)
     if chosen.revisions != revisions or held(signals):
         raise SpecError(
-            f"{spec.source} no longer has snapshot {snapshot_id}: it was expired or rolled back, and "
-            f"the signals of {day} changed, or a gate holds it. Choose again: clear the run's first task, or leave "
-            "--snapshot-id out"
+            f"{spec.source} no longer has snapshot {snapshot_id} (it has expired or was rolled back), and the signals "
+            f"of {day} have changed or a gate holds one of its windows. To choose another snapshot, clear the run's "
+            "first task, or omit --snapshot-id"
         )
     return chosen
 
@@ -108,7 +112,7 @@ def revisions_of(signals: Sequence[Signal]) -> str:
 
 
 def lineage(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]:
-    """Return what a run records about its input in the target's snapshot summary."""
+    """Return the entries about a run's input for the target's snapshot summary."""
     return {
         "frazil.aggregation": spec.name,
         "frazil.day": str(day),
@@ -144,11 +148,11 @@ def _branch(catalog: Catalog, source: str) -> dict[int, int]:
             metadata = catalog.load_table(source).metadata
         except NoSuchTableError:
             raise SpecError(
-                f"the table {source} does not exist yet: its stream's writer creates it at its first start"
+                f"the table {source} does not exist yet: the first start of its stream's writer creates it"
             ) from None
     branch = _line(metadata)
     if not branch:
-        raise SpecError(f"the table {source} has no snapshot yet: nothing was ever written to it")
+        raise SpecError(f"the table {source} has no snapshot yet: no rows were ever written to it")
     return branch
 
 

@@ -1,4 +1,6 @@
-"""Finds days of an aggregation that are complete by their signals but missing from its target; from metadata alone."""
+"""Finds days whose signals show that they are complete but that an aggregation's target is missing. Reads metadata
+only.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from frazil.signals.signal_table import TableSignals
 from frazil.table.catalogs import catalog_errors
 
 MAX_DAYS = 35
-"""Number of days back from the newest complete window that are checked: a month without operators, and a few days
-more.
+"""Maximum number of days that are checked, back from the newest complete window: enough for a month without an
+operator.
 """
 
 
@@ -40,7 +42,7 @@ class Aggregated:
     """The days that an aggregation has written, according to the target's history."""
 
     days: Mapping[date, tuple[str, int]]
-    """What the newest run of each day read: the revisions, and the source's sequence number."""
+    """The input of each day's newest run: the revisions, and the source's sequence number."""
     oldest_ms: int = 0
     """Time of the oldest known snapshot of the target; 0 if the history is complete."""
 

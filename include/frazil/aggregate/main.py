@@ -1,4 +1,4 @@
-"""The process of one daily aggregation run: its Spark session, its log, and the exit code that Airflow sees."""
+"""Runs one daily aggregation as a process, with its Spark session, its log, and its exit code for Airflow."""
 
 from __future__ import annotations
 

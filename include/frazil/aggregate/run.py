@@ -64,8 +64,10 @@ def aggregate_day(
             return DayOutcome(False, _refusal(spec, day, given, newer))
         if _overwrite(result, _name(catalog, spec.target), day, base=target, summary=lineage(spec, day, given)):
             return DayOutcome(True, f"{spec.target}: {day} now shows {spec.source} at snapshot {given.snapshot_id}")
-        log.info("%s: another run wrote %s meanwhile; trying again", spec.target, day)
-    raise CommitUnavailable(f"{spec.target}: {day} was written by others at each of {ATTEMPTS} attempts; run it again")
+        log.info("%s: another run wrote %s at the same time; trying again", spec.target, day)
+    raise CommitUnavailable(
+        f"{spec.target}: other runs wrote {day} during each of {ATTEMPTS} attempts; run the aggregation again"
+    )
 
 
 def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput) -> DataFrame:
@@ -81,7 +83,7 @@ def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day
         return spark.sql(spec.sql).select(F.lit(day).alias(DAY_COLUMN), "*")
     except AnalysisException as error:
         raise SpecError(
-            f"aggregation {spec.name}: {spec.source} cannot be read with this SQL: {_first_line(error)}"
+            f"aggregation {spec.name}: the SQL cannot be run on {spec.source}: {_first_line(error)}"
         ) from error
 
 
@@ -124,7 +126,8 @@ def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summar
         writer.overwrite(F.col(DAY_COLUMN) == F.lit(day))
     except AnalysisException as error:
         raise SchemaIncompatible(
-            f"the SQL's columns do not fit the table {target}: {_first_line(error)}. Change either (ALTER TABLE)"
+            f"the SQL's columns do not fit the table {target}: {_first_line(error)}. Change the SQL, or the table "
+            "(ALTER TABLE)"
         ) from error
     except (Py4JJavaError, PySparkException) as error:
         if not any(conflict in str(error) for conflict in _CONFLICTS):
@@ -135,9 +138,9 @@ def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summar
 
 def _refusal(spec: AggregationSpec, day: date, given: DayInput, newer: Mapping[str, str]) -> str:
     return (
-        f"{spec.target}: nothing was done: {day} shows a newer state of {spec.source} already: sequence number "
-        f"{newer['frazil.input-sequence-number']} (snapshot {newer['frazil.input-snapshot-id']}), and this run was "
-        f"given {given.sequence_number} (snapshot {given.snapshot_id})"
+        f"{spec.target}: {day} was not changed, because it already shows a newer state of {spec.source}: sequence "
+        f"number {newer['frazil.input-sequence-number']} (snapshot {newer['frazil.input-snapshot-id']}). The input of "
+        f"this run has sequence number {given.sequence_number} (snapshot {given.snapshot_id})"
     )
 
 

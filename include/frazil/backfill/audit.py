@@ -61,7 +61,7 @@ def spans_of(journals: Iterable[Journal]) -> Spans:
 
 
 def landed_elsewhere(staged: Staged) -> int:
-    """Count the staged records that are also in the tables by now."""
+    """Return the number of staged records that are also in the tables by now."""
     own = {tp: _offsets_in((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
     return sum(len(offsets & _offsets_in(staged.elsewhere, tp)) for tp, offsets in own.items())
 
@@ -75,25 +75,28 @@ def problems(staged: Staged) -> list[str]:
     ):
         there, copies = sum(t.rows for t in tallies.values()), sum(t.copies for t in tallies.values())
         if there != count:
-            said.append(f"the branch has {there:,} {name}, and its journals count {count:,}")
+            said.append(f"the branch has {there:,} {name}, but its journals count {count:,}")
         if copies:
             said.append(f"{copies:,} {name} are on the branch more than once")
     for tp, offsets in (staged.source or {}).items():
         lost = offsets - _offsets_in((staged.rows, staged.dead_letters), tp)
         if lost:
             said.append(
-                f"{tp[0]}-{tp[1]}: {len(lost):,} records that its source has are not on it, the first at {lost.min():,}"
+                f"{tp[0]}-{tp[1]}: {len(lost):,} records of the source are not on the branch, the first at offset "
+                f"{lost.min():,}"
             )
     return said
 
 
 def in_other_tables(staged: Mapping[Target, Tallies], there: Mapping[Target, Tallies]) -> Iterator[str]:
-    """Report staged changes whose rows are in other tables, from when the route was declared otherwise."""
+    """Yield a sentence for each other table that has rows of staged changes, from an earlier declaration of the
+    route.
+    """
     for target, own in staged.items():
         for other in there.keys() - {target}:
             if found := sum(len(tally.seen & _offsets_in((there[other],), tp)) for tp, tally in own.items()):
                 of = counted(found, "record")
-                yield f"{of} for table {target} landed in {other}, when the route was declared otherwise"
+                yield f"{of} for table {target} landed in table {other}, according to an earlier declaration of the route"
 
 
 def _offsets_in(tallies: Iterable[Tallies], tp: TopicPartition) -> BitMap64:

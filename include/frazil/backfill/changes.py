@@ -1,8 +1,8 @@
-"""Files that a backfill or a replay merges into tables. Until then, they are in no table and in no branch.
+"""Finds and merges the staged files of a backfill or a replay that are merged into tables.
 
-So the journals of the chunks list the staged files. An upserted table cannot show which dead letters still have to be
-merged, because a later change may have replaced the row. The dead-letter table shows it: only a published replay
-removes dead letters.
+Before the merge, no table and no branch has these files, so only the journals of the chunks list them. An upserted
+table cannot show which dead letters are not merged yet, because a later change may have replaced the row. The
+dead-letter table shows it: only a published replay removes dead letters.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from frazil.table.landed_offsets import tally_files
 
 
 def merging_older(tables: StreamTables, files: tuple[StagedFile, ...]) -> SnapshotWriter | MergeWriter:
-    """Return the writer of staged files, which are older than rows of records that followed them in Kafka.
+    """Return the writer for staged files of a backfill or replay, whose records are older than rows in the table.
 
-    Files of a stream that appends become the table's as they are. Others are merged, in a task for each group of them:
-    a task whose files are unchanged is not done again where a round is lost.
+    In append mode, the files are added unchanged. Otherwise they are merged, one task per group of files. If a commit
+    attempt must be repeated, only groups whose files changed run again.
     """
     merging = tables.merging
     if merging is None or not files or files[0].content not in MERGING_MODES:
@@ -53,7 +53,7 @@ def tally_merged(table: Table, journals: Iterable[Journal]) -> dict[TopicPartiti
 
 
 def gone(spans: Spans, dead_letters: Tallies) -> dict[TopicPartition, BitMap64]:
-    """Return those offsets of the spans that are not dead letters, or no longer."""
+    """Return the offsets of the spans that are not dead letters (any longer)."""
     return {tp: offsets - _offsets_in(dead_letters, tp) for tp, offsets in bitmaps(spans).items()}
 
 

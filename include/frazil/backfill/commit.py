@@ -120,7 +120,7 @@ class BackfillCommitter:
         Raises `Fenced`, and `StaleBatch` if the chunk's files no longer fit the table.
         """
         if not self.own.journals.put(journal):
-            raise Fenced(replaced(self.backfill, f"chunk {journal.key} is journaled already"))
+            raise Fenced(replaced(self.backfill, f"the journal of chunk {journal.key} exists already"))
         return self._commit(journal, planned=planned)
 
     def staged(self) -> BackfillMarker:
@@ -148,7 +148,7 @@ class BackfillCommitter:
         summary = _summary(record, path)
         writer = merging_older(self.tables, files)
         if isinstance(writer, MergeWriter):
-            del summary[WINDOWS]  # the merge reports them
+            del summary[WINDOWS]  # the merge reports its own counts
         try:
             self.backfill = _publish(
                 self.tables, self.tables.main, self.backfill, written=writer, summary=summary, check=check
@@ -160,7 +160,7 @@ class BackfillCommitter:
                 raise CommitUnavailable(overtaken(self.backfill, str(error))) from error
             raise
         failed = f", and {counted(self.backfill.rejected, 'dead letter')}" if self.backfill.rejected else ""
-        self._add_to_history(f"is published: it brought {counted(self.backfill.records, 'record')}{failed}")
+        self._add_to_history(f"is published: {counted(self.backfill.records, 'record')}{failed}")
         clear_ended(self.tables)
         return self.backfill
 
@@ -194,7 +194,7 @@ class BackfillCommitter:
             check_fit(table, files, mine)
             return change(mine)
 
-        # Changes are merged where they land, and until then their journal has them.
+        # Changes are merged only by the publication; until then only their journal lists them.
         rows = tuple(file for file in files if file.content not in MERGING_MODES)
         return _commit_of(self.tables, handle, decide, files=rows)
 
@@ -206,7 +206,7 @@ class BackfillCommitter:
         return found.owned_by(self.backfill.epoch)
 
     def _settle(self) -> None:
-        """Commit the journals of interrupted epochs; void a journal whose offsets were staged again since."""
+        """Commit the journals of interrupted epochs; discard a journal whose offsets have been staged again."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
             waiting = None if self.backfill.has(key) else self._entry(key)
             if not isinstance(waiting, Journal):
@@ -235,7 +235,10 @@ class BackfillCommitter:
             if marker is None or any(
                 marker.offsets.get(p.topic_partition, -1) < p.end for j in journals for p in j.progress
             ):
-                raise StaleBatch(f"the live stream went back behind what backfill {self.backfill.id} staged")
+                raise StaleBatch(
+                    f"stream {self.tables.stream!r} was moved back to before records that backfill {self.backfill.id} "
+                    "has staged"
+                )
             for journal in journals:
                 check_same_source(marker.source, journal.source, stream=self.tables.stream)
             if read_to is not None and marker.offsets != read_to:
@@ -337,7 +340,7 @@ def _clear(tables: StreamTables, backfill: BackfillMarker) -> None:
         _sweep(own, backfill)
         return
     _drop(tables, tables.dead_letters, backfill, by=backfill.abandoned_by)
-    if may_delete_files(tables.main.current().properties):  # otherwise another table may have had the branch too
+    if may_delete_files(tables.main.current().properties):  # otherwise another table may share the branch's files
         _sweep(own, dataclasses.replace(backfill, batches={}))
     folder = backfill_folder(tables.journals, backfill.id)
     tables.store.delete([record_path(tables.journals, backfill.id), *(f.path for f in tables.store.list_files(folder))])
@@ -346,10 +349,10 @@ def _clear(tables: StreamTables, backfill: BackfillMarker) -> None:
 def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
     """Finish a backfill or a replay after its publication on the default table.
 
-    The routed tables get their rows first. Then one commit of the dead-letter table ends it there, and removes the
-    branch. Of a backfill, this commit adds the rejected records. Of a replay, it removes the dead letters that became
-    rows, and notes the failed attempt on the others. Because it is one commit, it happens once. Finally the files that
-    no table needs are deleted.
+    The routed tables get their rows first. Then one commit to the dead-letter table marks the end there, and removes
+    the branch. For a backfill, this commit adds the rejected records. For a replay, it removes the dead letters that
+    became rows, and records the failed attempt in the others. Because it is one commit, it happens once. Finally, files
+    that no table needs are deleted.
     """
     own_chunks = chunks(tables.journals, backfill)
     rejected = tuple(f for journal in own_chunks for f in journal.staged_for("dead-letters"))
@@ -377,7 +380,7 @@ def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
-    """Delete staged files that no committed chunk names. Voids the keys of uncommitted chunks first."""
+    """Delete staged files that no committed chunk names. Closes the keys of uncommitted chunks first."""
     keys = {
         key
         for target, handle in own.targets.items()

@@ -19,12 +19,12 @@ from frazil.spec.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The result of a dry run. `max_records` and `sampled` show how reliable the estimate is."""
+    """The result of a dry run. A comparison of `sampled` with `max_records` shows how reliable the estimate is."""
 
     requested: int
     """Number of requested offsets in Kafka, or of requested records in files."""
     held: int
-    """Number of requested offsets that are in the table already, or are known to have no record."""
+    """Number of requested offsets that are already in the table, or that are known to have no record."""
     max_records: int
     records: int
     """Number of rows, estimated from the sample. Below `max_records` if event times filter records, or Kafka has
@@ -82,21 +82,21 @@ def sentences(found: Estimate, *, stream: str) -> list[str]:
         else "offsets"
     )
     if not found.requested:
-        where = "the files hold" if found.source_files else "Kafka has"
-        return [f"Stream {stream}: nothing is missing, for {where} no records in that range before its position (yet)."]
+        where = "the files have" if found.source_files else "Kafka has"
+        return [f"Stream {stream}: nothing is missing; {where} no records in this range before the stream's position."]
     if not found.max_records:
         return [f"Stream {stream}: none of the {found.requested:,} requested {what} is missing."]
     missing = (
         f"Stream {stream}: {found.max_records:,} of {found.requested:,} {what} are missing, in "
-        f"{counted(found.topic_partitions, 'topic-partition')}; {found.held:,} are held already."
+        f"{counted(found.topic_partitions, 'topic-partition')}; {found.held:,} are already in the table."
     )
     size = (
-        f"It would land about {counted(found.records, 'row')} and {counted(found.rejected, 'dead letter')}, "
+        f"The backfill would add about {counted(found.records, 'row')} and {counted(found.rejected, 'dead letter')}: "
         f"{found.bytes:,} bytes in {counted(found.files, 'file')} or more, staged in {counted(found.chunks, 'chunk')}."
     )
     touched = (
         f"A sample of {counted(found.sampled, 'record')} falls into {counted(found.partitions, 'partition')} of "
-        "the table: at least that many change, each once."
+        "the table, so at least that many partitions change."
     )
     return [missing, size, touched]
 

@@ -1,4 +1,4 @@
-"""Files as a backfill's source: scanned before anything is staged, and then read like topics."""
+"""Reads files as a backfill's source: scans them before anything is staged, and then reads them like topics."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class FileSource:
         listed = _listed(location, properties)
         if not listed:
             kinds = ", ".join(f"*{suffix}" for suffix in sorted(PARQUET | JSON_LINES))
-            raise SpecError(f"there are no files to backfill under {location}: {kinds} are read. Fix `files`")
+            raise SpecError(f"no files to backfill exist under {location} ({kinds} are read). Correct `files`")
         return cls(location, listed, properties, record_schema(table.schema(), True))
 
     def pinned(self, request: BackfillRequest) -> BackfillRequest:
@@ -104,7 +104,8 @@ class FileSource:
                 first = tally.repeated.min()
                 raise SpecError(
                     f"{tally.copies:,} records of {tp[0]}-{tp[1]} are in the files more than once, the first at offset "
-                    f"{first:,} in {index.having(tp, first)}: nothing tells which is right. Leave one of them out"
+                    f"{first:,} in {index.having(tp, first)}: frazil cannot determine which copy is right. Remove the "
+                    "others"
                 )
         return index
 
@@ -123,20 +124,20 @@ class FileSource:
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
             if request.dead_letters and (live is None or last >= live):
                 raise StaleBatch(
-                    f"stream {request.stream!r} was moved behind dead letters that were being replayed, to {name} "
-                    f"offset {live or 0:,}: nothing was changed. Run `frazil dlq replay {request.stream}` again: it "
-                    "leaves out dead letters that the stream reads again"
+                    f"stream {request.stream!r} was moved to before dead letters that were being replayed, to {name} "
+                    f"offset {live or 0:,}. Nothing was changed. Run `frazil dlq replay {request.stream}` again; it "
+                    "leaves out dead letters whose records the stream will read again"
                 )
             if live is None:
                 raise SpecError(
-                    f"stream {request.stream!r} reads no {name}, and {self.index.having(tp, last)} has records of it. "
-                    "Leave them out"
+                    f"stream {request.stream!r} does not read {name}, but {self.index.having(tp, last)} has records "
+                    "of it. Remove these records"
                 )
             if last >= live:
                 raise SpecError(
-                    f"{self.index.having(tp, last)} has records of {name} up to offset {last:,}, and stream "
-                    f"{request.stream!r} stands at {live:,}: records from there on are for the stream to read. "
-                    "Leave them out, or wait until it has read them"
+                    f"{self.index.having(tp, last)} has records of {name} up to offset {last:,}, but stream "
+                    f"{request.stream!r} itself will read from offset {live:,}. Remove the records from that offset "
+                    "on, or wait until the stream has read them"
                 )
         return {tp: ((found.min(), found.max() + 1),) for tp, found in sorted(self.index.records.items())}
 
@@ -167,8 +168,8 @@ class FileSource:
 
     def _changed(self) -> str:
         return (
-            f"the files under {self.location} are not those that this backfill was planned for: one was added, changed "
-            "or removed. Put them back, or abandon the backfill and request it again"
+            f"the files under {self.location} have changed since this backfill was planned: a file was added, changed "
+            "or removed. Restore the files, or abandon the backfill and request it again"
         )
 
 

@@ -42,10 +42,10 @@ def missing(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
 
 
 def chunks(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-    """Divide the spans into chunks of about `most` offsets, each with an equal share of every topic-partition.
+    """Divide the spans into chunks of about `limit` offsets, each with an equal share of every topic-partition.
 
     Equal shares keep the topic-partitions at about the same time, so a chunk's files fall into few table partitions. A
-    chunk may exceed `most` by one offset per topic-partition.
+    chunk may exceed `limit` by one offset per topic-partition.
     """
     count = math.ceil(offsets(spans) / limit)
     cut = ({tp: piece for tp, of in spans.items() if (piece := _share(of, i, count))} for i in range(count))
@@ -68,7 +68,7 @@ def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], 
 
 
 def first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> Spans:
-    """Return the beginnings of the spans that contain the first `most` records of each topic-partition."""
+    """Return the beginnings of the spans that contain the first `limit` records of each topic-partition."""
     there = within(spans, records)
     return {tp: _between_ranks(spans[tp], found, 0, min(limit, len(found))) for tp, found in there.items()}
 
@@ -90,7 +90,7 @@ def _shares(length: int, index: int, count: int) -> Span:
 
 
 def _between_ranks(of: tuple[Span, ...], found: BitMap64, low: int, high: int) -> tuple[Span, ...]:
-    """Return the parts of the spans from the `low`-th record up to, and without, the `high`-th record."""
+    """Return the parts of the spans from record number `low` to before record number `high`."""
     if low == high:
         return ()
     first, end = found[low], found[high - 1] + 1

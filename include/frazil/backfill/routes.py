@@ -1,4 +1,4 @@
-"""The routed tables of a backfill or a replay: which table gets the row of a record, and how the table gets it.
+"""Commits the rows of a backfill or a replay to the routed tables.
 
 The default table's commit publishes the rows of all tables. Until a routed table has its rows, they wait next to the
 journals, in the default table's format. Each routed table gets its rows in one commit that also records the backfill in
@@ -71,9 +71,9 @@ class BackfillRoute:
 
     @classmethod
     def open(cls, spec: StreamSpec, tables: StreamTables) -> BackfillRoute | None:
-        """Load the tables, and create those that are declared; None for a stream without a route.
+        """Load the tables, and create missing declared tables. Return None for a stream without a route.
 
-        Raises RouteBehind while a table is missing or behind, and what `RoutedTables.open` raises.
+        Raises RouteBehind while a table is missing or behind, and the errors of `RoutedTables.open`.
         """
         if spec.route is None:
             return None
@@ -81,7 +81,7 @@ class BackfillRoute:
             routed = RoutedTables(spec, spec.route, load_catalog(spec.table.catalog), tables)
             try:
                 routed.open(_settled(tables))
-            except Fenced:  # a writer began meanwhile
+            except Fenced:  # a writer has begun in the meantime
                 if attempt == MAX_OPENED - 1:
                     raise
                 continue
@@ -98,7 +98,7 @@ class BackfillRoute:
     def _check_there(self) -> None:
         if self.routed.absent:
             target, reason = min(self.routed.absent.items())
-            raise RouteBehind(_refused(self.tables.stream, f"table {target} is not there: {reason}"))
+            raise RouteBehind(_refused(self.tables.stream, f"table {target} does not exist: {reason}"))
 
     def placed(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
         """Return a chunk's context with the route; rows of routed tables wait next to the journals."""
@@ -115,7 +115,10 @@ def _settled(tables: StreamTables) -> Marker:
     while True:
         default_marker = tables.marker()
         if default_marker is None:
-            raise AdoptionRequired(f"stream {tables.stream!r} has no marker: nothing tells which records are its own")
+            raise AdoptionRequired(
+                f"stream {tables.stream!r} has no marker, so frazil cannot determine which records are its own. Start "
+                f"the stream first: `frazil run {tables.stream}`"
+            )
         behind = tables_behind(tables, default_marker)
         if not behind:
             return default_marker
@@ -125,7 +128,7 @@ def _settled(tables: StreamTables) -> Marker:
 
 def _refused(stream: str, why: str) -> str:
     return (
-        f"stream {stream!r} is neither backfilled nor are its dead letters replayed: {why}. Fix the table first: "
+        f"no backfill or replay of stream {stream!r} can start: {why}. Fix the table first: "
         f"`frazil route {stream}` shows what is missing"
     )
 
@@ -147,7 +150,7 @@ def _waiting(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
 
 
 def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
-    """Commit the rows of a published backfill to the routed tables that miss them, except rows that an operator
+    """Commit the rows of a published backfill to the routed tables that are missing them, except rows that an operator
     discarded.
 
     Raises CommitUnavailable for a table that cannot take its rows, after all other tables were tried.
@@ -160,16 +163,16 @@ def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Jou
             _follow(tables, backfill, target, files)
         except Fenced:
             raise
-        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
-            log.info("table %s is left behind", target, exc_info=True)
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
+            log.info("the commit to table %s failed", target, exc_info=True)
             behind = target
             reason = words_of(error)
     if behind:
         rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
         raise CommitUnavailable(
-            f"{'replay' if backfill.replays else 'backfill'} {backfill.id} of stream {backfill.stream!r} has landed, "
-            f"and {rows} for table {behind}: {reason}. Its dead letters wait for that too. Fix the table, or let it "
-            f"go on: `frazil route {backfill.stream} --give-up {behind}`; then run `{command_of(backfill)}` again"
+            f"{'replay' if backfill.replays else 'backfill'} {backfill.id} of stream {backfill.stream!r} is published, "
+            f"but {rows} for table {behind}: {reason}. Its dead letters wait too. Fix the table, or discard the rows: "
+            f"`frazil route {backfill.stream} --give-up {behind}`; then run `{command_of(backfill)}` again"
         )
 
 
@@ -196,7 +199,10 @@ def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, file
         _check_last(tables, backfill)
         _check_followed(table, tables.stream, target)
         if not files_fit(table.metadata, written):
-            raise SchemaIncompatible(f"table {target} was changed meanwhile")
+            raise SchemaIncompatible(
+                f"the schema or partition spec of table {target} changed while rows were written for it; run "
+                f"`{command_of(backfill)}` again"
+            )
         prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
         marked = SetPropertiesUpdate(updates={property_name(backfill.stream): backfill.to_property()})
         return Change(prepared.requirements, (*prepared.updates, marked), None)
@@ -205,16 +211,20 @@ def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, file
 
 
 def _check_last(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Check that no later backfill has begun: a later one begins only after all tables have these rows. Raises
-    Fenced.
-    """
+    """Check that no later backfill has begun: that would prove that all tables have these rows. Raises Fenced."""
     found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
     if found is None or found.id != backfill.id:
-        raise Fenced(f"another `{command_of(backfill)}` finished this one: this command changes nothing more")
+        raise Fenced(
+            f"another `{command_of(backfill)}` has finished this backfill or replay: this command makes no further "
+            "changes"
+        )
 
 
 def _check_followed(table: Table, stream: str, target: Target) -> None:
     marker = read_marker(table.metadata.properties, stream)
     if marker is None:
-        raise CommitUnavailable(f"it has no marker of stream {stream!r}: it was dropped and made again")
+        raise CommitUnavailable(
+            f"the table has no marker of stream {stream!r}: it was dropped and recreated. `frazil route {stream}` "
+            "shows what to do"
+        )
     check_routed_not_rolled_back(table.metadata, marker, table=target)

@@ -1,4 +1,4 @@
-"""Checks that each commit attempt of a backfill makes on the table that it is about to change. Pure."""
+"""Checks the table before each commit attempt of a backfill, and formats the errors. Pure."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def check_begun(spec: StreamSpec, marker: Marker | None) -> Marker:
     """
     if marker is None:
         raise AdoptionRequired(
-            f"stream {spec.name!r} has no marker in table {spec.table.identifier}: a backfill reads what lies "
-            f"before it. Start the stream first, with `source.start: latest` if need be: `frazil run {spec.name}`"
+            f"stream {spec.name!r} has no marker in table {spec.table.identifier}, and a backfill reads only offsets "
+            f"before the marker. Start the stream first (`frazil run {spec.name}`), if necessary with "
+            "`source.start: latest`"
         )
     return marker
 
@@ -39,7 +40,10 @@ def check_has_own(spec: StreamSpec, marker: Marker | None) -> Marker:
     Raises AdoptionRequired if the marker does not exist.
     """
     if marker is None:
-        raise AdoptionRequired(f"stream {spec.name!r} has no marker: nothing tells which dead letters are its own")
+        raise AdoptionRequired(
+            f"stream {spec.name!r} has no marker, so frazil cannot determine which dead letters are its own. Start the "
+            f"stream first: `frazil run {spec.name}`"
+        )
     return marker
 
 
@@ -48,7 +52,7 @@ def check_no_replay(backfill: BackfillMarker | None) -> None:
     if backfill is not None and backfill.is_open and backfill.replays:
         raise WriterBusy(
             f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}): wait "
-            f"until that has ended. If it was interrupted, `frazil dlq replay {backfill.stream}` finishes it first"
+            f"until the replay has ended. If it was interrupted, finish it with `frazil dlq replay {backfill.stream}`"
         )
 
 
@@ -57,8 +61,7 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
     if backfill is not None and backfill.is_open and not backfill.replays:
         raise WriterBusy(
             f"backfill {backfill.id} of stream {backfill.stream!r} is {backfill.state}: finish it, or end it with "
-            "`frazil "
-            f"backfill {backfill.stream} --abandon`, before dead letters are replayed"
+            f"`frazil backfill {backfill.stream} --abandon`, before you replay dead letters"
         )
 
 
@@ -78,9 +81,9 @@ def taken(backfill: BackfillMarker | None, request: BackfillRequest) -> Backfill
     if backfill.digest != request.digest:
         check_no_replay(backfill)
         raise WriterBusy(
-            f"backfill {backfill.id} of stream {request.stream!r} is {backfill.state}, and was requested differently: "
-            f"{json.dumps(backfill.request)}. Run that one again to finish it, or `frazil backfill {request.stream} "
-            "--abandon`"
+            f"another backfill of stream {request.stream!r} is {backfill.state}: {backfill.id}, with the request "
+            f"{json.dumps(backfill.request)}. Run that request again to finish it, or end it with `frazil backfill "
+            f"{request.stream} --abandon`"
         )
     return backfill.owned_by(epoch, request.run)
 
@@ -92,7 +95,7 @@ def check_wanted(found: BackfillMarker | None, run: str | None) -> None:
     """
     if found is not None and run is not None and run in found.abandoned_runs:
         raise BackfillAbandoned(
-            _abandoned(f"an operator abandoned what run {run} had begun on stream {found.stream!r}")
+            _abandoned(f"an operator abandoned the backfill that run {run} had begun on stream {found.stream!r}")
         )
 
 
@@ -110,8 +113,8 @@ def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
 
 def _abandoned(what: str) -> str:
     return (
-        f"{what}: none of its rows landed, and nothing begins it again by itself. If it is wanted after all, trigger a "
-        "new run, or give the command again"
+        f"{what}: none of its rows were published, and it is not restarted automatically. To run it after all, trigger "
+        "a new run, or run the command again"
     )
 
 
@@ -121,8 +124,8 @@ def check_mine(found: BackfillMarker | None, backfill: BackfillMarker) -> Backfi
     """
     check_not_abandoned(found, backfill.id)
     if found is None or (found.id, found.epoch) != (backfill.id, backfill.epoch) or not found.is_open:
-        now = "is gone" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
-        raise Fenced(replaced(backfill, f"the lane {now}"))
+        now = "no longer exists" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
+        raise Fenced(replaced(backfill, f"the last backfill {now}"))
     return found
 
 
@@ -130,13 +133,12 @@ def replaced(backfill: BackfillMarker, seen: str) -> str:
     """Return the message for a run that another run replaced; `seen` is the evidence."""
     if backfill.replays:
         return (
-            f"another `{command_of(backfill)}` took this replay over, or a person abandoned it: this command "
-            f"changes nothing more. If no other command runs, run it again ({seen})"
+            f"another `{command_of(backfill)}` took over this replay, or an operator abandoned it: this command makes "
+            f"no further changes. If no other command is running, run it again ({seen})"
         )
     return (
-        f"epoch {backfill.epoch} of backfill {backfill.id} of stream {backfill.stream!r} was replaced by another run "
-        "of it: "
-        f"{seen}. See `frazil backfill {backfill.stream} --status`"
+        f"another run took over backfill {backfill.id} of stream {backfill.stream!r} from this run (epoch "
+        f"{backfill.epoch}): {seen}. See `frazil backfill {backfill.stream} --status`"
     )
 
 
@@ -148,27 +150,26 @@ def command_of(backfill: BackfillMarker) -> str:
 def overtaken(backfill: BackfillMarker, lost: str) -> str:
     """Return the message for a merge that lost every commit attempt."""
     return (
-        f"{lost}. If it is the stream's writer: `frazil pause {backfill.stream}`, then `{command_of(backfill)}` "
-        f"finishes this one, and `frazil resume {backfill.stream}` continues the writer"
+        f"{lost}. If the other writer is the stream's own, run `frazil pause {backfill.stream}`, then "
+        f"`{command_of(backfill)}` to finish, then `frazil resume {backfill.stream}`"
     )
 
 
 def read_on(backfill: BackfillMarker) -> str:
     """Return the message for a backfill of a stream with deletes whose writer read on before the publication."""
     return (
-        f"the writer of stream {backfill.stream!r} read on since backfill {backfill.id} was staged, and what it read "
-        "may delete rows that the backfill would bring back. Nothing was published. `frazil pause "
-        f"{backfill.stream}`, run the backfill again to stage the rest, then `frazil resume {backfill.stream}`"
+        f"the writer of stream {backfill.stream!r} has read more records since backfill {backfill.id} was staged. "
+        "These may delete rows that the backfill would restore, so nothing was published. Run `frazil pause "
+        f"{backfill.stream}`, run the backfill again to stage the rest, then run `frazil resume {backfill.stream}`"
     )
 
 
 def ended_meanwhile(backfill: BackfillMarker) -> str:
-    """Return the message for a run during whose start another backfill or replay ended."""
+    """Return the message for a run that started while another backfill or replay was ending."""
     operation = "replay of dead letters" if backfill.replays else "backfill"
     return (
-        f"another {operation} of stream {backfill.stream!r}, {backfill.id}, ended while this command began (it is "
-        f"{backfill.state}). "
-        "This command changed nothing: run it again"
+        f"another {operation} of stream {backfill.stream!r}, {backfill.id}, ended while this command was starting (it "
+        f"is {backfill.state}). This command changed nothing: run it again"
     )
 
 
@@ -177,10 +178,14 @@ def ended_before(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
     backfill.
     """
     operation = "replay of dead letters" if backfill.replays else "backfill"
-    now = f"its last one is {last.id}, which is {last.state}" if last else "its table no longer names one"
+    now = (
+        f"The stream's last {operation} is {last.id} ({last.state})"
+        if last
+        else f"The table no longer records any {operation}"
+    )
     return (
-        f"it was not abandoned: the {operation} {backfill.id} of stream {backfill.stream!r} had ended, and {now}. "
-        "Nothing was changed. *What happened* on the page says whether it was published"
+        f"nothing was changed: the {operation} {backfill.id} of stream {backfill.stream!r} had already ended. {now}. "
+        f"To see whether {backfill.id} was published, open *What happened* on the page"
     )
 
 
@@ -188,7 +193,8 @@ def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], ba
     """Check that the table still has the schema and partition spec that files were staged for. Raises StaleBatch."""
     if not files_fit(table.metadata, files):
         raise StaleBatch(
-            f"backfill {backfill.id} was staged for a schema or partition spec that the table no longer has"
+            f"backfill {backfill.id} was staged for a schema or partition spec that the table no longer has; it is "
+            "staged again"
         )
 
 
@@ -202,8 +208,8 @@ def check_no_open_windows(marker: Marker | None, files: Collection[StagedFile], 
     """Check that no rows wait on the stream's open branch, where a merge cannot find them. Raises SpecError."""
     if marker and marker.open_snapshot_id is not None and any(file.content in MERGING_MODES for file in files):
         raise SpecError(
-            f"stream {marker.stream!r} has rows on its open branch from when it was declared with commit.align: table "
-            f"{table} has them after the writer's next batch with mode: upsert. Replay the dead letters then"
+            f"stream {marker.stream!r} still has rows on its open branch, from an earlier declaration with "
+            f"commit.align. The writer's next batch moves them to table {table}. Replay the dead letters after that"
         )
 
 
@@ -215,4 +221,6 @@ def check_not_reset(table: Table, stream: str, audited_at: int, backfill: Backfi
         summary = snapshot.summary
         if summary and summary.get("frazil.stream") == stream and summary.get("frazil.operation") in _POSITION_CHANGES:
             break
-    raise StaleBatch(f"the stream was moved, or main went back, since backfill {backfill.id} was audited")
+    raise StaleBatch(
+        f"stream {stream!r} was reset, or its table was rolled back, since backfill {backfill.id} was audited"
+    )

@@ -1,7 +1,7 @@
-"""A backfill from request to publication: finds missing records, stages them in chunks on a branch, audits, publishes.
+"""Runs a backfill from request to publication: finds missing records, stages them on a branch, audits, publishes.
 
-An interrupted backfill continues when it is run again: every run plans again, and skips the records that are staged
-already. A backfill and the live stream's writer do not wait for each other.
+An interrupted backfill continues when it is run again: every run plans again, and skips records that are already
+staged. A backfill and the live stream's writer do not wait for each other.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_row
 log = logging.getLogger(__name__)
 
 MAX_SPANS = 10_000
-"""Maximum number of spans. Each span is read separately; with more spans, deleting the rows in between first is
-faster.
+"""Maximum number of spans, which are read one by one. For more spans, it is faster to delete the rows in between first
+and to read one long span.
 """
 ATTEMPTS = 3
 
@@ -93,7 +93,7 @@ class _Audited:
     routed: Mapping[Target, Tallies] = field(default_factory=dict)
     """The part of `replayed` whose rows are for routed tables."""
     read_to: Mapping[TopicPartition, int] | None = None
-    """The stream's position that everything was read up to; None if later records need not be read."""
+    """The position up to which the stream has read; None if the publication does not depend on it."""
 
 
 @dataclass(slots=True)
@@ -149,13 +149,14 @@ class Backfill:
     def _in_pieces(self, left: Spans) -> Spans:
         if _pieces(left) > MAX_SPANS:
             raise SpecError(
-                f"what table {self.spec.table.identifier} is missing of stream {self.spec.name!r} is in more than "
-                f"{MAX_SPANS:,} pieces: ask for less, or delete the rows of that range first"
+                f"the records of stream {self.spec.name!r} that table {self.spec.table.identifier} is missing are in "
+                f"more than {MAX_SPANS:,} separate offset ranges: request a smaller range, or delete the rows in the "
+                "range first"
             )
         return left
 
     def _drops_its_own(self, table: Table) -> bool:
-        """Whether a row that is read again is dropped as a repeat of itself, which one without an event time is not."""
+        """Whether `dedupe` drops every row that is read again, which requires that all rows have an event time."""
         column = table.schema().find_field(self.spec.event_time.column)
         return self.spec.dedupe is not None and column.required and not self.request.dead_letters
 
@@ -184,7 +185,7 @@ class Backfill:
             return None
         check_not_abandoned(last, last.id)
         if last.state is BackfillState.ABANDONED:
-            raise FrazilError(f"backfill {last.id} was dropped: run it again to start over")
+            raise FrazilError(f"backfill {last.id} was dropped because its records became unusable: run it again")
         if last.state is BackfillState.STAGING:
             raise FrazilError(
                 f"backfill {last.id} is not staged yet ({counted(last.chunks, 'chunk')}): run it again to finish it"
@@ -233,7 +234,7 @@ class Backfill:
         check_wanted(last, self.request.run)
 
     def check(self) -> None:
-        """Raise, before Spark starts, the errors that any plan of this stream would raise."""
+        """Check, before Spark starts, that the stream can be backfilled. Raises the errors that `plan` would raise."""
         self._table_and_marker()
 
     def _table_and_marker(self) -> tuple[Table, Marker]:
@@ -246,8 +247,9 @@ class Backfill:
         for topic in {tp[0] for tp in wanted}:
             if len(backfill_audit.generations(wanted, claimed.ranges, topic)) > 1:
                 raise SpecError(
-                    f"several topics had the name {topic!r}, and their offsets overlap where this backfill reads: "
-                    "nothing tells which of them the table's rows came from. Ask for other offsets"
+                    f"the topic {topic!r} was recreated, and offsets of the old and the new topic overlap in the "
+                    "requested range, so frazil cannot determine which topic the table's rows came from. Request other "
+                    "offsets"
                 )
 
     def _tallies(
@@ -283,7 +285,10 @@ class Backfill:
         replays = Replays.of(tables, table)
         found = routed_rows(tables, marker, claimed, within=spans, replays=replays, named=named)
         if problems := [f"{one.target}: {one.problem}" for one in found if one.problem]:
-            raise RouteBehind(f"stream {self.spec.name!r} is not backfilled: what it landed is unknown. {problems[0]}")
+            raise RouteBehind(
+                f"cannot backfill stream {self.spec.name!r}: the rows of a routed table cannot be determined. "
+                f"{problems[0]}"
+            )
         return {one.renamed or one.target: one.rows for one in found}
 
     def _dead_letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
@@ -334,7 +339,7 @@ class Backfill:
         routed: dict[Target, Tallies] = {**tally_routed(table, journals)}
         default = together([tally_rows(table, branch), tally_merged(table, journals)])
         rows = together([default, *routed.values()])
-        if self.spec.mode == "upsert":  # a record may be several changes, but lands as a whole
+        if self.spec.mode == "upsert":  # a record may have several changes, which are always committed together
             rows = {tp: OffsetTally([*of.seen]) for tp, of in rows.items()}
         if self._by_dead_letters:
             elsewhere: tuple[Tallies, ...] = ()
@@ -352,7 +357,8 @@ class Backfill:
         )
         if landed := backfill_audit.landed_elsewhere(staged):
             raise StaleBatch(
-                f"{counted(landed, 'record')} of backfill {committer.backfill.id} landed in the table meanwhile"
+                f"{counted(landed, 'record')} of backfill {committer.backfill.id} were added to the table while the "
+                "backfill was staged"
             )
         said = backfill_audit.problems(staged)
         if self.spec.mode == "upsert" and not self.request.dead_letters:

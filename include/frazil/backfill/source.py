@@ -1,4 +1,4 @@
-"""The source of a backfill's records: Kafka or files, behind one protocol."""
+"""Defines the source of a backfill's records, Kafka or files, with one protocol for both."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from frazil.stream.plan import spread
 from frazil.table.object_store import FileInfo
 
 PLACES = 8
-"""Number of places where a sample is read, spread evenly over the missing offsets of each topic-partition."""
+"""Number of points at which a sample is read, spread evenly over the missing offsets of each topic-partition."""
 AT_A_PLACE = 250
+"""Maximum number of offsets that a sample reads at one point of a topic-partition."""
 
 
 class RecordSource(Protocol):
@@ -66,7 +67,7 @@ class RecordSource(Protocol):
         ...
 
     def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-        """Divide the spans into chunks of about `most` records."""
+        """Divide the spans into chunks of about `limit` records."""
         ...
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
@@ -99,7 +100,7 @@ class KafkaSource:
         start, end = request.offset_bounds("from"), request.offset_bounds("to")
         if unknown := (start.keys() | end.keys()) - set(tps):
             names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(unknown))
-            raise SpecError(f"stream {request.stream!r} reads no {names}: fix from-offsets or to-offsets")
+            raise SpecError(f"stream {request.stream!r} does not read {names}: correct from-offsets or to-offsets")
         if request.from_time:
             start = self.kafka.at(request.from_time, tps)
         if request.to_time:
@@ -141,7 +142,9 @@ def ranges(spans: Spans) -> tuple[OffsetRange, ...]:
 
 
 def _piece(of: tuple[Span, ...], place: int) -> Span:
-    """Return a few offsets at one of the places. Places never overlap."""
+    """Return a short span at the given sample point (from 0 to `SAMPLE_POINTS - 1`). Spans of sample points never
+    overlap.
+    """
     length = sum(end - start for start, end in of)
     at, until = length * place // PLACES, length * (place + 1) // PLACES
     for start, end in of:

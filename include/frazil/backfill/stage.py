@@ -1,4 +1,4 @@
-"""The part of a backfill that an engine runs: stages chunks of missing records, in the same way as the live stream."""
+"""Runs a backfill on an engine: stages chunks of missing records, in the same way as the live stream."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def stage(
     - OffsetGap: retention deleted planned records.
     """
     backfill.check_wanted()
-    # First, for a lane that was published may not have brought its dead letters yet: they would seem to be missing.
+    # Must come first: a published backfill may not have committed its dead letters yet, which would seem missing.
     clear_ended(backfill.opened.tables)
     last = backfill.last()
     plan = None if last and last.is_open else backfill.plan()
@@ -61,7 +61,7 @@ def stage(
         return None
     try:
         committer = backfill.begin(last)
-        if plan is None or backfill.request.dead_letters:  # letters may have been discarded until the lane began
+        if plan is None or backfill.request.dead_letters:  # dead letters may be discarded until the replay begins
             plan = backfill.plan(committer.backfill)
         for done in _chunks(backfill, engine, committer, plan):
             on_chunk(done)

@@ -22,7 +22,7 @@ _DISCARD = ("discarded_at", "discarded_by", "discard_reason")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Count:
-    """The counts of dead letters with one reason that were rejected on one UTC day."""
+    """The number of dead letters with one reason that were rejected on one UTC day."""
 
     day: date
     reason: str
@@ -70,10 +70,10 @@ def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
 def samples(
     table: Table, spec: StreamSpec, selection: Selection, *, limit: int, decrypt: bool = False
 ) -> list[DeadLetter]:
-    """Return the first `most` of the selected dead letters, ordered by topic, partition and offset.
+    """Return the first `limit` of the selected dead letters, ordered by topic, partition and offset.
 
-    Raises SpecError if `decrypt` is set and the secret does not match. Of the other dead letters, only the coordinates
-    are read.
+    Reads only the coordinates of the other dead letters. Raises SpecError if `decrypt` is set and the secret does not
+    match.
     """
     row_filter = selection.row_filter(spec)
     places = _first(read(table, row_filter, COORDINATES), limit)
@@ -87,7 +87,7 @@ def samples(
 
 
 def _first(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
-    """Return the first `most` rows of all pieces, ordered by coordinates; None if no piece has rows."""
+    """Return the first `limit` rows of all pieces, ordered by coordinates; None if no piece has rows."""
     first: pa.Table | None = None
     for piece in pieces:
         together = piece if first is None else pa.concat_tables([first, piece])

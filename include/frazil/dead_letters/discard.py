@@ -41,8 +41,7 @@ class Mark:
 
 
 def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
-    """Mark the selected dead letters in one commit, and return the number marked. Discarded dead letters keep their
-    mark.
+    """Mark the selected dead letters in one commit, and return the number of newly marked dead letters.
 
     Dead letters rejected after the selection was read are not marked. Dead letters that a published replay turned into
     rows of the default table but has not removed yet are not marked either. Raises WriterBusy while a replay of the
@@ -96,10 +95,10 @@ def _without_rows(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: B
 def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker | None) -> None:
     if backfill and backfill.is_open and backfill.replays and (decided is None or backfill.id != decided.id):
         raise WriterBusy(
-            f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}): "
-            "none was "
-            f"discarded. Wait until that has ended; if it was interrupted, finish it with `frazil dlq replay "
-            f"{backfill.stream}`, or end it with `frazil backfill {backfill.stream} --abandon`. Then discard them"
+            f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}), so "
+            "none was discarded. Wait until the replay has ended. If it was interrupted, finish it with `frazil dlq "
+            f"replay {backfill.stream}`, or end it with `frazil backfill {backfill.stream} --abandon`. Then discard "
+            "the dead letters"
         )
 
 

@@ -1,4 +1,4 @@
-"""Dead letters that a replay leaves out, with the reasons."""
+"""Finds dead letters that a replay leaves out, with the reasons."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ PLACE = (*COORDINATES, "topic_id")
 
 
 class LeftOut(StrEnum):
+    """Why a replay leaves out a dead letter."""
+
     NOT_KEPT = "not-kept"
     """No part of the record was kept."""
     RECREATED = "topic-recreated"
@@ -32,20 +34,22 @@ class LeftOut(StrEnum):
     TWO_RECORDS = "two-records"
     """Kafka assigned the offset to a second record."""
     FORMER_TOPIC = "former-topic"
-    """Rows of an upsert may be of a topic that had the same name: their offsets do not tell which change is newer."""
+    """Rows of an upsert may come from a former topic of the same name, whose offsets do not show which change is
+    newer.
+    """
 
 
 _SENTENCES: Mapping[LeftOut, str] = {
     LeftOut.NOT_KEPT: (
-        "cannot be decoded again: nothing of the record was kept, because the stream has sensitive fields "
+        "cannot be replayed: the record itself was not stored, because the stream has sensitive fields "
         "(sensitive.dead-letters: omit)"
     ),
-    LeftOut.RECREATED: "{is_are} left out: the topic was recreated since, and has other records at these offsets",
-    LeftOut.TO_BE_READ: "{is_are} left to the writer, which has yet to read {its_their} again",
-    LeftOut.TWO_RECORDS: "{is_are} left out: Kafka's log was cut, and a second record has the same offset",
+    LeftOut.RECREATED: "{is_are} left out: the topic has been recreated, and has other records at these offsets",
+    LeftOut.TO_BE_READ: "{is_are} left out: the stream's writer will read {its_their} again",
+    LeftOut.TWO_RECORDS: "{is_are} left out: Kafka's log was truncated, and a second record has the same offset",
     LeftOut.FORMER_TOPIC: (
-        "{is_are} left out: the topic was recreated before, and the offsets of rows from the former topic do not tell "
-        "which change is newer. Send {its_their} again"
+        "{is_are} left out: the topic was recreated, and offsets of the former topic do not show which change is "
+        "newer. Send {its_their} again"
     ),
 }
 

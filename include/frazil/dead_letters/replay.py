@@ -1,7 +1,7 @@
-"""Replays dead letters with the current declaration: a backfill whose source is a copy of the dead letters.
+"""Replays dead letters with the current declaration, as a backfill whose source is a copy of the dead letters.
 
-The copy fixes which dead letters are replayed, even if the dead-letter table changes meanwhile.
-`frazil.backfill.commit` decides which records land, and when their dead letters leave the dead-letter table.
+The replay works on a copy, because the dead-letter table may change in the meantime. `frazil.backfill.commit` decides
+which records land, and when their dead letters leave the dead-letter table.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
     `run` identifies the caller. Raises the errors of a backfill, and:
 
     - SpecError: the stream has no coordinates.
-    - RouteBehind: a routed table is missing or misses rows.
+    - RouteBehind: a routed table does not exist or is missing rows.
     - CommitUnavailable: a routed table failed after the default table was committed.
     - WriterBusy: a backfill of the stream is under way.
     - BackfillAbandoned: an operator abandoned the replay of `run`.
@@ -109,11 +109,11 @@ def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
     except Exception as error:
         if isinstance(error, Fenced) or _epoch(opened) <= max(own_epoch, backfill.epoch if backfill else 0):
             raise
-        # The run that took it over deleted what this one was reading or writing.
+        # The run that took over has deleted the files that this run was reading or writing.
         raise Fenced(
-            f"another `frazil dlq replay {request.stream}` took this replay over: this command changes nothing more"
+            f"another `frazil dlq replay {request.stream}` took over this replay: this command makes no further changes"
         ) from error
-    if last is None:  # all of them are rows already
+    if last is None:  # all of these records are already rows
         opened.tables.store.delete([f.path for f in files.files])
         return None
     return _replayed(opened, last)

@@ -1,4 +1,4 @@
-"""Offsets of topic-partitions as spans `[start, end)` and as bitmaps. No I/O."""
+"""Computes with offsets of topic-partitions as spans `[start, end)` and as bitmaps. No I/O."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def runs(found: BitMap64, within: Span) -> Iterator[Span]:
     end = within[1]
     others = between(*within) - found
     for offsets_of in (found, others):
-        offsets_of.add(end)  # a sentinel: every search ends there
+        offsets_of.add(end)  # a sentinel, at which every search ends
     start = found.min()
     while start < end:
         after = others.next_set_bit(start)
@@ -86,7 +86,7 @@ def bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
 
 
 def union(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicPartition, BitMap64]:
-    """Return all offsets that any of them has."""
+    """Return the union of the offsets of several mappings, by topic-partition."""
     whole: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
     for each in found:
         for tp, offsets_of in each.items():
@@ -95,4 +95,5 @@ def union(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicParti
 
 
 def overlap(some: Spans, others: Spans) -> bool:
+    """Whether any offset is in both."""
     return any(a < d and c < b for tp, of in some.items() for a, b in of for c, d in others.get(tp, ()))

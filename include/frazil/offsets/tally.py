@@ -23,7 +23,7 @@ class OffsetTally:
     def __init__(self, offsets: npt.ArrayLike = ()) -> None:
         self.seen = BitMap64()
         self.repeated = BitMap64()
-        """Seen at least twice."""
+        """The offsets that were seen at least twice."""
         self.rows = 0
         self.add(offsets)
 

@@ -14,7 +14,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
 
 MAX_WINDOWS = 500
-"""Largest number of windows in one decision; later windows follow in the next decision."""
+"""Maximum number of windows in one decision; later windows follow in the next decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Feed:
     waiting_us: int | None = None
     """Oldest event time of the rows that readers of main do not see yet (`commit.align`)."""
     problem: str | None = None
-    """Why the stream's watermark does not count."""
+    """Why the stream's watermark is not used."""
 
     @property
     def complete_to_us(self) -> int | None:
@@ -40,7 +40,7 @@ class Feed:
 
     def __str__(self) -> str:
         if self.problem:
-            return f"{self.stream} does not count: {self.problem}"
+            return f"the watermark of {self.stream} cannot be used: {self.problem}"
         held = f", held back by {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else ""
         late = f" less lateness {timedelta(microseconds=self.lateness_us)}" if self.lateness_us else ""
         stands = "unknown" if self.watermark_us is None else f"{_second(self.watermark_us)}{late}"
@@ -66,11 +66,11 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class WindowDecision:
-    """The windows to signal: `complete` windows for the first time, `again` windows because late rows reopened them."""
+    """The windows to signal: `complete` for the first time, and `again` because late rows reopened them."""
 
     complete: tuple[Window, ...]
     again: Mapping[Window, int]
-    """Windows that were decided before, with the number of late rows that arrived since then."""
+    """Windows that were signalled before, with the number of late rows that arrived since then."""
     from_us: int | None
     through_us: int | None
     reason: str
@@ -108,9 +108,7 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
 
 
 def complete_to(feeds: tuple[Feed, ...]) -> int | None:
-    """Return the time up to which windows are complete: those that end by then. None while any stream's watermark is
-    unknown.
-    """
+    """Return the time (us) by which a window must end to be complete; None while any stream's watermark is unknown."""
     ends = [feed.complete_to_us for feed in feeds]
     known = [end for end in ends if end is not None]
     return min(known) if known and len(known) == len(ends) else None
@@ -125,7 +123,7 @@ def history_words(window: Window, cursor: Cursor | None) -> str | None:
     """Return why a window will never get a signal, as the end of a sentence; None if it may get one."""
     if cursor is None or window.start_us >= cursor.from_us:
         return None
-    return f"it is history, for signals begin with {Window.of(cursor.from_us, cursor.grain)}"
+    return f"it is never signalled, because signals begin with {Window.of(cursor.from_us, cursor.grain)}"
 
 
 def waiting_words(feeds: tuple[Feed, ...], window: Window, *, needed: bool = False) -> str:
@@ -135,7 +133,7 @@ def waiting_words(feeds: tuple[Feed, ...], window: Window, *, needed: bool = Fal
     """
 
     def one(feed: Feed) -> str:
-        return f"{feed}, and {moment(window.end_us + feed.lateness_us)} is needed" if needed else str(feed)
+        return f"{feed}, but {moment(window.end_us + feed.lateness_us)} is needed" if needed else str(feed)
 
     waiting = "; ".join(map(one, waits_for(feeds, window)))
     return waiting or "it is complete, and the next run of the table's partition DAG signals it"
@@ -147,7 +145,7 @@ def moment(us: int) -> str:
 
 
 def _second(us: int) -> str:
-    """Format a time for people, rounded down to seconds, because windows end at whole seconds."""
+    """Format a time for display, rounded down to seconds, because windows end at whole seconds."""
     return moment(us - us % 1_000_000)
 
 

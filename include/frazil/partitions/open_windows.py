@@ -1,4 +1,4 @@
-"""Decides which windows a stream with `commit.align: watermark` still hides from readers of main. Pure."""
+"""Decides which windows of a stream with `commit.align: watermark` stay hidden from readers of main. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 
 FURTHEST_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""Time after the newest trusted event time from which windows count as invalid: they have only rows from wrong
-clocks.
+"""Maximum time by which a window may begin after the newest trusted event time. Later windows count as invalid, because
+their rows come from wrong clocks.
 """
 
 

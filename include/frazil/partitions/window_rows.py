@@ -36,9 +36,7 @@ def window_rows(table: Table, windows: Collection[Window], *, column: str, snaps
 
 
 def added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str) -> Counter[int]:
-    """Return the number of rows that a snapshot's added files bring to windows covered by the cursor, by window
-    start.
-    """
+    """Return the number of rows that a snapshot added to windows covered by the cursor, by window start."""
     field = table.schema().find_field(column)
     within = rows_between(field, cursor.from_us, cursor.through_us - 1)
     counts: Counter[int] = Counter()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from frazil.quality.validation import Validation
 
 ARROW_ROWS_MAX = 5_000_000
-"""Number of rows up to which pandas is used.
+"""Maximum number of rows for which pandas is used.
 
 At 1 million rows, pandas is faster than Spark and takes 0.8 GB (bench/gate.py). The limit itself is not measured.
 """

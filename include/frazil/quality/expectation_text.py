@@ -13,13 +13,13 @@ def failure(result: Any) -> str:
     """Return the sentence for an expectation that failed: expectation, column, number of failing rows, examples."""
     config, found = result.expectation_config, result.result
     sentence = f"{config.type} {_subject(config.kwargs)}".rstrip()
-    # At most 20, with repetitions.
+    # Great Expectations returns at most 20 examples, with repetitions.
     examples = dict.fromkeys(_shown(value) for value in found.get("partial_unexpected_list", ()) if value is not None)
     such_as = ", ".join(list(examples)[:EXAMPLES])
     if "element_count" not in found:
         observed = found.get("observed_value")
         return f"{sentence}: found {such_as if observed is None else _shown(observed)}"
-    sentence += f": not so in {found['unexpected_count']:,} of {found['element_count']:,} rows"
+    sentence += f": failed in {found['unexpected_count']:,} of {found['element_count']:,} rows"
     return f"{sentence}, such as {such_as}" if such_as else sentence
 
 

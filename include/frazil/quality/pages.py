@@ -1,11 +1,10 @@
 """Writes the Data Docs: one page for each gate run, and an index. The pages need no network.
 
-Great Expectations' own pages load scripts, styles and images from a dozen hosts, and its site builder reads every
-earlier run again. So only the results are rendered by Great Expectations; frazil makes the rest of the page, and the
-index.
+Great Expectations' own pages load scripts, styles and images from a dozen hosts, and its site builder rereads every
+earlier run. So Great Expectations renders only the results; frazil writes the rest of the page and the index.
 
 <docs>/index.html                    links to the newest runs
-<docs>/runs.jsonl                    one line for each run; the index is made from it
+<docs>/runs.jsonl                    one line for each run; the source of the index
 <docs>/<table>/<partition>-<time>.html    the page of one run
 """
 
@@ -25,7 +24,7 @@ from frazil.quality.gate import GateRequest
 
 TEMPLATES = Path(__file__).with_name("templates")
 INDEXED_RUNS = 1000
-"""Number of the newest runs that the index links; the pages of older runs stay."""
+"""Maximum number of runs, the newest, to which the index links; the pages of older runs stay."""
 
 
 @dataclass(frozen=True, slots=True)

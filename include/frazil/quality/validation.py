@@ -33,7 +33,7 @@ class Validation:
 def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     """Evaluate the suite on a DataFrame. Raises SpecError for an expectation that cannot be evaluated.
 
-    Counts and examples cost Spark several jobs each, so they are computed only for expectations that failed.
+    Spark needs several jobs for each count or example, so these are computed only for expectations that failed.
     """
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
@@ -97,7 +97,7 @@ def plain(value: Any) -> Any:
 
 
 def escaped(value: Any) -> Any:
-    """Escape values from the data for HTML: Great Expectations escapes only the suite's texts."""
+    """Escape values from the data for HTML, because Great Expectations escapes only the suite's strings."""
     match value:
         case str():
             return html.escape(value)

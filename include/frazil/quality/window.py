@@ -33,7 +33,7 @@ PARTITIONS_A_CORE = 2
 
 @dataclass(frozen=True, slots=True)
 class GatedWindow:
-    """The window of a request, found in the catalog; no data have been read yet."""
+    """The window of a request, as found in the catalog; its rows are read on demand."""
 
     request: GateRequest
     schema: Schema
@@ -75,7 +75,7 @@ class GatedWindow:
 def open_window(request: GateRequest) -> GatedWindow:
     """Find the window in the catalog.
 
-    Raises SpecError (the table or column does not exist), FrazilError (the snapshot is gone), and catalog errors.
+    Raises SpecError (the table or column does not exist), FrazilError (the snapshot has expired), and catalog errors.
     """
     catalog = open_existing_catalog(request.catalog)
     with catalog_errors(catalog.name):
@@ -88,7 +88,7 @@ def open_window(request: GateRequest) -> GatedWindow:
         raise FrazilError(f"{request.table} no longer has snapshot {request.snapshot_id}: evaluate the window again")
     schema = table.schemas()[table.schema().schema_id if snapshot.schema_id is None else snapshot.schema_id]
     if request.event_time not in schema.column_names:
-        raise SpecError(f"{request.table} has no column {request.event_time}, which was named as its event time")
+        raise SpecError(f"{request.table} has no column {request.event_time}, which the stream declares as event time")
     row_filter = rows_between(schema.find_field(request.event_time), request.from_us, request.to_us - 1)
     return GatedWindow(request, schema, table.scan(row_filter, snapshot_id=request.snapshot_id))
 
@@ -103,7 +103,7 @@ def start_spark(request: GateRequest) -> Any:
         "spark.master": "local[*]",
         "spark.app.name": f"frazil gate {request.table}",
         "spark.driver.memory": "2g",
-        # Halves the start-up time, and judges a million rows no slower.
+        # Halves the start-up time, and is as fast for a million rows.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

@@ -1,4 +1,6 @@
-"""HTTP requests with a total timeout: a server that sends one byte a second would never exceed a read timeout."""
+"""Sends HTTP requests with a total timeout: a server that sends one byte per second would never exceed a read
+timeout.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 MAX_BYTES = 64 * 2**20
-"""Maximum size of an answer."""
+"""Maximum size of a response, in bytes."""
 _current_request = threading.local()
 """Thread-local state: `bound` is the `_Bound` of the request that this thread is making."""
 
 
 def get(session: Session, url: str, *, within_s: float) -> requests.Response:
-    """Return the complete answer. The time limit starts when the connection is established. `session` comes from
+    """Return the complete response. The time limit starts before the connection is made. `session` comes from
     `session()`.
     """
     bound = _current_request.bound = _Bound(within_s)
@@ -87,7 +89,7 @@ class _Bound:
     def check(self) -> None:
         """Raise ReadTimeout once the time is over."""
         if time.monotonic() >= self._deadline:
-            raise requests.exceptions.ReadTimeout(f"no complete answer within {self._within_s:g} s")
+            raise requests.exceptions.ReadTimeout(f"no complete response within {self._within_s:g} s")
 
 
 def _read(response: requests.Response, bound: _Bound) -> None:
@@ -97,7 +99,7 @@ def _read(response: requests.Response, bound: _Bound) -> None:
         bound.check()
         content += piece
         if len(content) > MAX_BYTES:
-            raise requests.exceptions.ContentDecodingError(f"the answer has more than {MAX_BYTES:,} bytes")
+            raise requests.exceptions.ContentDecodingError(f"the response has more than {MAX_BYTES:,} bytes")
     response._content = bytes(content)  # where `requests` keeps what it has read
 
 
@@ -108,7 +110,7 @@ def _shut(sock: socket.socket) -> None:
 
 
 class _RegisteringConnection:
-    """A connection that registers its socket with the time limit before it waits for an answer."""
+    """A connection that registers its socket with the time limit before it waits for a response."""
 
     sock: Any
 

@@ -1,4 +1,4 @@
-"""A read-only client for schema registries with Confluent's API, used by drivers and executors."""
+"""Provides a read-only client for schema registries with Confluent's API, used by drivers and executors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNKNOWN_FOR_S = 60.0
 MAX_REFERENCES = 1000
 REFERENCES_WITHIN = 5
 """Time limit for fetching all references of one schema, in multiples of the registry's timeout."""
-RECORDS_WAIT = "Records wait until it gives their schemas"
+RECORDS_WAIT = "Records wait until the registry returns their schemas"
 MAX_REFERENCE_DEPTH = 200
 """Maximum length of a chain of schemas in which each refers to the next."""
 MAX_CONCURRENT_REQUESTS = 8
@@ -41,7 +41,7 @@ _NOT_FOUND = frozenset({"40401", "40402", "40403"})
 
 
 class UnknownSchema(LookupError):
-    """The registry answered that it does not have the schema."""
+    """The registry responded that it does not have the schema."""
 
 
 class SchemaText(NamedTuple):
@@ -60,14 +60,14 @@ class Schemas(Protocol):
     def ask(self, schema_ids: Sequence[int]) -> None:
         """Fetch these schemas concurrently, so that `get` finds each in memory.
 
-        Raises RegistryUnavailable if the registry gives no usable answer.
+        Raises RegistryUnavailable if the registry does not return a usable response.
         """
 
     def get(self, schema_id: int) -> SchemaText:
         """Return the schema with this id.
 
-        Raises UnknownSchema if the schema does not exist, and RegistryUnavailable if the registry gives no usable
-        answer.
+        Raises UnknownSchema if the schema does not exist, and RegistryUnavailable if the registry does not return a
+        usable response.
         """
 
 
@@ -98,7 +98,7 @@ class SchemaRegistry:
         self._known: OrderedDict[int, SchemaText] = OrderedDict()
         self._unknown: OrderedDict[int, tuple[float, str]] = OrderedDict()
         self._referred: OrderedDict[tuple[str, int], Mapping[str, Any]] = OrderedDict()
-        """Fetched references, so that a try after a timeout continues with them."""
+        """The fetched references, with which a retry after a timeout continues."""
         self._lock = Lock()
 
     def ask(self, schema_ids: Sequence[int]) -> None:
@@ -157,7 +157,7 @@ class SchemaRegistry:
             raise UnknownSchema(f"{schema_id} is not a schema id")
         answer = self._fetch(f"/schemas/ids/{schema_id}")
         if answer is None:
-            raise UnknownSchema(f"the registry has no schema of id {schema_id}")
+            raise UnknownSchema(f"the registry has no schema with id {schema_id}")
         return self._text_of(answer)
 
     def _text_of(self, answer: Mapping[str, Any]) -> SchemaText:
@@ -167,7 +167,7 @@ class SchemaRegistry:
                 answer, references, inside=(), until_s=time.monotonic() + self._timeout_s * REFERENCES_WITHIN
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            # Not the records' fault, which another kind of error would suggest.
+            # Another error class would suggest that the records are at fault.
             raise self._unavailable(f"returns invalid references ({type(error).__name__})") from None
         return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.values()))
 
@@ -186,9 +186,9 @@ class SchemaRegistry:
             if key in found or key in inside:
                 continue
             if len(found) + len(inside) >= MAX_REFERENCES:
-                raise UnknownSchema(f"the schema refers to more than {MAX_REFERENCES} others")
+                raise UnknownSchema(f"the schema refers to more than {MAX_REFERENCES} other schemas")
             if len(inside) >= MAX_REFERENCE_DEPTH:
-                raise UnknownSchema(f"the schema refers to a chain of more than {MAX_REFERENCE_DEPTH} others")
+                raise UnknownSchema(f"the schema refers to a chain of more than {MAX_REFERENCE_DEPTH} other schemas")
             referred = self._referred_to(key, until_s)
             self._add_references(referred, found, (*inside, key), until_s)
             found[key] = (str(reference["name"]), str(referred["schema"]))
@@ -199,7 +199,8 @@ class SchemaRegistry:
         if time.monotonic() >= until_s:
             within_s = self._timeout_s * REFERENCES_WITHIN
             raise self._unavailable(
-                f"did not give all references of a schema within {within_s:g} s; the next try continues from there"
+                f"did not return all references of a schema within {within_s:g} s; the next attempt continues from "
+                "there"
             )
         subject, version = key
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)
@@ -212,7 +213,7 @@ class SchemaRegistry:
         return answer
 
     def _fetch(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:
-        """Return the registry's answer; None if the registry does not have the requested object."""
+        """Return the registry's response; None if the registry does not have the requested object."""
         deadline = min(until_s, time.monotonic() + self._timeout_s)
         tries = 0
         while True:
@@ -220,16 +221,18 @@ class SchemaRegistry:
             try:
                 response = bounded_http.get(self._session, self._url + path, within_s=left)
             except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, ValueError) as error:
-                raise self._unavailable(f"the address cannot be used: {type(error).__name__}") from None
+                raise self._unavailable(f"has an invalid address ({type(error).__name__})") from None
             except requests.exceptions.SSLError as error:
-                raise self._unavailable(f"does not answer: {_cause(error)}") from None
+                raise self._unavailable(f"does not respond: {_cause(error)}") from None
             except (requests.RequestException, OSError) as error:
                 late = time.monotonic() >= deadline
-                said = f"does not answer within {self._timeout_s:g} s" if late else f"does not answer: {_cause(error)}"
+                said = (
+                    f"does not respond within {self._timeout_s:g} s" if late else f"does not respond: {_cause(error)}"
+                )
             else:
                 if response.status_code not in _TRANSIENT_STATUSES:
                     return self._read(response)
-                said = f"answers with {response.status_code}"
+                said = f"responds with status {response.status_code}"
             wait_s = _RETRY_PAUSES_S[min(tries, len(_RETRY_PAUSES_S) - 1)]
             if time.monotonic() + wait_s >= deadline:
                 raise self._unavailable(said)
@@ -244,12 +247,12 @@ class SchemaRegistry:
             document = None
         if status == 200 and isinstance(document, dict) and isinstance(document.get("schema"), str):
             return document
-        # A 404 without the registry's own code comes from something else at this address.
+        # A 404 without the registry's own code comes from another service at this address.
         if status == 404 and isinstance(document, dict) and str(document.get("error_code")) in _NOT_FOUND:
             return None
         if status in (401, 403):
             raise self._unavailable(f"refuses the credentials ({status})")
-        raise self._unavailable(f"answers with {status}, but not as a schema registry")
+        raise self._unavailable(f"responds with status {status}, but not like a schema registry")
 
     def _unavailable(self, what: str) -> RegistryUnavailable:
         parts = urlsplit(self._url)

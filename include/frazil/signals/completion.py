@@ -79,7 +79,7 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WI
     """Assess the table that these streams feed.
 
     Returns None if the table does not exist, or if its windows never complete. `specs` are all declared streams of the
-    table; they declare the same windows. At most `most` windows complete in one assessment. Raises `MarkerUnreadable`,
+    table; they declare the same windows. At most `limit` windows complete in one assessment. Raises `MarkerUnreadable`,
     `TableLost`, and the errors into which `catalog_errors` turns a catalog's errors.
     """
     spec = specs[0]
@@ -100,7 +100,9 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WI
     feeds = feeds_of(table, specs)
     cursor = _of_this_table(signals.cursor, table)
     if _is_behind(table, cursor):
-        behind = f"the catalog answered with an older state of {spec.table.identifier} than was signalled; try again"
+        behind = (
+            f"the catalog returned an older state of {spec.table.identifier} than the one already signalled; try again"
+        )
         return Assessment(table, tuple(specs), grain, feeds, signals, WindowDecision((), {}, None, None, behind))
     with catalog_errors(catalog.name):
         late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
@@ -142,7 +144,7 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
     if marker is None:
         return Feed(stream, None, lateness_us)
     if spec is None:
-        problem = f"no valid file declares it: fix its file, or `frazil forget {stream}`"
+        problem = f"no valid file declares the stream: fix its file, or run `frazil forget {stream}`"
         return Feed(stream, None, problem=problem)
     if isinstance(spec, RoutedStream):
         return routed_feed(table, spec, marker)
@@ -232,10 +234,12 @@ def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, cl
         head = head_of(now.metadata)
         if cursor is None or held is None or held.sent or head is None:
             raise SpecError(
-                f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists the held ones"
+                f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists the held windows"
             )
         if _is_behind(now, cursor):
-            raise CommitUnavailable(f"the catalog answered with an older state of {table} than was signalled; retry")
+            raise CommitUnavailable(
+                f"the catalog returned an older state of {table} than the one already signalled; try again"
+            )
         rows = window_rows(now, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
         freed = dataclasses.replace(
             held,
@@ -264,7 +268,7 @@ def send_again(
         missing = [w.key for w in windows if w not in known or not known[w].sent]
         if missing or signals.cursor is None:
             raise SpecError(
-                f"{', '.join(missing)} of {table} was not signalled yet: there is nothing to send again. "
+                f"cannot send {', '.join(missing)} of {table} again, because it was not signalled yet. "
                 + _why_not_signalled(table, windows, signals.cursor)
             )
         again = [
@@ -278,8 +282,11 @@ def send_again(
 def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | None) -> str:
     """Return why the earliest of these windows cannot be sent again."""
     if cursor is not None and min(windows).start_us < cursor.from_us:
-        return f"Signals of {table} begin with {Window.of(cursor.from_us, cursor.grain)}; earlier windows are history"
-    return f"`frazil partitions {table}` shows what it waits for"
+        return (
+            f"Signals of {table} begin with {Window.of(cursor.from_us, cursor.grain)}; earlier windows are never "
+            "signalled"
+        )
+    return f"`frazil partitions {table}` shows why it waits"
 
 
 def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
@@ -303,7 +310,7 @@ def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
     tables = StreamTables.open(stream, {"main": default_table}, clock_ms=clock.now_ms)
     first = first_missing_batch(tables, decided, spec.table.identifier, marker)
     if first is not None:
-        problem = f"{spec.table.identifier} misses rows from batch {first} on: `frazil route {stream}` shows why"
+        problem = f"{spec.table.identifier} is missing rows from batch {first} on: `frazil route {stream}` shows why"
         before_us = _watermark_before(default_table, stream, first)
         return Feed(stream, before_us, lateness_us, problem=None if before_us is not None else problem)
     offsets = keep_topics(decided.offsets, spec.source.reads)

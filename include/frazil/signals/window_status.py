@@ -1,4 +1,4 @@
-"""Whether a window of a table was signalled, and if not, why it waits: for the sensor and for users."""
+"""Determines whether a window of a table was signalled, and if not, why it waits; for the sensor and for users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frazil.table.catalogs import open_existing_catalog
 
 @dataclass(frozen=True, slots=True)
 class WindowStatus:
-    """Status of an hour or a day. `signals` are the signals of its windows, and empty until all of these were sent."""
+    """Status of an hour or a day. `signals` has the signals of its windows; empty until all of them were sent."""
 
     signals: tuple[Signal, ...]
     waits_for: str
@@ -26,7 +26,7 @@ class WindowStatus:
 
 
 def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
-    """Return the status of an hour or a day. A day of a table with hourly windows stands for all of its hours.
+    """Return the status of an hour or a day. For a table with hourly windows, a day means all of its hours.
 
     Raises SpecError if the key is not a window of the table, and the errors of `assess`.
     """
@@ -34,7 +34,7 @@ def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
     wanted = _window(key, specs[0])
     seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
-        return WindowStatus((), f"the table {table} does not exist yet: its writer never ran")
+        return WindowStatus((), f"the table {table} does not exist yet: its writer has never run")
     cursor = seen.signals.cursor
     if said := history_words(wanted, cursor):
         return WindowStatus((), f"{key} of {table}: {said} (`complete-from`)", never=True)

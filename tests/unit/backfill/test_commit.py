@@ -233,7 +233,7 @@ def test_an_older_run_is_fenced_and_what_it_journals_late_is_never_committed(liv
     newer = BackfillCommitter.begin(live.tables, REQUEST)
     assert newer.backfill.id == older.backfill.id
     late = chunk(live, older, {0: (0, 5)}, {(0, 3)})
-    with pytest.raises(Fenced, match="was replaced"):
+    with pytest.raises(Fenced, match="took over"):
         older.commit(late, planned=1)
     stage(live, newer)
     publish(live, BackfillCommitter.begin(live.tables, REQUEST) if again else newer)
@@ -325,7 +325,7 @@ def test_a_backfill_after_which_another_one_began_is_not_abandoned(live: Any) ->
     stage(live, committer)
     publish(live, committer)
     following = BackfillCommitter.begin(live.tables, REQUEST).backfill
-    with pytest.raises(FrazilError, match=f"{committer.backfill.id} .* had ended, and its last one is {following.id}"):
+    with pytest.raises(FrazilError, match=f"{committer.backfill.id} .* had already ended. The stream's last backfill is {following.id}"):
         abandon(live.tables, committer.backfill, by="ada")
     assert read_backfill(live.load().properties, "events") == following
 
@@ -349,7 +349,7 @@ def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stan
     record = BackfillRecord(committer.backfill, {})
     with pytest.raises(StaleBatch, match="was moved"):
         committer.publish(record, audited_at=audited)
-    with pytest.raises(StaleBatch, match="went back behind"):
+    with pytest.raises(StaleBatch, match="was moved back to before"):
         committer.publish(record, audited_at=head_of(live.load().metadata).snapshot_id)
     live.run(live.begin(), {0: (0, 110), 1: (0, 110)})
     with pytest.raises(StaleBatch, match="was moved"):

@@ -186,5 +186,5 @@ def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(world, caplog)
     assert swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=retry_policy) == "answer"
     first, last = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert first.startswith("a commit to demo.events cannot be prepared (ConnectionError: refused): retrying in")
-    assert last.startswith("table demo.events can be committed to again, after 6")
+    assert last.startswith("commits to table demo.events succeed again after 6")
     assert len(reported) > 10, "`frazil status` has the newest"

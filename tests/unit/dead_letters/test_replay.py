@@ -304,7 +304,7 @@ def test_a_replay_that_another_takes_over_says_so_and_each_dead_letter_is_counte
         return stage(*args, **{**more, "attempt": 0})
 
     monkeypatch.setattr(replaying, "stage", overtaken)
-    with pytest.raises(Fenced, match="another `frazil dlq replay events` took this replay over"):
+    with pytest.raises(Fenced, match="another `frazil dlq replay events` took over this replay"):
         replay(open_stream(live.spec), Selection())
     assert [(d.interrupted, d.landed, d.failed) for d in reported] == [(True, len(GOOD), len(BAD))]
     check_settled(live)
@@ -345,7 +345,7 @@ def test_of_two_replays_that_begin_at_once_one_says_that_the_other_runs(
         return copy(*args)
 
     monkeypatch.setattr(replaying, "_copy", while_another_begins)
-    with pytest.raises(WriterBusy, match=r"are being replayed \(of NotAnObject\): wait until that has ended"):
+    with pytest.raises(WriterBusy, match=r"are being replayed \(of NotAnObject\): wait until the replay has ended"):
         replay(open_stream(live.spec), Selection())
     done = replay(open_stream(live.spec), Selection())
     assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), len(BAD))]
@@ -368,7 +368,7 @@ def test_a_replay_that_begins_while_another_ends_begins_no_backfill_before_the_d
         return found
 
     monkeypatch.setattr(committing, "clear_ended", while_another_is_published)
-    with pytest.raises(Fenced, match=r"another replay .* ended while this command began \(it is published\)"):
+    with pytest.raises(Fenced, match=r"another replay .* ended while this command was starting \(it is published\)"):
         replay(open_stream(live.spec), Selection())
     assert dead_letters(live).keys() == set(range(LETTERS))
     done = replay(open_stream(live.spec), Selection(reasons=("MissingField",)))

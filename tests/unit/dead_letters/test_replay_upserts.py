@@ -365,7 +365,7 @@ def test_a_replay_behind_which_the_stream_is_moved_is_dropped_and_the_next_one_l
             moved()
         else:
             patch.setattr(replaying, "_copy", lambda *args: (copy(*args), moved())[0])
-        with pytest.raises(StaleBatch, match=r"was moved behind dead letters .* Run `frazil dlq replay events` again"):
+        with pytest.raises(StaleBatch, match=r"was moved to before dead letters .* Run `frazil dlq replay events` again"):
             replay(open_stream(live.stream.spec), Selection())
     (done,) = replay(open_stream(live.stream.spec), Selection())
     assert (done.interrupted, done.landed, done.failed) == (False, 2, 0)
@@ -449,7 +449,7 @@ def test_rows_on_the_open_branch_of_an_earlier_declaration_are_waited_for(live: 
     now = live.tables.marker()
     assert now is not None
     marker = dataclasses.replace(now, open_snapshot_id=1)
-    with pytest.raises(SpecError, match=r"has rows on its open branch .* Replay the dead letters then"):
+    with pytest.raises(SpecError, match=r"has rows on its open branch .* Replay the dead letters after that"):
         check_no_open_windows(marker, _changes(live), table="test.events")
     check_no_open_windows(now, _changes(live), table="test.events")
 

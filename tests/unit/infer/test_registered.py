@@ -143,7 +143,7 @@ def test_a_registry_that_is_away_is_reported_with_what_to_do(monkeypatch: pytest
     )
     away = CliRunner().invoke(frazil, ["infer", "t", "--streams", str(tmp_path)]).exception
     assert isinstance(away, RegistryUnavailable)
-    assert str(away).startswith("the schema registry http://127.0.0.1:1 does not answer: ")
+    assert str(away).startswith("the schema registry http://127.0.0.1:1 does not respond: ")
     assert str(away).endswith(
         ". Nothing was inferred: fix that, or give another registry by --registry; see source.format.registry"
     )

@@ -105,5 +105,5 @@ def test_a_backfill_that_was_published_just_before_is_not_said_to_be_abandoned(m
     with pytest.raises(FrazilError, match=r"published just before: table demo\.ticks has its rows"):
         plan.carry_out()
     reported = read_history(made.spec, since_ms=0).happened
-    said = ["begins", "is published: it brought 0 records"]
+    said = ["begins", "is published: 0 records"]
     assert [what.sentence for what in reported] == [f"backfill {committer.backfill.id} {what}" for what in said]

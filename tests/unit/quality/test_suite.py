@@ -28,7 +28,7 @@ def _with_condition(condition: Any) -> dict[str, Any]:
         ("{", "cannot be read"),
         ([], "not a Great Expectations suite"),
         ({"name": "s"}, "not a Great Expectations suite"),
-        ({"name": "s", "expectations": ["x"]}, "expectation 1 needs a type and kwargs"),
+        ({"name": "s", "expectations": ["x"]}, "expectation 1 must have a type and kwargs"),
         (
             {"name": "s", "expectations": [NOT_NULL, {"type": "expect_tea", "kwargs": {}}]},
             "expectation 2 is 'expect_tea'",

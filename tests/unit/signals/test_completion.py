@@ -185,7 +185,7 @@ def test_what_a_consumer_missed_is_sent_again_with_the_same_revision(minutes):
     with pytest.raises(SpecError, match=r"2013-12-30T14 of demo\.minutes was not signalled yet"):
         send_again(minutes.catalog, "demo.minutes", [noon, Window.parse("2013-12-30T14")], note="", clock_ms=NOW_MS)
     with pytest.raises(
-        SpecError, match=r"Signals of demo\.minutes begin with 2013-12-30T12; earlier windows are history"
+        SpecError, match=r"Signals of demo\.minutes begin with 2013-12-30T12; earlier windows are never signalled"
     ):
         send_again(minutes.catalog, "demo.minutes", [Window.parse("2013-12-30T11")], note="", clock_ms=NOW_MS)
 
@@ -228,7 +228,7 @@ def test_a_marker_that_no_valid_file_declares_keeps_every_window_open(minutes, t
     other.send(0, 70)
     seen = minutes.assess()
     assert seen.decision.through_us is None
-    assert "others does not count: no valid file declares it" in seen.decision.reason
+    assert "the watermark of others cannot be used: no valid file declares the stream" in seen.decision.reason
     (tmp_path / "others.yaml").write_text("name: others\ntable: demo.minutes\n")
     with pytest.raises(SpecError, match=r"others\.yaml"):
         streams_of(tmp_path, "demo.minutes")

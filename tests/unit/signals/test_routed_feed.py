@@ -93,7 +93,7 @@ def test_rows_that_wait_hold_back_only_what_came_with_them_or_later(made: MadeRo
 def test_the_first_rows_that_wait_leave_everything_unknown_with_the_reason(made: MadeRoute) -> None:
     made.batch({"shop.orders": 1}, at_us=hour(0.5))
     assert seen(made).decision.reason.startswith(
-        "nothing is complete: shop does not count: shop.orders misses rows from batch 1-1 on"
+        "nothing is complete: the watermark of shop cannot be used: shop.orders is missing rows from batch 1-1 on"
     )
 
 

@@ -110,7 +110,7 @@ def test_a_mistyped_file_registers_nothing_and_the_right_one_is_taken_then(
 
 def test_a_folder_and_a_scheme_that_no_storage_serves_register_nothing(catalog: Catalog, tmp_path: Path) -> None:
     assert "is not a metadata file of a table" in refusal("demo.flights", f"file://{tmp_path}")
-    assert "no storage for the scheme 'gopher'" in str(register("demo.flights", "gopher://a/x.json").exception)
+    assert "the scheme 'gopher' is not supported" in str(register("demo.flights", "gopher://a/x.json").exception)
     assert catalog.list_namespaces() == []
 
 
