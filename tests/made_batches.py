@@ -78,7 +78,7 @@ class MadeStream:
         catalog = load_catalog(self.spec.table.catalog)
         main, dead_letters = ensure_table(catalog, self.spec), ensure_dead_letters(catalog, self.spec)
         targets: dict[Target, Table] = {"main": main, "dead-letters": dead_letters}
-        align = Alignment.of(self.spec)
+        align = Alignment.from_spec(self.spec)
         merges = self.spec.mode == "upsert"
         merging = MergeConfig(partial(merge_rules, self.spec), run_in_process, lambda: 1) if merges else None
         return StreamTables.open(self.spec.name, targets, clock_ms=lambda: self.now_ms, align=align, merging=merging)

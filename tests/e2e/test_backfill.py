@@ -29,7 +29,7 @@ from frazil.commit.marker import read_marker
 from frazil.commit.opened import open_stream
 from frazil.commit.period import last_period
 from frazil.errors import WriterBusy
-from frazil.offsets.spans import offsets
+from frazil.offsets.spans import count_offsets
 from frazil.stream import spark_engine
 from frazil.stream.engine import Engine
 from frazil.stream.spark_engine import SparkEngine
@@ -91,7 +91,7 @@ def test_what_lies_before_a_stream_is_published_at_once_while_its_writer_goes_on
     with begun.writing(), asking(begun, chunk_records=1001) as backfill:
         marker = backfill.opened.tables.marker()
         plan = backfill.plan()
-        assert (offsets(plan.spans), last_backfill(begun)) == (BEFORE + 2, None)
+        assert (count_offsets(plan.spans), last_backfill(begun)) == (BEFORE + 2, None)
         begun.produce(events(range(BEFORE + 100, BEFORE + 200)), partitions=4)
         staged = stage(backfill, engine)
         eventually(lambda: begun.has_rows(200))

@@ -109,7 +109,9 @@ def test_records_of_every_subject_land_and_wait_for_a_registry_that_is_away(
         produce(framed(late, RENAMED, tip=2.5, at=AT, driver="Dee"))
         with monkeypatch.context() as patch:
             patch.setattr(outage, "OUTAGE_GRACE_S", 0.0)
-            with pytest.raises(RegistryUnavailable, match="Records wait until the registry returns their schemas") as raised:
+            with pytest.raises(
+                RegistryUnavailable, match="Records wait until the registry returns their schemas"
+            ) as raised:
                 stream.catch_up()
         assert (raised.value.exit_code, raised.value.restartable) == (28, True)
         with stream.writing() as writer:

@@ -182,7 +182,10 @@ REFUSED: dict[str, tuple[Callable[[Written], str], str]] = {
         lambda w: w("a.json", [1, 2]) and w("b.parquet", [2]),
         "b.parquet: frazil cannot determine which",
     ),
-    "a record that the stream will read": (lambda w: w("a.json", [1], kafka_offset=LIVE), "itself will read from offset 1,000"),
+    "a record that the stream will read": (
+        lambda w: w("a.json", [1], kafka_offset=LIVE),
+        "itself will read from offset 1,000",
+    ),
     "a partition of another topic": (lambda w: w("a.json", [1], kafka_topic="x"), "does not read x-1"),
     "no files": (lambda w: w("a.csv", [1]), "no files to backfill"),
 }

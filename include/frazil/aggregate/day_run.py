@@ -32,7 +32,7 @@ class DayRun:
     given: DayInput
 
     @contextmanager
-    def reported(self, jobs: Jobs | None) -> Iterator[None]:
+    def report(self, jobs: Jobs | None) -> Iterator[None]:
         """Report START before the run, and COMPLETE or FAIL after it; report nothing if no backend is declared."""
         if jobs is None:
             yield
@@ -58,7 +58,7 @@ class DayRun:
         try:
             target = self.catalog.load_table(self.spec.target)
             snapshot = self._written(target)
-            totals = None if snapshot is None else totals_of(snapshot)
+            totals = None if snapshot is None else added_totals(snapshot)
             after = replace(before, output=dataset_of(target), totals=totals)
         except Exception as error:  # as above
             log.info("could not report the target to the OpenLineage backend: %r", error)
@@ -76,7 +76,7 @@ class DayRun:
         return None
 
 
-def totals_of(snapshot: Snapshot) -> Totals:
+def added_totals(snapshot: Snapshot) -> Totals:
     """Return the rows, bytes and files that a snapshot added, according to its summary."""
     summary = snapshot.summary
     keys = ("added-records", "added-files-size", "added-data-files")

@@ -6,7 +6,7 @@ import logging
 from datetime import date
 from pathlib import Path
 
-from frazil.aggregate.day_input import NO_REVISIONS, choose_input, day_signals, given_input
+from frazil.aggregate.day_input import NO_REVISIONS, choose_input, day_signals, reuse_input
 from frazil.aggregate.day_run import DayRun
 from frazil.aggregate.run import aggregate_day
 from frazil.aggregate.spec import AggregationSpec, find_aggregation, parse_day
@@ -41,8 +41,8 @@ def _run(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions
     if snapshot_id is None:
         given = choose_input(catalog, spec, day, day_signals(catalog, spec, day))
     else:
-        given = given_input(catalog, spec, day, snapshot_id=snapshot_id, revisions=revisions)
-    with openlineage_jobs() as jobs, DayRun(catalog, spec, day, given).reported(jobs):
+        given = reuse_input(catalog, spec, day, snapshot_id=snapshot_id, revisions=revisions)
+    with openlineage_jobs() as jobs, DayRun(catalog, spec, day, given).report(jobs):
         spark = start_session(f"frazil {spec.name} {day}", spec.catalog)
         try:
             log.info(aggregate_day(spark, catalog, spec, day=day, given=given).sentence)

@@ -22,7 +22,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - PySpark's own abbreviation
 
-from frazil.aggregate.day_input import DayInput, lineage, newer_input
+from frazil.aggregate.day_input import DayInput, input_summary, newer_input
 from frazil.aggregate.spec import DAY_COLUMN, SOURCE_VIEW, AggregationSpec
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
 from frazil.table.catalogs import catalog_errors
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 _CONFLICTS = ("ValidationException", "CommitFailedException")
 """Names of Iceberg's exceptions for conflicts: another run wrote the day, or the catalog kept refusing the commit."""
 
@@ -54,25 +54,29 @@ def aggregate_day(
     refuses the SQL, SchemaIncompatible if the SQL's columns do not fit the target, CommitUnavailable after ATTEMPTS
     conflicts.
     """
-    result = _result(spark, catalog, spec, day=day, given=given)
-    _make_target(spark, catalog, spec, result)
-    for _ in range(ATTEMPTS):
+    result = _query_day(spark, catalog, spec, day=day, given=given)
+    _create_target(spark, catalog, spec, result)
+    for _ in range(MAX_ATTEMPTS):
         with catalog_errors(catalog.name):
             target, source = catalog.load_table(spec.target), catalog.load_table(spec.source)
         newer = newer_input(spec, day, given, target=target.metadata, source=source.metadata)
         if newer is not None:
-            return DayOutcome(False, _refusal(spec, day, given, newer))
-        if _overwrite(result, _name(catalog, spec.target), day, base=target, summary=lineage(spec, day, given)):
+            return DayOutcome(False, _not_written_message(spec, day, given, newer))
+        if _overwrite(
+            result, _spark_name(catalog, spec.target), day, base=target, summary=input_summary(spec, day, given)
+        ):
             return DayOutcome(True, f"{spec.target}: {day} now shows {spec.source} at snapshot {given.snapshot_id}")
         log.info("%s: another run wrote %s at the same time; trying again", spec.target, day)
     raise CommitUnavailable(
-        f"{spec.target}: other runs wrote {day} during each of {ATTEMPTS} attempts; run the aggregation again"
+        f"{spec.target}: other runs wrote {day} during each of {MAX_ATTEMPTS} attempts; run the aggregation again"
     )
 
 
-def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput) -> DataFrame:
+def _query_day(
+    spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput
+) -> DataFrame:
     """Return the result of the SQL for the day, with the day as its first column."""
-    source = _name(catalog, spec.source)
+    source = _spark_name(catalog, spec.source)
     try:
         spark.catalog.refreshTable(source)
         rows = spark.read.option("versionAsOf", str(given.snapshot_id)).table(source)
@@ -87,13 +91,13 @@ def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day
         ) from error
 
 
-def _make_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, result: DataFrame) -> None:
+def _create_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, result: DataFrame) -> None:
     """Create the target, partitioned by day, if it does not exist.
 
     PyIceberg creates the table, because Spark numbers the columns of a new table from 0, and SeaweedFS's REST catalog
     does not accept a partition by column 0.
     """
-    target = _name(catalog, spec.target)
+    target = _spark_name(catalog, spec.target)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
     with catalog_errors(catalog.name):
         if not catalog.table_exists(spec.target):
@@ -136,7 +140,7 @@ def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summar
     return True
 
 
-def _refusal(spec: AggregationSpec, day: date, given: DayInput, newer: Mapping[str, str]) -> str:
+def _not_written_message(spec: AggregationSpec, day: date, given: DayInput, newer: Mapping[str, str]) -> str:
     return (
         f"{spec.target}: {day} was not changed, because it already shows a newer state of {spec.source}: sequence "
         f"number {newer['frazil.input-sequence-number']} (snapshot {newer['frazil.input-snapshot-id']}). The input of "
@@ -144,7 +148,7 @@ def _refusal(spec: AggregationSpec, day: date, given: DayInput, newer: Mapping[s
     )
 
 
-def _name(catalog: Catalog, identifier: str) -> str:
+def _spark_name(catalog: Catalog, identifier: str) -> str:
     return ".".join(f"`{part}`" for part in (catalog.name, *identifier.split(".")))
 
 

@@ -16,8 +16,8 @@ from pyroaring import BitMap64
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, Group, claimed_offsets, covered, merged_ranges
-from frazil.offsets.spans import between
-from frazil.offsets.tally import OffsetTally, spans
+from frazil.offsets.spans import offset_bitmap
+from frazil.offsets.tally import OffsetTally, first_spans
 from frazil.spec.units import counted
 
 SPANS_NAMED = 5
@@ -100,7 +100,7 @@ def _log_cut(e: Evidence) -> Iterable[Finding]:
     if e.kafka is None or e.kafka.cut is None:
         return
     cut = e.kafka.cut
-    others = len(e.kafka.offsets & between(cut, e.marker) - covered(e.rewritten))
+    others = len(e.kafka.offsets & offset_bitmap(cut, e.marker) - covered(e.rewritten))
     yield _finding(
         e, FindingKind.LOG_CUT, max(others, 1),
         f"Kafka's log was cut at offset {cut:,}, below what was committed: "
@@ -116,7 +116,7 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
     """
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
-    before = e.rows.seen & between(0, begin)
+    before = e.rows.seen & offset_bitmap(0, begin)
     yield _finding(
         e,
         FindingKind.NOT_COMPARED,
@@ -293,7 +293,7 @@ def _limits(e: Evidence) -> Iterable[Finding]:
         # The marker ends them: a reset may have moved it, and nothing was committed since.
         read = [*merged_ranges(current), (e.marker, e.marker)] if current else []
         holes = [(a[1], b[0] - 1) for a, b in pairwise(read) if a[1] < b[0]]
-        holes = sorted([*holes, *((a, b - 1) for a, b in e.given_up if not there & between(a, b))])
+        holes = sorted([*holes, *((a, b - 1) for a, b in e.given_up if not there & offset_bitmap(a, b))])
         skipped = sum(last - first + 1 for first, last in holes)
         yield _finding(
             e,
@@ -308,7 +308,7 @@ def _limits(e: Evidence) -> Iterable[Finding]:
         f"may be in the table twice: {_named(again)}",
     )  # fmt: skip
     if e.kafka is not None:
-        gone = len(claimed_offsets(current) & between(0, e.kafka.first))
+        gone = len(claimed_offsets(current) & offset_bitmap(0, e.kafka.first))
         yield _finding(
             e, FindingKind.UNCHECKED, gone,
             f"{counted(gone, 'offset', 'is|are')} no longer in Kafka, before {e.kafka.first:,}: checked against the "
@@ -334,7 +334,7 @@ def counted_once(e: Evidence) -> bool:
 
 
 def _named(offsets: BitMap64) -> str:
-    return _spans_named(list(spans(offsets, limit=SPANS_NAMED + 1)))
+    return _spans_named(list(first_spans(offsets, limit=SPANS_NAMED + 1)))
 
 
 def _spans_named(found: list[tuple[int, int]]) -> str:

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 from pyroaring import BitMap64
 
-from frazil.offsets.spans import Span, between
+from frazil.offsets.spans import Span, offset_bitmap
 
 ByTopicId = Mapping[str, BitMap64]
 """Offsets of each topic that had the name."""
@@ -36,7 +36,7 @@ class CommittedRange:
 
     @property
     def offsets(self) -> BitMap64:
-        return between(self.start, self.end)
+        return offset_bitmap(self.start, self.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import all_files_wait, has_waiting_files, is_waiting_file
 from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
-from frazil.offsets.tally import OffsetTally, Tallies, together
+from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies
 from frazil.spec.units import counted
 from frazil.table.file_bounds import COORDINATES, Within
 from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
@@ -230,7 +230,7 @@ def compare_tables(
         by_name[one.renamed or one.target].append(one.rows)
         if one.renamed:
             said[one.renamed] += said.pop(one.target, 0)
-    for name, tallies in (default, *((name, together(of)) for name, of in by_name.items())):
+    for name, tallies in (default, *((name, merge_tallies(of)) for name, of in by_name.items())):
         rows = _rows_of_claims(tallies, claimed)
         if off := rows - said[name]:
             sentence = f"it has {counted(rows, 'row')}, and commit records count {said[name]:,} for it"

@@ -25,7 +25,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import TopicPartition
-from frazil.offsets.tally import OffsetTally, Tallies, together
+from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies
 from frazil.spec.units import counted
 from frazil.table.branches import MAIN, head_of
 from frazil.table.file_bounds import Within
@@ -117,7 +117,7 @@ class _Run:
         found = gather(
             self.marker,
             claimed,
-            rows=together([default, *(one.rows for one in routed)]) if routed else default,
+            rows=merge_tallies([default, *(one.rows for one in routed)]) if routed else default,
             tables="the route" if routed else "the table",
             dead_letters=self.tally_dead_letters(claimed),
             kafka=kafka,
@@ -145,7 +145,7 @@ class _Run:
             return dead_letters
         if not backfill.replays:
             staged = replace(wanted, branch=branch_name(backfill.stream))
-            return together([dead_letters, tally_rows(self.tables.dead_letters.current(), staged)])
+            return merge_tallies([dead_letters, tally_rows(self.tables.dead_letters.current(), staged)])
         settled = {
             tp: of.get(ids.get(tp[0], ""), BitMap64()) for tp, of in claimed.replayed.items() if tp in dead_letters
         }

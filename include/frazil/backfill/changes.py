@@ -20,12 +20,12 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeRules
-from frazil.offsets.spans import Spans, TopicPartition, bitmaps
+from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps
 from frazil.offsets.tally import OffsetTally, Tallies
 from frazil.table.landed_offsets import tally_files
 
 
-def merging_older(tables: StreamTables, files: tuple[StagedFile, ...]) -> SnapshotWriter | MergeWriter:
+def writer_for_older_files(tables: StreamTables, files: tuple[StagedFile, ...]) -> SnapshotWriter | MergeWriter:
     """Return the writer for staged files of a backfill or replay, whose records are older than rows in the table.
 
     In append mode, the files are added unchanged. Otherwise they are merged, one task per group of files. If a commit
@@ -42,22 +42,22 @@ def merging_older(tables: StreamTables, files: tuple[StagedFile, ...]) -> Snapsh
     return MergeWriter(tables.stream, files, older, tables.landed)
 
 
-def changes_of(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:
+def files_to_merge(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:
     """Return the staged files that a merge applies."""
     return tuple(f for journal in journals for f in journal.staged_for("main") if f.content in MERGING_MODES)
 
 
 def tally_merged(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:
     """Tally the offsets of the staged files that are merged into the default table."""
-    return tally_files(table.io, (file.path for file in changes_of(journals)))
+    return tally_files(table.io, (file.path for file in files_to_merge(journals)))
 
 
-def gone(spans: Spans, dead_letters: Tallies) -> dict[TopicPartition, BitMap64]:
+def offsets_without_dead_letters(spans: Spans, dead_letters: Tallies) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of the spans that are not dead letters (any longer)."""
-    return {tp: offsets - _offsets_in(dead_letters, tp) for tp, offsets in bitmaps(spans).items()}
+    return {tp: offsets - _offsets_in(dead_letters, tp) for tp, offsets in to_bitmaps(spans).items()}
 
 
-def settled_meanwhile(rows: Tallies, dead_letters: Tallies) -> Tallies:
+def no_longer_dead_letters(rows: Tallies, dead_letters: Tallies) -> Tallies:
     """Return the staged offsets that are no longer dead letters."""
     left: Mapping[TopicPartition, BitMap64] = {tp: rows[tp].seen - _offsets_in(dead_letters, tp) for tp in rows}
     return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}

@@ -13,7 +13,7 @@ from frazil.commit.marker import BatchKey
 from frazil.commit.target import target_file_bytes
 from frazil.ingest.contract import StagedFile, StageResult
 from frazil.ingest.stage import stage
-from frazil.offsets.spans import merged
+from frazil.offsets.spans import merge_spans
 from frazil.spec.units import counted
 
 
@@ -44,9 +44,9 @@ class Estimate:
 
 def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     """Count the missing records, and estimate the other numbers from a sample. Changes nothing."""
-    results = list(_sampled(backfill, plan)) if plan.spans else []
+    results = list(_stage_sample(backfill, plan)) if plan.spans else []
     read = backfill.source.max_records(
-        merged((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress)
+        merge_spans((p.topic_partition, (p.start, p.end)) for r in results for p in r.progress)
     )
     landed = sum(p.records for r in results for p in r.progress)
     rejected = sum(p.rejected for r in results for p in r.progress)
@@ -74,7 +74,7 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     )
 
 
-def sentences(found: Estimate, *, stream: str) -> list[str]:
+def estimate_sentences(found: Estimate, *, stream: str) -> list[str]:
     """Return the output of a dry run."""
     what = (
         f"records in {counted(found.source_files, 'file')} ({found.source_bytes:,} bytes)"
@@ -101,7 +101,7 @@ def sentences(found: Estimate, *, stream: str) -> list[str]:
     return [missing, size, touched]
 
 
-def _sampled(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
+def _stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
     with tempfile.TemporaryDirectory(prefix="frazil-backfill-") as folder:
         context = backfill.context(backfill.opened.tables, BatchKey(0, 0), plan.source.topic_ids)
         targets = {target: dataclasses.replace(t, folder=f"{folder}/{target}") for target, t in context.targets.items()}

@@ -21,7 +21,7 @@ from frazil.spec.model import StreamSpec
 _POSITION_CHANGES = frozenset({"reset", "adopt", "forget"})
 
 
-def check_begun(spec: StreamSpec, marker: Marker | None) -> Marker:
+def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
     """Return the marker, because a backfill reads offsets before it. Raises AdoptionRequired if the marker does not
     exist.
     """
@@ -34,7 +34,7 @@ def check_begun(spec: StreamSpec, marker: Marker | None) -> Marker:
     return marker
 
 
-def check_has_own(spec: StreamSpec, marker: Marker | None) -> Marker:
+def require_own_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
     """Return the marker, which identifies the stream's own dead letters.
 
     Raises AdoptionRequired if the marker does not exist.
@@ -65,7 +65,7 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
         )
 
 
-def taken(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
+def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
     """Return the request's backfill, new or already open, in its next epoch.
 
     Raises WriterBusy if a backfill for another request is under way, and BackfillAbandoned as `check_wanted` does.
@@ -95,7 +95,9 @@ def check_wanted(found: BackfillMarker | None, run: str | None) -> None:
     """
     if found is not None and run is not None and run in found.abandoned_runs:
         raise BackfillAbandoned(
-            _abandoned(f"an operator abandoned the backfill that run {run} had begun on stream {found.stream!r}")
+            _abandoned_message(
+                f"an operator abandoned the backfill that run {run} had begun on stream {found.stream!r}"
+            )
         )
 
 
@@ -107,55 +109,55 @@ def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
     if found is not None and found.id == backfill_id and found.abandoned_by:
         operation = "the replay of dead letters" if found.replays else "backfill"
         raise BackfillAbandoned(
-            _abandoned(f"{found.abandoned_by} abandoned {operation} {found.id} of stream {found.stream!r}")
+            _abandoned_message(f"{found.abandoned_by} abandoned {operation} {found.id} of stream {found.stream!r}")
         )
 
 
-def _abandoned(what: str) -> str:
+def _abandoned_message(what: str) -> str:
     return (
         f"{what}: none of its rows were published, and it is not restarted automatically. To run it after all, trigger "
         "a new run, or run the command again"
     )
 
 
-def check_mine(found: BackfillMarker | None, backfill: BackfillMarker) -> BackfillMarker:
+def check_owned(found: BackfillMarker | None, backfill: BackfillMarker) -> BackfillMarker:
     """Check that this epoch still owns the backfill. Raises `Fenced`, or BackfillAbandoned if an operator abandoned
     it.
     """
     check_not_abandoned(found, backfill.id)
     if found is None or (found.id, found.epoch) != (backfill.id, backfill.epoch) or not found.is_open:
         now = "no longer exists" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
-        raise Fenced(replaced(backfill, f"the last backfill {now}"))
+        raise Fenced(replaced_message(backfill, f"the last backfill {now}"))
     return found
 
 
-def replaced(backfill: BackfillMarker, seen: str) -> str:
-    """Return the message for a run that another run replaced; `seen` is the evidence."""
+def replaced_message(backfill: BackfillMarker, evidence: str) -> str:
+    """Return the message for a run that another run replaced; `evidence` is the evidence."""
     if backfill.replays:
         return (
-            f"another `{command_of(backfill)}` took over this replay, or an operator abandoned it: this command makes "
-            f"no further changes. If no other command is running, run it again ({seen})"
+            f"another `{continue_command(backfill)}` took over this replay, or an operator abandoned it: this command "
+            f"makes no further changes. If no other command is running, run it again ({evidence})"
         )
     return (
         f"another run took over backfill {backfill.id} of stream {backfill.stream!r} from this run (epoch "
-        f"{backfill.epoch}): {seen}. See `frazil backfill {backfill.stream} --status`"
+        f"{backfill.epoch}): {evidence}. See `frazil backfill {backfill.stream} --status`"
     )
 
 
-def command_of(backfill: BackfillMarker) -> str:
+def continue_command(backfill: BackfillMarker) -> str:
     """Return the command that continues a backfill or a replay."""
     return f"frazil {'dlq replay' if backfill.replays else 'backfill'} {backfill.stream}"
 
 
-def overtaken(backfill: BackfillMarker, lost: str) -> str:
+def lost_races_message(backfill: BackfillMarker, lost: str) -> str:
     """Return the message for a merge that lost every commit attempt."""
     return (
         f"{lost}. If the other writer is the stream's own, run `frazil pause {backfill.stream}`, then "
-        f"`{command_of(backfill)}` to finish, then `frazil resume {backfill.stream}`"
+        f"`{continue_command(backfill)}` to finish, then `frazil resume {backfill.stream}`"
     )
 
 
-def read_on(backfill: BackfillMarker) -> str:
+def read_further_message(backfill: BackfillMarker) -> str:
     """Return the message for a backfill of a stream with deletes whose writer read on before the publication."""
     return (
         f"the writer of stream {backfill.stream!r} has read more records since backfill {backfill.id} was staged. "
@@ -164,7 +166,7 @@ def read_on(backfill: BackfillMarker) -> str:
     )
 
 
-def ended_meanwhile(backfill: BackfillMarker) -> str:
+def ended_during_start_message(backfill: BackfillMarker) -> str:
     """Return the message for a run that started while another backfill or replay was ending."""
     operation = "replay of dead letters" if backfill.replays else "backfill"
     return (
@@ -173,7 +175,7 @@ def ended_meanwhile(backfill: BackfillMarker) -> str:
     )
 
 
-def ended_before(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
+def already_ended_message(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
     """Return the message for an operator who abandons a backfill that has ended; `last` is the stream's last
     backfill.
     """

@@ -86,11 +86,11 @@ def backfill(  # noqa: PLR0913 - a command's options
     if not dry_run:
         _run(spec, request, as_json=as_json)
         return
-    from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - loads the decoders, only for a dry run
+    from frazil.backfill.estimate import estimate, estimate_sentences  # noqa: PLC0415 - loads the decoders, only for a dry run
 
     with open_backfill(spec, request, kafka_timeout_s=INTERACTIVE_TIMEOUT_S, read_only=True) as requested:
         found = estimate(requested, requested.plan(requested.last()))
-    echo_json(found) if as_json else echo("\n".join(sentences(found, stream=stream)))
+    echo_json(found) if as_json else echo("\n".join(estimate_sentences(found, stream=stream)))
 
 
 def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:

@@ -18,7 +18,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from frazil.commit.history import ancestors
 from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.partitions.completeness import Cursor
-from frazil.partitions.window_rows import added_rows
+from frazil.partitions.window_rows import count_added_rows
 from frazil.partitions.windows import Grain
 
 WINDOWS = "frazil.windows"
@@ -48,7 +48,7 @@ def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain)
             break
         if may_be_late(snapshot, cursor):
             rows = _rows_in_summary(snapshot)
-            late.update(added_rows(table, snapshot, cursor, column=column) if rows is None else rows)
+            late.update(count_added_rows(table, snapshot, cursor, column=column) if rows is None else rows)
     return {start: count for start, count in late.items() if cursor.from_us <= start < cursor.through_us and count}
 
 

@@ -23,7 +23,7 @@ from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Span, Spans, TopicPartition, merged
+from frazil.offsets.spans import Span, Spans, TopicPartition, merge_spans
 
 Offsets = Mapping[TopicPartition, int]
 NO_OFFSETS: Offsets = MappingProxyType({})
@@ -213,4 +213,4 @@ def _given_up_spans(seen: BeforeReset, before: Marker, target: Offsets, source: 
 def _add_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
     """Merge the known spans, of topics that were not recreated, with the new spans that are not empty."""
     kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
-    return merged((*kept, *new.items()))
+    return merge_spans((*kept, *new.items()))

@@ -25,10 +25,10 @@ from frazil.commit.row_changes import (
     offset_spans,
 )
 from frazil.commit.swap import Change, Done, commit_snapshot
-from frazil.dead_letters.selection import Selection, read
+from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.errors import WriterBusy
 
-MARKS = ("discarded_at", "discarded_by", "discard_reason")
+MARK_COLUMNS = ("discarded_at", "discarded_by", "discard_reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,18 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     stream is under way.
     """
     handle = opened.tables.dead_letters
-    dead_letters = identities(opened, selection)
+    dead_letters = find_identities(opened, selection)
     own, default_marker = handle.current().properties, opened.tables.main.refresh().properties
     decided = unsettled_backfill(default_marker, own, opened.spec.name, abandoned=True)
     if decided is not None and dead_letters:
-        dead_letters = _without_rows(opened, dead_letters, decided)
+        dead_letters = _without_replayed(opened, dead_letters, decided)
     if not dead_letters:
         return 0
     meant = choose_dead_letters(opened.spec.name, dead_letters)
     change = RowChange(
         offset_spans(dead_letters),
         lambda rows: meant(rows) & rows["discarded_at"].is_null().to_numpy(),
-        lambda rows: _marked(rows, mark),
+        lambda rows: _add_mark(rows, mark),
         wanted=("discarded_at",),
     )
     writer = RowChangeWriter(change)
@@ -82,7 +82,7 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     return commit_snapshot(handle, propose, (writer,), retry_policy=opened.tables.retry_policy)
 
 
-def _without_rows(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: BackfillMarker) -> DeadLetterOffsets:
+def _without_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: BackfillMarker) -> DeadLetterOffsets:
     """Return the dead letters, except those that this published replay turned into rows of the default table."""
     if replay.state is not BackfillState.PUBLISHED:
         return dead_letters
@@ -102,19 +102,19 @@ def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker
         )
 
 
-def identities(opened: OpenStream, selection: Selection) -> DeadLetterOffsets:
+def find_identities(opened: OpenStream, selection: Selection) -> DeadLetterOffsets:
     """Return the coordinates of the selected dead letters."""
     found: dict[DeadLetterSource, BitMap64] = defaultdict(BitMap64)
     table = opened.tables.dead_letters.refresh()
-    for rows in read(table, selection.row_filter(opened.spec), DEAD_LETTER_COLUMNS):
+    for rows in read_dead_letters(table, selection.row_filter(opened.spec), DEAD_LETTER_COLUMNS):
         for topic, partition, topic_id, offset in zip(*(rows[n].to_pylist() for n in DEAD_LETTER_COLUMNS), strict=True):
             found[topic, partition, topic_id].add(offset)
     return dict(found)
 
 
-def _marked(rows: pa.Table, mark: Mark) -> pa.Table:
+def _add_mark(rows: pa.Table, mark: Mark) -> pa.Table:
     values = (datetime.fromtimestamp(mark.at_ms / 1000, UTC), mark.by, mark.reason)
-    for name, value in zip(MARKS, values, strict=True):
+    for name, value in zip(MARK_COLUMNS, values, strict=True):
         place = rows.schema.get_field_index(name)
         column = pa.array([value] * rows.num_rows, rows.schema.field(name).type)
         rows = rows.set_column(place, rows.schema.field(name), column)

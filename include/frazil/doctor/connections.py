@@ -174,12 +174,12 @@ def _registry(spec: StreamSpec) -> str:
 
     Raises RegistryUnavailable and SpecError.
     """
-    from frazil.registry.client import UnknownSchema, registry  # noqa: PLC0415 - only where it is asked
+    from frazil.registry.client import UnknownSchema, shared_registry  # noqa: PLC0415 - only where it is asked
 
     declared = registry_of(spec.source.format)
     assert declared is not None
     with suppress(UnknownSchema):  # a reference to a missing schema: the registry answers
-        registry(declared, os.environ).newest(f"{(*spec.source.topics, 'frazil')[0]}-value")
+        shared_registry(declared, os.environ).newest(f"{(*spec.source.topics, 'frazil')[0]}-value")
     return "its schema registry answers"
 
 

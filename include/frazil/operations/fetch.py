@@ -37,7 +37,7 @@ from frazil.operations.offers import Standing
 from frazil.operations.overview import Windows
 from frazil.operations.stream_view import History, history_of
 from frazil.operations.table_view import Shape, shape_of
-from frazil.partitions.completeness import Cursor, complete_to, moment
+from frazil.partitions.completeness import Cursor, complete_until_us, format_time
 from frazil.partitions.windows import Window
 from frazil.signals.completion import assess
 from frazil.signals.signal_table import TableSignals
@@ -68,11 +68,11 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
     seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return None
-    bound, cursor = complete_to(seen.feeds), seen.signals.cursor
+    bound, cursor = complete_until_us(seen.feeds), seen.signals.cursor
     held = sorted(Window(us, cursor.grain).key for us in cursor.held) if cursor else []
-    complete = None if bound is None else moment(seen.grain.floor(bound))
+    complete = None if bound is None else format_time(seen.grain.floor(bound))
     through_us = seen.decision.through_us
-    following = None if through_us is None else Window.of(through_us, seen.grain)
+    following = None if through_us is None else Window.containing(through_us, seen.grain)
     return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders(seen.feeds, following, held))
 
 

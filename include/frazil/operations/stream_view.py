@@ -26,7 +26,7 @@ from frazil.operations.overview import Line
 from frazil.operations.page_actions import PageAction
 from frazil.operations.rates import Rate
 from frazil.operations.routed_view import RoutedTables
-from frazil.partitions.watermark import holding_back
+from frazil.partitions.watermark import slowest_partition
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
 from frazil.spec.units import format_bytes, format_duration
@@ -301,7 +301,7 @@ def partitions_of(
     offsets = keep_topics(marker.offsets, spec.source.reads) if marker else {}
     times = marker.max_event_times_us if marker else {}
     idle = marker.idle if marker else frozenset()
-    holder = holding_back(times, partitions=offsets, idle=idle) if marker else None
+    holder = slowest_partition(times, partitions=offsets, idle=idle) if marker else None
     return tuple(
         Partition(
             topic=tp[0],

@@ -17,7 +17,7 @@ from typing import Literal
 from frazil import errors
 from frazil.errors import FrazilError
 
-LAST_WORDS = 2000
+MAX_LOG_CHARACTERS = 2000
 """Maximum number of characters of a crashed child's log that the error quotes."""
 
 
@@ -105,10 +105,10 @@ def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[Gat
             f"{where} did not finish within {timeout_s:.0f} s and was killed; allow more time, or reduce the suite "
             f"{requests[0].suite}"
         ) from error
-    return _results(done, where)
+    return _parse_results(done, where)
 
 
-def _results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
+def _parse_results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
     """Parse the child's output: one result per line.
 
     If the child failed, its last line has an error, which is raised here.
@@ -122,6 +122,6 @@ def _results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateRe
     except (IndexError, KeyError, ValueError):
         raise FrazilError(
             f"{where} ended with exit code {done.returncode} and without a result; its last output: "
-            f"{done.stderr[-LAST_WORDS:].strip() or 'none'}"
+            f"{done.stderr[-MAX_LOG_CHARACTERS:].strip() or 'none'}"
         ) from None
     raise getattr(errors, kind)(message)

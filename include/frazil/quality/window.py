@@ -28,7 +28,7 @@ _NULLABLE = {
 large integers.
 """
 
-PARTITIONS_A_CORE = 2
+PARTITIONS_PER_CORE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class GatedWindow:
         )
         present = rows.selectExpr(*(_nan_as_null(column, kind) for column, kind in rows.dtypes))
         # A partition has many small files, and every expectation reads all of them.
-        return present.coalesce(PARTITIONS_A_CORE * session.sparkContext.defaultParallelism)
+        return present.coalesce(PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism)
 
     def _bounds(self) -> tuple[datetime, datetime]:
         return _bounds(self.request, self.schema)

@@ -26,9 +26,9 @@ from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CommitUnavailable, RolledBack, SpecError, TableLost
-from frazil.partitions.completeness import MAX_WINDOWS, Cursor, Feed, WindowDecision, complete_to, decide
-from frazil.partitions.watermark import holding_back
-from frazil.partitions.window_rows import window_rows
+from frazil.partitions.completeness import MAX_WINDOWS, Cursor, Feed, WindowDecision, complete_until_us, decide
+from frazil.partitions.watermark import slowest_partition
+from frazil.partitions.window_rows import count_rows
 from frazil.partitions.windows import Grain, Window, microseconds
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
@@ -40,14 +40,14 @@ from frazil.table.lost import find_lost_table
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class GateOutcome:
     """A quality gate's result for a window."""
 
     passed: bool
     note: str | None = None
 
 
-RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, Gate]]
+RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, GateOutcome]]
 """Runs the gate on windows that have rows, in the table's current snapshot. Called at most once per assessment."""
 
 
@@ -97,8 +97,8 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WI
             raise TableLost(lost)
         return None
     grain = Grain(spec.window)
-    feeds = feeds_of(table, specs)
-    cursor = _of_this_table(signals.cursor, table)
+    feeds = find_feeds(table, specs)
+    cursor = _cursor_for(signals.cursor, table)
     if _is_behind(table, cursor):
         behind = (
             f"the catalog returned an older state of {spec.table.identifier} than the one already signalled; try again"
@@ -111,7 +111,7 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WI
     return Assessment(table, tuple(specs), grain, feeds, signals, decision)
 
 
-def _of_this_table(cursor: Cursor | None, table: Table) -> Cursor | None:
+def _cursor_for(cursor: Cursor | None, table: Table) -> Cursor | None:
     """Return the cursor. If the table was recreated, the cursor starts before all commits of the new table."""
     if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
         return cursor
@@ -126,16 +126,16 @@ def _is_behind(table: Table, cursor: Cursor | None) -> bool:
     return metadata.next_sequence_number() <= cursor.sequence_number
 
 
-def feeds_of(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
+def find_feeds(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
     """Return the streams that feed a table: streams with a marker in it, and declared streams that have not started."""
     declared = {spec.name: spec for spec in specs}
     markers = read_markers(table.metadata.properties)
     return tuple(
-        _feed(table, stream, declared.get(stream), markers.get(stream)) for stream in sorted({*declared, *markers})
+        _find_feed(table, stream, declared.get(stream), markers.get(stream)) for stream in sorted({*declared, *markers})
     )
 
 
-def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
+def _find_feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None) -> Feed:
     """Return one feeding stream.
 
     If its position cannot be trusted, it has no watermark, and `problem` has the reason.
@@ -147,19 +147,21 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
         problem = f"no valid file declares the stream: fix its file, or run `frazil forget {stream}`"
         return Feed(stream, None, problem=problem)
     if isinstance(spec, RoutedStream):
-        return routed_feed(table, spec, marker)
+        return find_routed_feed(table, spec, marker)
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)
         waiting_us = earliest_waiting_us(table, stream, column=spec.event_time.column)
     except RolledBack as error:
         return Feed(stream, None, lateness_us, problem=str(error))
-    holder = holding_back(
+    holder = slowest_partition(
         marker.max_event_times_us, partitions=keep_topics(marker.offsets, spec.source.reads), idle=marker.idle
     )
     return Feed(stream, marker.watermark_us, lateness_us, holder, waiting_us=waiting_us)
 
 
-def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates | None = None) -> tuple[Signal, ...]:
+def signal_windows(
+    catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates | None = None
+) -> tuple[Signal, ...]:
     """Append the assessment's windows to `frazil.signals`, once each. Append nothing if another process was faster."""
     cursor = seen.cursor
     head = head_of(seen.table.metadata)
@@ -168,10 +170,10 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
     windows = seen.decision.windows
     if not windows and seen.signals.cursor is not None:
         return ()
-    rows = window_rows(seen.table, windows, column=seen.specs[0].event_time.column, snapshot_id=head.snapshot_id)
+    rows = count_rows(seen.table, windows, column=seen.specs[0].event_time.column, snapshot_id=head.snapshot_id)
     filled = [window for window in windows if rows[window]]
     gate_results = gates(seen, filled) if gates and filled else {}
-    revisions, rejected = _revisions(seen), _rejected_since(seen)
+    revisions, rejected = _revisions(seen), _count_rejected(seen)
     made = [
         Signal(
             table=seen.signals.table,
@@ -183,14 +185,14 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
             rows=rows[window],
             dead_letters=rejected,
             late_rows=seen.decision.again.get(window, 0),
-            watermark_us=complete_to(seen.feeds) or 0,
+            watermark_us=complete_until_us(seen.feeds) or 0,
             snapshot_id=head.snapshot_id,
             sequence_number=head.sequence_number or 0,
             signalled_at_ms=clock_ms,
             note=gate.note,
         )
         for window in windows
-        for gate in [gate_results.get(window, Gate(passed=True))]
+        for gate in [gate_results.get(window, GateOutcome(passed=True))]
     ]
     held = (cursor.held - {s.start_us for s in made}) | {s.start_us for s in made if not s.sent}
     moved = dataclasses.replace(cursor, held=held)
@@ -206,9 +208,9 @@ def _revisions(seen: Assessment) -> dict[Window, int]:
     return {w: last[w].revision + last[w].sent for w in again if w in last}
 
 
-def _rejected_since(seen: Assessment) -> int:
+def _count_rejected(seen: Assessment) -> int:
     """Return the number of dead letters in the feeding streams' commits since the last signal."""
-    cursor = _of_this_table(seen.signals.cursor, seen.table)
+    cursor = _cursor_for(seen.signals.cursor, seen.table)
     if cursor is None:
         return 0
     total = 0
@@ -219,7 +221,7 @@ def _rejected_since(seen: Assessment) -> int:
     return total
 
 
-def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
+def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
     """Signal a window that its gate holds, with its current row count. `note` has the user and the reason.
 
     Raises SpecError if the window is not held.
@@ -240,7 +242,7 @@ def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, cl
             raise CommitUnavailable(
                 f"the catalog returned an older state of {table} than the one already signalled; try again"
             )
-        rows = window_rows(now, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
+        rows = count_rows(now, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
         freed = dataclasses.replace(
             held,
             state=SignalState.RELEASED,
@@ -255,7 +257,7 @@ def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, cl
             return freed
 
 
-def send_again(
+def resend_signals(
     catalog: Catalog, table: str, windows: Sequence[Window], *, note: str, clock_ms: int
 ) -> tuple[Signal, ...]:
     """Signal windows once more at their current revision, for consumers that missed the events.
@@ -283,13 +285,13 @@ def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | N
     """Return why the earliest of these windows cannot be sent again."""
     if cursor is not None and min(windows).start_us < cursor.from_us:
         return (
-            f"Signals of {table} begin with {Window.of(cursor.from_us, cursor.grain)}; earlier windows are never "
-            "signalled"
+            f"Signals of {table} begin with {Window.containing(cursor.from_us, cursor.grain)}; earlier windows are "
+            "never signalled"
         )
     return f"`frazil partitions {table}` shows why it waits"
 
 
-def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
+def find_routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
     """Return the stream's watermark after the last batch whose rows the table has completely.
 
     The default table is loaded after this table, so newer batches of the default table count as missing. Raises
@@ -314,7 +316,7 @@ def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
         before_us = _watermark_before(default_table, stream, first)
         return Feed(stream, before_us, lateness_us, problem=None if before_us is not None else problem)
     offsets = keep_topics(decided.offsets, spec.source.reads)
-    holder = holding_back(decided.max_event_times_us, partitions=offsets, idle=decided.idle)
+    holder = slowest_partition(decided.max_event_times_us, partitions=offsets, idle=decided.idle)
     return Feed(stream, decided.watermark_us, lateness_us, holder)
 
 

@@ -111,10 +111,10 @@ def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
 
 def from_row(row: Mapping[str, Any]) -> Signal:
     """Return the signal in a row, given as Arrow returns it in Python."""
-    plain = {_MICROSECONDS.get(name, name): _plain(value) for name, value in row.items()}
+    plain = {_MICROSECONDS.get(name, name): _plain_value(value) for name, value in row.items()}
     plain["signalled_at_ms"] = plain.pop("signalled_at") // 1000
     return Signal(**{**plain, "state": SignalState(plain["state"])})
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     return microseconds(value) if isinstance(value, datetime) else value

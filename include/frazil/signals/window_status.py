@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frazil.errors import SpecError
-from frazil.partitions.completeness import history_words, waiting_words
+from frazil.partitions.completeness import never_signalled_text, waiting_text
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import Assessment, assess
 from frazil.signals.signal import Signal
@@ -31,22 +31,22 @@ def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
     Raises SpecError if the key is not a window of the table, and the errors of `assess`.
     """
     table = specs[0].table.identifier
-    wanted = _window(key, specs[0])
+    wanted = _parse_window(key, specs[0])
     seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return WindowStatus((), f"the table {table} does not exist yet: its writer has never run")
     cursor = seen.signals.cursor
-    if said := history_words(wanted, cursor):
+    if said := never_signalled_text(wanted, cursor):
         return WindowStatus((), f"{key} of {table}: {said} (`complete-from`)", never=True)
     windows = tuple(windows_between(seen.grain, wanted.start_us, wanted.end_us))
     newest = seen.signals.newest(from_us=wanted.start_us, to_us=wanted.end_us)
     unsent = [w for w in windows if w not in newest or not newest[w].sent]
     if unsent:
-        return WindowStatus((), _reason(seen, unsent[0], newest.get(unsent[0])))
+        return WindowStatus((), _waiting_reason(seen, unsent[0], newest.get(unsent[0])))
     return WindowStatus(tuple(newest[w] for w in windows), "")
 
 
-def _window(key: str, spec: StreamSpec) -> Window:
+def _parse_window(key: str, spec: StreamSpec) -> Window:
     try:
         window = Window.parse(key)
     except ValueError as error:
@@ -58,7 +58,7 @@ def _window(key: str, spec: StreamSpec) -> Window:
     return window
 
 
-def _reason(seen: Assessment, window: Window, last: Signal | None) -> str:
+def _waiting_reason(seen: Assessment, window: Window, last: Signal | None) -> str:
     if last is not None:
         return f"{window} is held by its quality gate: {last.note}"
-    return f"{window} waits: {waiting_words(seen.feeds, window, needed=True)}"
+    return f"{window} waits: {waiting_text(seen.feeds, window, needed=True)}"

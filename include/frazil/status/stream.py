@@ -26,7 +26,7 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.records import read_notes, read_watch
 from frazil.installed import outdated
-from frazil.offsets.spans import unread
+from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.status.derive import evaluated, of_writer, process_problems, promise_ms, shortened
@@ -269,7 +269,7 @@ def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None
             check_not_cut(read, cut, stream=spec.name)
     except FrazilError as error:
         return None, f"{LAG_UNKNOWN}: {_words(error)}"
-    return unread(marker.offsets, first, ends), None
+    return count_unread(marker.offsets, first, ends), None
 
 
 def _read_table(

@@ -225,7 +225,7 @@ class Writer:
             retry_policy=RetryPolicy(
                 wait=partial(self._wait_outside_turn, emit), report=lambda sentence: emit(OutageMet(sentence))
             ),
-            align=Alignment.of(self.spec),
+            align=Alignment.from_spec(self.spec),
             atomic=bool(self.spec.commit.atomic),
             merging=self._merging(progress, emit),
         )

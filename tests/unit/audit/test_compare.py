@@ -14,8 +14,8 @@ from frazil.audit.compare import compare, compare_counts, compare_repeats, missi
 from frazil.audit.evidence import Evidence, InKafka
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
-from frazil.offsets.spans import between
-from frazil.offsets.tally import OffsetTally, spans
+from frazil.offsets.spans import offset_bitmap
+from frazil.offsets.tally import OffsetTally, first_spans
 
 TOPIC_ID = "id-1"
 
@@ -116,7 +116,7 @@ def test_what_a_reset_skipped_is_a_note_and_its_rows_would_be_unclaimed():
         ranges=(CommittedRange(0, 10, 10, 0, TOPIC_ID), CommittedRange(20, 30, 10, 0, TOPIC_ID)),
         rows=OffsetTally([*range(10), *range(20, 30)]),
         dead_letters=OffsetTally(),
-        kafka=InKafka(0, between(0, 30)),
+        kafka=InKafka(0, offset_bitmap(0, 30)),
     )
     (note,) = compare(skipping)
     assert (note.kind, note.count, "10 to 19" in note.sentence) == (FindingKind.SKIPPED, 10, True)
@@ -137,7 +137,7 @@ def test_what_retention_deleted_is_said_to_be_unchecked_and_still_counted():
         ranges=(CommittedRange(0, 100, 100, 0, TOPIC_ID),),
         rows=OffsetTally(range(100)),
         dead_letters=OffsetTally(),
-        kafka=InKafka(60, between(60, 100)),
+        kafka=InKafka(60, offset_bitmap(60, 100)),
     )
     (note,) = compare(evidence)
     assert (note.kind, note.count) == (FindingKind.UNCHECKED, 60)
@@ -148,7 +148,7 @@ def test_what_retention_deleted_is_said_to_be_unchecked_and_still_counted():
 def test_an_offset_may_be_there_once_for_each_topic_that_bore_the_name():
     ranges = (CommittedRange(0, 5, 5, 0, "old"), CommittedRange(0, 3, 3, 0, TOPIC_ID))
     evidence = Evidence(
-        "t", 0, 3, TOPIC_ID, ranges, OffsetTally([*range(5), *range(3)]), OffsetTally(), InKafka(0, between(0, 3))
+        "t", 0, 3, TOPIC_ID, ranges, OffsetTally([*range(5), *range(3)]), OffsetTally(), InKafka(0, offset_bitmap(0, 3))
     )
     assert wrong(compare(evidence)) == []
     assert wrong(compare(replace(evidence, rows=OffsetTally([*range(5), *range(3), 4])))) == [
@@ -170,7 +170,7 @@ def test_one_offset_that_a_backfill_read_again_hides_no_row_of_its_batch():
     assert compare(evidence) == ()
     lacking = replace(evidence, rows=OffsetTally(range(19, 100)))
     assert wrong(compare(lacking)) == [(FindingKind.MISCOUNTED, 19)]
-    retained = replace(lacking, kafka=InKafka(50, between(50, 100)))
+    retained = replace(lacking, kafka=InKafka(50, offset_bitmap(50, 100)))
     assert wrong(compare(retained)) == [(FindingKind.MISCOUNTED, 19)]
 
 
@@ -276,9 +276,9 @@ def test_a_tally_counts_as_a_list_would_in_whatever_pieces_it_comes(pieces: list
 
 @given(st.sets(st.integers(0, 60)))
 def test_spans_name_every_offset_once_and_no_other(offsets: set[int]):
-    found = list(spans(BitMap64(sorted(offsets)), limit=100))
+    found = list(first_spans(BitMap64(sorted(offsets)), limit=100))
     assert [o for first, last in found for o in range(first, last + 1)] == sorted(offsets)
-    assert list(spans(BitMap64(sorted(offsets)), limit=2)) == found[:2]
+    assert list(first_spans(BitMap64(sorted(offsets)), limit=2)) == found[:2]
 
 
 def test_without_coordinates_counts_are_compared_only_where_nobody_else_writes():

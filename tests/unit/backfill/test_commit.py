@@ -63,7 +63,7 @@ def chunk(
 def stage(world: Any, committer: BackfillCommitter) -> None:
     committer.commit(chunk(world, committer, {0: (0, 5)}, {(0, 3)}), planned=2)
     committer.commit(chunk(world, committer, {0: (5, 10), 1: (0, 2)}, set()), planned=2)
-    committer.staged()
+    committer.mark_staged()
 
 
 def publish(world: Any, committer: BackfillCommitter, late: Mapping[int, int] | None = None) -> BackfillMarker:
@@ -256,7 +256,7 @@ def test_another_backfill_is_refused_until_the_first_is_abandoned_which_leaves_n
         assert live.manifests(table) == live.used_manifests(table)
     assert live.tables.store.list_files(f"{live.tables.state}/backfills") == []
     with pytest.raises(Fenced, match="abandoned"):
-        committer.staged()
+        committer.mark_staged()
     assert BackfillCommitter.begin(live.tables, other).backfill.id != committer.backfill.id
 
 
@@ -267,12 +267,12 @@ def test_a_run_whose_backfill_a_user_abandoned_begins_none_again_and_a_new_run_d
     assert again.backfill.id == committer.backfill.id, "a run goes on with what another one left"
     abandon(live.tables, again.backfill, by="ada")
     with pytest.raises(BackfillAbandoned, match="ada abandoned backfill"):
-        again.staged()
+        again.mark_staged()
     for request in (first, second):
         with pytest.raises(BackfillAbandoned, match=f"what run {request.run} had begun on stream 'events'"):
             BackfillCommitter.begin(live.tables, request)
     with pytest.raises(BackfillAbandoned, match="ada abandoned"):
-        BackfillCommitter.begin(live.tables, REQUEST, going_on=again.backfill.id)
+        BackfillCommitter.begin(live.tables, REQUEST, continuing_id=again.backfill.id)
     new = BackfillCommitter.begin(live.tables, first.model_copy(update={"run": "dag/third"}))
     stage(live, new)
     publish(live, new)
@@ -325,7 +325,9 @@ def test_a_backfill_after_which_another_one_began_is_not_abandoned(live: Any) ->
     stage(live, committer)
     publish(live, committer)
     following = BackfillCommitter.begin(live.tables, REQUEST).backfill
-    with pytest.raises(FrazilError, match=f"{committer.backfill.id} .* had already ended. The stream's last backfill is {following.id}"):
+    with pytest.raises(
+        FrazilError, match=f"{committer.backfill.id} .* had already ended. The stream's last backfill is {following.id}"
+    ):
         abandon(live.tables, committer.backfill, by="ada")
     assert read_backfill(live.load().properties, "events") == following
 

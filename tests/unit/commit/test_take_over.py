@@ -188,7 +188,9 @@ def test_a_stream_that_was_renamed_asks_for_adoption_and_goes_on_where_it_stood(
     world.run(world.begin(), {0: (0, 2)})
     renamed = type(world)(world.catalog, tmp_path, stream="renamed")
 
-    with pytest.raises(AdoptionRequired, match=r"'events' has read events into it already\. Was it renamed"):
+    with pytest.raises(
+        AdoptionRequired, match=r"'events' has already read events into this table\. If 'events' was renamed"
+    ):
         renamed.take_over()
 
     others = other_readers(world.load().properties, world.source, stream="renamed")

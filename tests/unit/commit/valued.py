@@ -259,7 +259,7 @@ class ValuedWorld(World):
         files = self.stage_values(key, rows, "data", 0)
         self.stream = stream
         committer.commit(self.journal(key, {0: (0, len(rows))}, files), planned=1)
-        committer.staged()
+        committer.mark_staged()
         head = head_of(self.load().metadata)
         assert head is not None
         committer.publish(BackfillRecord(committer.backfill, {}), audited_at=head.snapshot_id)

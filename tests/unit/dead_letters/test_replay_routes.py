@@ -154,7 +154,7 @@ def test_a_dead_letter_is_discarded_or_lands_and_never_both(made: Shop) -> None:
 
 
 def _fails(target: Target) -> Callable[..., Any]:
-    follow = routes._follow
+    follow = routes._commit_to_table
 
     def fails(tables: Any, backfill: Any, found: Target, files: Any) -> None:
         if found == target:
@@ -389,7 +389,7 @@ def test_batches_of_the_writer_meanwhile_change_nothing_for_the_dead_letters(
     assert made.rows() == right
     backfill = read_backfill(made.tables.main.refresh().properties, "shop")
     assert backfill is not None
-    routes.bring(opened_stream.tables, backfill, chunks(made.tables.journals, backfill))
+    routes.commit_to_routed_tables(opened_stream.tables, backfill, chunks(made.tables.journals, backfill))
     assert made.rows() == right, "once, whoever brings them"
     check_audit(made)
 

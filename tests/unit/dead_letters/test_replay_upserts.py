@@ -17,7 +17,7 @@ from pyiceberg.exceptions import CommitFailedException
 
 from frazil.audit.findings import FindingKind
 from frazil.audit.upserts import audit_upserts
-from frazil.backfill.changes import changes_of
+from frazil.backfill.changes import files_to_merge
 from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.backfill.rules import check_declared, check_no_open_windows
 from frazil.cli.main import frazil
@@ -365,7 +365,9 @@ def test_a_replay_behind_which_the_stream_is_moved_is_dropped_and_the_next_one_l
             moved()
         else:
             patch.setattr(replaying, "_copy", lambda *args: (copy(*args), moved())[0])
-        with pytest.raises(StaleBatch, match=r"was moved to before dead letters .* Run `frazil dlq replay events` again"):
+        with pytest.raises(
+            StaleBatch, match=r"was moved to before dead letters .* Run `frazil dlq replay events` again"
+        ):
             replay(open_stream(live.stream.spec), Selection())
     (done,) = replay(open_stream(live.stream.spec), Selection())
     assert (done.interrupted, done.landed, done.failed) == (False, 2, 0)
@@ -466,7 +468,7 @@ def test_what_was_staged_when_each_record_was_a_row_is_staged_again(live: World)
 def _changes(live: World) -> tuple[StagedFile, ...]:
     backfill = read_backfill(live.stream.table().properties, "events")
     assert backfill is not None
-    return changes_of(chunks(live.tables.journals, backfill))
+    return files_to_merge(chunks(live.tables.journals, backfill))
 
 
 STEPS_MADE = 22

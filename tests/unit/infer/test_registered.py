@@ -18,7 +18,7 @@ from frazil.errors import RegistryUnavailable, SpecError
 from frazil.infer.proposal import Named, proposal
 from frazil.infer.registered import Registered, json_columns, registered
 from frazil.infer.sample import Record, Sample
-from frazil.registry.client import SchemaText, registry
+from frazil.registry.client import SchemaText, shared_registry
 from frazil.spec.formats import AvroFormat, JsonFormat, Registry
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
@@ -86,7 +86,7 @@ def sample(*values: bytes | None) -> Sample:
 
 def proposed(server: MadeRegistry, of: Sample) -> tuple[str, StreamSpec]:
     declared = Registry(url=server.url)
-    text = proposal(of, Named("t", "demo.t", "127.0.0.1:9092"), registered(of, declared, registry(declared, {})))
+    text = proposal(of, Named("t", "demo.t", "127.0.0.1:9092"), registered(of, declared, shared_registry(declared, {})))
     return text, validate_stream(yaml.safe_load(text), Path("t.yaml"))
 
 

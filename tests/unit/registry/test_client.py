@@ -19,7 +19,7 @@ import requests
 
 from frazil.errors import RegistryUnavailable, SpecError
 from frazil.registry import bounded_http, client
-from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema, registry
+from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema, shared_registry
 from frazil.spec.formats import Registry
 from tests.made_registry import Answer, MadeRegistry, made_registry
 from tests.secured_kafka import Authority
@@ -220,10 +220,10 @@ def test_a_host_that_a_late_redirect_leads_to_gets_no_more_time() -> None:
     with made_registry() as server:
         server.answers["/"] = [(200, {"padding": "x" * 10_000})]
         server.drip_s = 0.05
-        bound = bounded_http._current_request.bound = bounded_http._Bound(60.0)
+        bound = bounded_http._current_request.bound = bounded_http._TimeLimit(60.0)
         bound.end()  # as the timer does while the first host drips
         with pytest.raises(requests.exceptions.ConnectionError):
-            bounded_http.session().get(server.url, timeout=60.0)
+            bounded_http.create_session().get(server.url, timeout=60.0)
 
 
 def test_only_the_declared_authority_is_trusted(tmp_path: Path) -> None:
@@ -266,9 +266,9 @@ def test_credentials_go_to_no_other_host_that_a_registry_redirects_to(server: Ma
 
 def test_a_process_has_one_client_for_each_registry_and_credentials() -> None:
     declared = Registry(url="http://r", token="${env:T}")
-    one = registry(declared, {"T": "a"})
-    assert registry(declared, {"T": "a"}) is one
-    assert registry(declared, {"T": "b"}) is not one
+    one = shared_registry(declared, {"T": "a"})
+    assert shared_registry(declared, {"T": "a"}) is one
+    assert shared_registry(declared, {"T": "b"}) is not one
 
 
 def test_only_so_many_schemas_are_kept(server: MadeRegistry) -> None:

@@ -12,7 +12,7 @@ import yaml
 from frazil.commit import missing_rows
 from frazil.maintenance.expiry import read_pins
 from frazil.maintenance.tables import find_maintained
-from frazil.signals.completion import Assessment, assess, signal
+from frazil.signals.completion import Assessment, assess, signal_windows
 from frazil.spec.load import load_streams, streams_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import RoutedStream, seen_by, with_windows
@@ -49,7 +49,7 @@ def seen(made: MadeRoute, table: str = "shop.orders") -> Assessment:
 
 def complete(made: MadeRoute, table: str = "shop.orders") -> list[int]:
     """The hours that are complete with rows, counted from the first."""
-    rows = signal(load_catalog(None), seen(made, table), clock_ms=1)
+    rows = signal_windows(load_catalog(None), seen(made, table), clock_ms=1)
     return [(one.start_us - BEGIN_US) // HOUR_US for one in rows if one.rows]
 
 

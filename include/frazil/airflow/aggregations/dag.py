@@ -217,11 +217,11 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
     Skip the day if a quality gate holds one of its windows.
     """
     # Parsing a DAG file must not load PyIceberg.
-    from frazil.aggregate.day_input import choose_input, held  # noqa: PLC0415
+    from frazil.aggregate.day_input import choose_input, held_windows  # noqa: PLC0415
 
     with _fail_on_user_errors():
         day = _signalled_day(name, aggregations)
-        if waiting := held(day.signals):
+        if waiting := held_windows(day.signals):
             raise AirflowSkipException(f"a quality gate holds {', '.join(waiting)}: {day.day} runs when it is released")
         _check_needed(day)
         chosen = choose_input(day.catalog, day.spec, day.day, day.signals)
@@ -235,7 +235,7 @@ def _check_needed(day: _SignalledDay) -> None:
     Runs that a user starts or clears are never skipped.
     """
     from frazil.aggregate.day_input import is_complete  # noqa: PLC0415 - as above
-    from frazil.aggregate.due import is_shown  # noqa: PLC0415 - as above
+    from frazil.aggregate.due import is_aggregated  # noqa: PLC0415 - as above
 
     run = get_current_context()["dag_run"]
     # A person who clears a run wants it again, perhaps because its SQL changed.
@@ -245,7 +245,7 @@ def _check_needed(day: _SignalledDay) -> None:
         raise AirflowSkipException(
             f"{day.day} is not complete by its signals: the events that started it are not frazil's"
         )
-    if is_shown(day.catalog, day.spec, day.day, day.signals):
+    if is_aggregated(day.catalog, day.spec, day.day, day.signals):
         raise AirflowSkipException(f"{day.spec.target} has {day.day} at these revisions already")
 
 

@@ -134,7 +134,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 def plan(streams: str) -> dict[str, Any] | None:
     """Log what the backfill would write. Return the request; None if nothing is to be written or this is a dry run."""
-    from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - not when a DAG file is parsed
+    from frazil.backfill.estimate import estimate, estimate_sentences  # noqa: PLC0415 - not when a DAG file is parsed
 
     context = get_current_context()
     params = dict(context["params"])
@@ -143,7 +143,7 @@ def plan(streams: str) -> dict[str, Any] | None:
         backfill.check_wanted()
         last = backfill.last()
         found = estimate(backfill, backfill.plan(last))
-        for sentence in sentences(found, stream=backfill.request.stream):
+        for sentence in estimate_sentences(found, stream=backfill.request.stream):
             log.info(sentence)
         if last and last.is_open:
             log.info("Backfill %s of this request is under way, with %d chunks: it goes on", last.id, last.chunks)

@@ -10,7 +10,7 @@ from typing import Any
 from frazil.backfill.request import check_not_ahead, parse_request
 from frazil.errors import SpecError
 from frazil.operations.page_actions import RUNS_A_DAG, PageAction
-from frazil.partitions.completeness import Cursor, history_words
+from frazil.partitions.completeness import Cursor, never_signalled_text
 from frazil.partitions.windows import Grain, Window
 from frazil.safe_text import reason_problem
 from frazil.status.reset_target import ResetTarget
@@ -67,7 +67,7 @@ def not_held(form: Form, cursor: Cursor | None) -> str | None:
     elif window.start_us >= cursor.through_us:
         is_so = "it is not complete yet, and its gate judges it once it is"
     else:
-        is_so = history_words(window, cursor) or "it is signalled already"
+        is_so = never_signalled_text(window, cursor) or "it is signalled already"
     named = ", ".join(one.key for one in held[:HELD_NAMED]) + (" and others" if len(held) > HELD_NAMED else "")
     return f"{label}: no gate holds {window}: {is_so}. " + (f"Held are: {named}" if held else "No window is held")
 

@@ -66,19 +66,19 @@ def _csv(declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> Decod
 
 def _avro(declared: AvroFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.avro.decoder import AvroDecoder  # noqa: PLC0415 - as above
-    from frazil.registry.client import SchemaText, registry  # noqa: PLC0415 - as above
+    from frazil.registry.client import SchemaText, shared_registry  # noqa: PLC0415 - as above
 
     if declared.registry is None:
         return AvroDecoder(schema, units, SchemaText("AVRO", schema_of(declared)))
-    return AvroDecoder(schema, units, registry(declared.registry, os.environ))
+    return AvroDecoder(schema, units, shared_registry(declared.registry, os.environ))
 
 
 def _protobuf(declared: ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder  # noqa: PLC0415 - as above
-    from frazil.registry.client import SchemaText, registry  # noqa: PLC0415 - as above
+    from frazil.registry.client import SchemaText, shared_registry  # noqa: PLC0415 - as above
 
     if declared.registry is not None:
-        return ProtobufDecoder(schema, units, registry(declared.registry, os.environ))
+        return ProtobufDecoder(schema, units, shared_registry(declared.registry, os.environ))
     written = SchemaText("PROTOBUF", schema_of(declared))
     return ProtobufDecoder(schema, units, written, declared.message, framed=declared.framing == "confluent")
 
