@@ -140,7 +140,7 @@ def test_an_idle_writer_ends_soon_after_a_reset(
         answered.wait(180)
         return marker(tables, catalog)
 
-    monkeypatch.setattr(StreamTables, "marker_seen_by", hanging)
+    monkeypatch.setattr(StreamTables, "load_marker_with", hanging)
     stream.produce(events(range(10)))
     with stream.writing() as writing:
         eventually(lambda: stream.has_rows(10) and _heartbeat(stream).phase is Phase.WAITING)

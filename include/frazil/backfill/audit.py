@@ -98,7 +98,7 @@ def rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Targe
         for other in tables.keys() - {target}:
             if found := sum(len(tally.seen & _offsets_in((tables[other],), tp)) for tp, tally in own.items()):
                 of = counted(found, "record")
-                yield f"{of} for table {target} landed in table {other}, where an earlier declaration of the route sent them"
+                yield f"{of} for table {target} landed in table {other}, from an earlier declaration of the route"
 
 
 def _offsets_in(tallies: Iterable[Tallies], tp: TopicPartition) -> BitMap64:

@@ -104,8 +104,8 @@ class FileSource:
                 first = tally.repeated.min()
                 raise SpecError(
                     f"{tally.copies:,} records of {tp[0]}-{tp[1]} are in the files more than once, the first at offset "
-                    f"{first:,} in {index.files_around(tp, first)}: frazil cannot determine which copy is right. Remove "
-                    "the others"
+                    f"{first:,} in {index.files_around(tp, first)}: frazil cannot determine which copy is right. "
+                    "Remove the others"
                 )
         return index
 

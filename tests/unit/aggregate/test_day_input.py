@@ -134,13 +134,13 @@ def test_a_chosen_snapshot_that_expires_before_it_is_read_is_replaced_while_the_
     current = table.refresh().current_snapshot()
     assert current is not None
     assert again == DayInput(current.snapshot_id, 3, "none")
-    with pytest.raises(SpecError, match="the signals of 2013-12-30 changed"):
+    with pytest.raises(SpecError, match="the signals of 2013-12-30 have changed"):
         reuse_input(catalog, SPEC, DAY, snapshot_id=chosen.snapshot_id, revisions="1")
 
 
 def test_a_chosen_snapshot_is_not_replaced_while_a_gate_holds_the_day(catalog: Catalog, table: Table) -> None:
     choose(catalog, (signal(HOURS[0], at=table, state=SignalState.HELD),))
-    with pytest.raises(SpecError, match="the signals of 2013-12-30 changed"):
+    with pytest.raises(SpecError, match="the signals of 2013-12-30 have changed"):
         reuse_input(catalog, SPEC, DAY, snapshot_id=4711, revisions="none")
 
 

@@ -295,7 +295,7 @@ def test_a_run_that_an_earlier_version_did_not_name_begins_again_once_after_it_w
     again = BackfillCommitter.begin(live.tables, request).backfill
     assert again.id != begun.id
     abandon(live.tables, again, by="ada")
-    with pytest.raises(BackfillAbandoned, match="what run dag/first had begun"):
+    with pytest.raises(BackfillAbandoned, match="the backfill that run dag/first had begun"):
         BackfillCommitter.begin(live.tables, request)
 
 
@@ -349,12 +349,12 @@ def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stan
     back = {("events", 0): 0, ("events", 1): 0}
     reset(live.tables, target=back, source=live.source, seen=before_reset(live.tables))
     record = BackfillRecord(committer.backfill, {})
-    with pytest.raises(StaleBatch, match="was moved"):
+    with pytest.raises(StaleBatch, match="was reset"):
         committer.publish(record, audited_at=audited)
     with pytest.raises(StaleBatch, match="was moved back to before"):
         committer.publish(record, audited_at=head_of(live.load().metadata).snapshot_id)
     live.run(live.begin(), {0: (0, 110), 1: (0, 110)})
-    with pytest.raises(StaleBatch, match="was moved"):
+    with pytest.raises(StaleBatch, match="was reset"):
         committer.publish(record, audited_at=audited)
     assert list(published_records(live.tables.journals, live.load().metadata, "events")) == [], (
         "an intention is no claim"

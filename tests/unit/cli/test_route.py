@@ -529,8 +529,8 @@ def test_a_silent_catalog_costs_health_its_timeout_once(tmp_path: Path, monkeypa
         raise CommitUnavailable("no answer in time")
 
     monkeypatch.setattr(asking, "SILENT_S", 0.0)
-    monkeypatch.setattr("frazil.cli.health.existing_catalog", silent)
-    monkeypatch.setattr("frazil.table.tables.existing_catalog", silent)
+    monkeypatch.setattr("frazil.cli.health.open_existing_catalog", silent)
+    monkeypatch.setattr("frazil.table.tables.open_existing_catalog", silent)
     text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
     for number in range(12):
         spec = {

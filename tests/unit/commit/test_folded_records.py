@@ -220,7 +220,7 @@ def test_a_fold_beside_a_forget_leaves_nothing(run, stopped: str):
 
 
 def test_a_writer_folds_until_nothing_is_left_or_it_stops(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_folding, "existing_catalog", lambda _: run.catalog)
+    monkeypatch.setattr(record_folding, "open_existing_catalog", lambda _: run.catalog)
     monkeypatch.setattr(record_folding, "PAUSE_S", 0.0)
     for name, number in (("keep", 2), ("limit", 4)):
         monkeypatch.setitem(JournalStore.fold.__kwdefaults__, name, number)

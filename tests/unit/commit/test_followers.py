@@ -513,7 +513,7 @@ def test_the_trouble_of_a_listed_table_holds_the_batch_back_for_all(routed: Rout
     routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)
     routed.committer = routed.world.begin()
     routed.follow(atomic=(ORDERS,))
-    with pytest.raises(CommitUnavailable, match=r"several tables in one step, but demo\.orders is missing 1 row"):
+    with pytest.raises(CommitUnavailable, match=r"in one step, but a table is behind: demo\.orders is missing 1 row"):
         routed.run({"main": [1], ORDERS: [2]}, 3)
     assert routed.offsets("demo.events") == []
 
@@ -526,7 +526,7 @@ def test_a_dropped_table_that_had_all_is_named_where_a_batch_of_several_in_one_s
     journal = routed.stage({"main": [2], ORDERS: [3]}, 4)
     world.catalog.inner.drop_table(ORDERS)
 
-    with pytest.raises(CommitUnavailable, match=f"in one step, but {ORDERS}: it is not in the catalog"):
+    with pytest.raises(CommitUnavailable, match=f"a table is behind: {ORDERS}: the table is not in the catalog"):
         dataclasses.replace(routed.followers, atomic=True).atomic_commits(journal)
 
     assert routed.followers.behind == {}

@@ -73,7 +73,7 @@ def test_an_id_without_a_schema_is_requested_again_only_after_a_while(server: Ma
             found.get(schema_id)
     assert server.requested == ["/schemas/ids/9"]
     server.answers["/schemas/ids/9"] = [(200, {"schema": "{}"})]
-    with mock.patch.object(client, "UNKNOWN_FOR_S", 0.0):
+    with mock.patch.object(client, "UNKNOWN_ID_CACHE_S", 0.0):
         assert found.get(9).text == "{}"
 
 
@@ -146,7 +146,7 @@ def test_a_long_chain_of_references_is_an_unknown_schema(server: MadeRegistry) -
         path = f"/subjects/s{i}/versions/1?deleted=true" if i else "/schemas/ids/1"
         reference = {"name": "x", "subject": f"s{i + 1}", "version": 1}
         server.answers[path] = [(200, {"schema": "{}", "references": [reference]})]
-    said = "a chain of more than 8 others"
+    said = "a chain of more than 8 other schemas"
     with mock.patch.object(client, "MAX_REFERENCE_DEPTH", 8), pytest.raises(UnknownSchema, match=said):
         opened(server.url).get(1)
 
@@ -185,7 +185,7 @@ def silent() -> Iterator[str]:
 
 def test_silence_and_an_address_without_a_server_are_reported_without_what_is_secret() -> None:
     with silent() as url:
-        with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:\d+/base does not answer") as raised:
+        with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:\d+/base does not respond") as raised:
             opened(url, timeout_s=0.2).get(1)
         assert "secret" not in str(raised.value)
     with pytest.raises(RegistryUnavailable, match="does not respond: ConnectionRefusedError"):

@@ -182,7 +182,7 @@ def test_what_a_consumer_missed_is_sent_again_with_the_same_revision(minutes):
     seen = TableSignals.load(minutes.catalog, "demo.minutes")
     assert [facts(s) for s in seen.after(2)] == [("T12", 1, 60, 0)]
     assert minutes.signal() == []
-    with pytest.raises(SpecError, match=r"2013-12-30T14 of demo\.minutes was not signalled yet"):
+    with pytest.raises(SpecError, match=r"2013-12-30T14 of demo\.minutes again, because it was not signalled yet"):
         resend_signals(minutes.catalog, "demo.minutes", [noon, Window.parse("2013-12-30T14")], note="", clock_ms=NOW_MS)
     with pytest.raises(
         SpecError, match=r"Signals of demo\.minutes begin with 2013-12-30T12; earlier windows are never signalled"
@@ -394,7 +394,7 @@ def test_an_older_state_of_the_table_than_was_signalled_decides_nothing(minutes,
             type(catalog), "load_table", lambda self, name: old if name == "demo.minutes" else load(self, name)
         )
         seen = assess(catalog, [minutes.spec])
-        assert "an older state of demo.minutes than was signalled" in seen.decision.reason
+        assert "an older state of demo.minutes than the one already signalled" in seen.decision.reason
         assert signal_windows(catalog, seen, clock_ms=NOW_MS) == ()
         with pytest.raises(CommitUnavailable, match="older state"):
             release_window(catalog, minutes.spec, Window(NOON, Grain.HOUR), note="", clock_ms=NOW_MS)

@@ -341,6 +341,6 @@ def test_a_catalog_is_opened_once_in_some_seconds_while_catalogs_are_kept(monkey
     with keep_catalogs():
         first = open_existing_catalog(None)
         assert open_existing_catalog(None) is first
-        monkeypatch.setattr(catalogs, "KEPT_S", 0.0)
+        monkeypatch.setattr(catalogs, "CATALOG_CACHE_S", 0.0)
         assert open_existing_catalog(None) is not first
     assert open_existing_catalog(None) is not open_existing_catalog(None)

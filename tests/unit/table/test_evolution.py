@@ -149,7 +149,7 @@ def test_a_name_is_searched_for_where_it_was() -> None:
 def test_a_column_that_others_widened_fits_and_one_that_never_was_so_narrow_does_not() -> None:
     narrow, wide = schema((1, "n", IntegerType())), schema((1, "n", LongType()))
     assert found(narrow, narrow, wide) == ()
-    assert "is declared int, and is long" in reported(narrow, wide)["n"]
+    assert "is declared int, but is long" in reported(narrow, wide)["n"]
     assert found(wide, narrow) == (Promotion(("n",), LongType()),)
     cents, more = schema((1, "d", DecimalType(5, 2))), schema((1, "d", DecimalType(9, 2)))
     assert found(cents, cents, more) == ()

@@ -148,7 +148,7 @@ def test_a_table_that_the_catalog_has_under_another_name_is_not_registered_a_sec
     made = ensure_table(catalog, stream())
     catalog.rename_table("demo.flights", "demo.renamed")
     for name in ("demo.flights", "other.flights"):
-        assert "as demo.renamed: two names of one table" in refusal(name, made.metadata_location)
+        assert "under the name demo.renamed. Under two names" in refusal(name, made.metadata_location)
     assert catalog.list_namespaces() == [("demo",)]
 
 

@@ -39,7 +39,7 @@ Codec = Literal["deflate", "null", "zstandard"]
 def forms(monkeypatch: pytest.MonkeyPatch) -> Recent[Any]:
     """Those of this test alone."""
     kept = Recent[Any](MAX_CACHED_ENCODINGS)
-    monkeypatch.setattr(manifest_writing, "_forms", kept)
+    monkeypatch.setattr(manifest_writing, "_encodings", kept)
     return kept
 
 
