@@ -233,7 +233,7 @@ def test_the_tables_own_layout_wins_with_a_warning(
         table = ensure_table(catalog, stream(partition_by=["hour(departed)"], sort_by=["delay"]))
     assert [str(field.transform) for field in table.spec().fields] == ["day"]
     assert "declares the partitioning [hour(departed)], but table demo.flights has [day(departed)]" in caplog.text
-    assert "declares the sort order [identity(delay) asc nulls-first], and demo.flights has []" in caplog.text
+    assert "declares the sort order [identity(delay) asc nulls-first], but table demo.flights has []" in caplog.text
 
 
 def test_a_layout_that_is_not_declared_is_no_difference(
