@@ -60,6 +60,7 @@ class Shaper:
         lines = has_lines(context.record_format)
         self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=lines)
         self._schema = schema
+        self.arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._lowest = list(lowest_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
         self._within = context.event_times_us
@@ -74,7 +75,7 @@ class Shaper:
 
         A record with several rows is accepted or rejected as a whole, because one offset may be in only one table.
         """
-        decoded = self._decoded(chunk)
+        decoded = self.decoded(chunk)
         if self._several:
             decoded = whole_records(decoded)
         rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
@@ -97,7 +98,8 @@ class Shaper:
         """Return the mask of each record's first row, given each row's record; None if each record is one row."""
         return line_numbers(kept) == 0 if self._several else None
 
-    def _decoded(self, chunk: Chunk) -> Decoded:
+    def decoded(self, chunk: Chunk) -> Decoded:
+        """Return the rows without coordinates, before they are checked."""
         if isinstance(chunk, RowChunk):
             if self._protect:
                 raise SpecError(

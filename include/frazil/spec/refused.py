@@ -36,12 +36,6 @@ _PLACES: Mapping[str, Callable[[StreamSpec], str]] = {
 _LINES = "makes several rows of a record, which have no order among them; leave it out with "
 REFUSED = (
     Refusal("route", "commit.align", ("watermark",), "is not possible with a route yet; leave it out"),
-    Refusal(
-        "route",
-        "evolution",
-        ("additive", "full"),
-        "is not possible with a route yet; leave it out, and declare new columns",
-    ),
     Refusal("route", "distribution", ("hash", "auto"), "is not possible with a route yet; leave it out"),
     Refusal("route", "source.format.lines", ("true",), "is not possible with a route yet; let each record be one row"),
     Refusal(

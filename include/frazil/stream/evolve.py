@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -35,11 +35,17 @@ def ignored(refused: Sequence[Refusal], *, table: str) -> str:
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
 
-def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift]) -> Evolved:
-    """Change the table as far as the stream's `evolution` allows. Raises the errors of `evolve`."""
+def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None) -> Evolved:
+    """Change the table as far as the stream's `evolution` allows.
+
+    A routed table gets columns by the names that they have in the default table, `main`. Raises the errors of `evolve`.
+    """
     wanted, refused = requested_changes(joined_drift(drift))
-    wanted, dropped = without_hidden(wanted, _hidden(table, spec))
+    wanted, dropped = without_hidden(wanted, _hidden(main or table, spec))
     refused = (*refused, *dropped)
+    if main is not None and (former := former_columns(main.properties)):
+        wanted, dropped = _renamed(wanted, main.schema(), former)
+        refused = (*refused, *dropped)
     if not wanted:
         return Evolved((), refused)
     found = evolve(table, spec, wanted)
@@ -62,6 +68,20 @@ def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
 def _called_now(schema: Schema, former: Former, name: str) -> list[str]:
     now = current_name(schema, former.get(name))
     return [] if now is None else [now]
+
+
+def _renamed(wanted: Sequence[Change], main: Schema, former: Former) -> tuple[list[Change], tuple[Refusal, ...]]:
+    """Return the changes with the names that `frazil evolve` gave to columns, and refusals of columns it dropped."""
+    kept: list[Change] = []
+    refused: list[Refusal] = []
+    for change in wanted:
+        first, *rest = change.path
+        now = first if first in main.column_names else current_name(main, former[first]) if first in former else first
+        if now is None:
+            refused.append(Refusal(change.path, "was dropped from the stream's tables"))
+        else:
+            kept.append(replace(change, path=(now, *rest)))
+    return kept, tuple(refused)
 
 
 def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:

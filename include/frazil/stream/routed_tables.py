@@ -25,10 +25,12 @@ from frazil.commit.sweep import batch_folder
 from frazil.commit.waiting_files import Note, all_beside, note_of, notes, write_note
 from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, words_of
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
+from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
 from frazil.spec.units import counted
 from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_has
+from frazil.stream.evolve import Evolved, evolved
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import catalog_errors, load_catalog, words_of_table
 from frazil.table.declared import name_of
@@ -370,6 +372,22 @@ class RoutedTables:
             with ThreadPoolExecutor(min(AT_ONCE, len(names)), thread_name_prefix="route") as pool:
                 for _ in pool.map(act, names):
                     pass
+
+    def evolved(self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table) -> dict[Target, Evolved | None]:
+        """Evolve tables by the schema drift of a batch. `main` is the default table.
+
+        A table that fails is absent and has None: its rows wait next to the default table, which gets their columns.
+        """
+        found = dict[Target, Evolved | None].fromkeys(drift)
+        values = self._values()
+
+        def evolve(target: Target) -> None:
+            found[target] = evolved(self.tables.handle(target).refresh(), self.spec, drift[target], main=main)
+
+        self._in_parallel(
+            lambda target: self._load_or_create(target, values.get(target), lambda: evolve(target)), sorted(drift)
+        )
+        return found
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
         """Return the context of a batch with the known routed tables. Loads only tables whose last commit failed.
