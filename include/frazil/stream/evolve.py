@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 
+from frazil.ingest.contract import StagedFile
 from frazil.ingest.schema_drift import SchemaDrift, joined_drift, new_fields, wide_type
 from frazil.spec.former_columns import Former, current_name, former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import shortened
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
-from frazil.table.growth import Refusal
+from frazil.table.growth import Refusal, paths
 from frazil.table.schema_update import described, evolve
 
 MAX_NAMED = 5
@@ -50,6 +51,24 @@ def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, mai
         return Evolved((), refused)
     found = evolve(table, spec, wanted)
     return Evolved(tuple(map(described, found.changes)), (*refused, *found.refused))
+
+
+def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bool) -> list[Change]:
+    """Return the changes with which a table takes rows that waited in files of the default table's format.
+
+    Columns that are empty in all files are left out. With `widening`, also returns wider types and optional columns.
+    """
+    schemas, wanted = default.schemas(), dict[Path, list[Change]]()
+    for file in files:
+        empty = {i for i, values in file.value_counts.items() if values == file.null_value_counts.get(i)}
+        for path, field in paths(schemas[file.schema_id].as_struct(), ()):
+            inside = index_by_id(Schema(field)).items()
+            if not empty.issuperset(i for i, leaf in inside if leaf.field_type.is_primitive):
+                wider = [Promotion(path, field.field_type)] if field.field_type.is_primitive else []
+                wanted[path] = [Addition(path, field.field_type, None), *(wider if widening else [])]
+            if widening and not field.required:
+                wanted.setdefault(path, []).append(Relaxation(path))
+    return [change for changes in wanted.values() for change in changes]
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:

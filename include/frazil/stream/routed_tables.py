@@ -22,7 +22,7 @@ from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
-from frazil.commit.waiting_files import Note, all_beside, note_of, notes, write_note
+from frazil.commit.waiting_files import Note, all_beside, is_beside, note_of, notes, write_note
 from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, words_of
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.ingest.schema_drift import SchemaDrift
@@ -30,13 +30,14 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
 from frazil.spec.units import counted
 from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_has
-from frazil.stream.evolve import Evolved, evolved
+from frazil.stream.evolve import Evolved, evolved, waiting_columns
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import catalog_errors, load_catalog, words_of_table
 from frazil.table.declared import name_of
 from frazil.table.made_tables import made_for, named_like, routed_table
 from frazil.table.parallel import in_parallel
 from frazil.table.renamed import renamed_like
+from frazil.table.schema_update import evolve
 from frazil.table.tables import as_declared, ensure_declared
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,11 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
             )
         _check_same(spec, tables, member_of(tables, target), table)
         table = as_declared(renamed_like(table, tables.main.current()), declared, spec.name)
+        if spec.evolution.mode != "off":
+            files = [file for journal in journals for file in journal.staged_for(target) if is_beside(tables, file)]
+            widening = spec.evolution.mode == "full"
+            evolve(table, spec, waiting_columns(tables.main.refresh(), files, widening=widening))
+            table = catalog.load_table(target)
     write_member(tables, target, value, table)
     handle = tables.handle(target)
     handle.know(table)
@@ -381,11 +387,11 @@ class RoutedTables:
         found = dict[Target, Evolved | None].fromkeys(drift)
         values = self._values()
 
-        def evolve(target: Target) -> None:
+        def change(target: Target) -> None:
             found[target] = evolved(self.tables.handle(target).refresh(), self.spec, drift[target], main=main)
 
         self._in_parallel(
-            lambda target: self._load_or_create(target, values.get(target), lambda: evolve(target)), sorted(drift)
+            lambda target: self._load_or_create(target, values.get(target), lambda: change(target)), sorted(drift)
         )
         return found
 
