@@ -60,7 +60,6 @@ class Shaper:
         lines = has_lines(context.record_format)
         self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=lines)
         self._schema = schema
-        self.arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._lowest = list(lowest_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
         self._within = context.event_times_us

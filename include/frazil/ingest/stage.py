@@ -26,13 +26,12 @@ from frazil.ingest.changes import as_letters, rejecting
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.dead_letters import DeadLetterTable, HeldLetters
-from frazil.ingest.decode import Decoded, Rejection, joined
+from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
 from frazil.ingest.destinations import NOWHERE, Divider
 from frazil.ingest.isolate import IsolatedDecoder
 from frazil.ingest.kafka import RangeReader
 from frazil.ingest.layouts import FIRST_PASS, TargetDecoder, alike, context_of
 from frazil.ingest.narrow import is_environment, narrowed
-from frazil.ingest.no_rows import no_rows
 from frazil.ingest.opened import open_reader, open_writer
 from frazil.ingest.progress import ProgressCounter, Reporter
 from frazil.ingest.range_turns import TurnReader
@@ -267,26 +266,28 @@ class _Stage:
         return ()
 
     def take(self, chunk: Chunk) -> None:
-        for part in self._parts(chunk):
-            self._land(part, self._shape(part.target)(part))
+        for part in self._parts(chunk, self._shaped):
+            self._land(part, self._shaped(part))
 
     def take_tried(self, chunk: Chunk) -> None:
         """Like `take`, but try the records in memory first, and reject records that fail alone."""
-        for part in self._parts(chunk):
-            self._land(part, joined([*self._tried(part)]))
+        for part in self._parts(chunk, self._tried):
+            self._land(part, self._tried(part))
 
-    def _tried(self, chunk: Chunk) -> Iterator[Decoded]:
+    def _tried(self, chunk: Chunk) -> Decoded:
+        parts = []
         for start, end, tried in narrowed(len(chunk), lambda start, end: self._rehearsed(chunk.piece(start, end))):
-            part = self._unwritable(tried, chunk.target) if isinstance(tried, Exception) else tried
-            yield part.moved(np.arange(start, end))
+            part = self._unwritable(tried, chunk) if isinstance(tried, Exception) else tried
+            parts.append(part.moved(np.arange(start, end)))
+        return joined(parts)
 
-    def _parts(self, chunk: Chunk) -> Iterable[Chunk]:
+    def _parts(self, chunk: Chunk, decode: Decoder) -> Iterable[Chunk]:
         """Return the chunk in parts, each for tables with the same columns."""
         if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
             return (chunk,)
         located = Decoded(pa.table({}), np.arange(len(chunk)))
         if self._context.destinations and self._context.destinations.by == "field":
-            located = self._shape(FIRST_PASS).decoded(dataclasses.replace(chunk, target=FIRST_PASS))
+            located = decode(dataclasses.replace(chunk, target=FIRST_PASS))
         return self._divide.parts(chunk, located, self._alike)
 
     def _shape(self, target: Target) -> Shaper:
@@ -297,16 +298,22 @@ class _Stage:
             self._shapers[target] = Shaper(own, schema, self._ranges, decode=self._decode, protect=protect)
         return self._shapers[target]
 
-    def _unwritable(self, error: Exception, target: Target) -> Decoded:
-        rejection = Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")
-        return Decoded(no_rows(self._shape(target).arrow_schema), np.arange(0), [rejection])
+    def _shaped(self, chunk: Chunk) -> Decoded:
+        shape = self._shape(chunk.target)
+        return shape.decoded(chunk) if chunk.target == FIRST_PASS else shape(chunk)
+
+    def _unwritable(self, error: Exception, chunk: Chunk) -> Decoded:
+        nothing = self._shaped(chunk.piece(0, 0))
+        return dataclasses.replace(nothing, rejections=[Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")])
 
     def check_table(self) -> None:
         """Write a row of nulls and zeros in memory. If this raises, the table is at fault, not a record."""
         self._main.rehearse(plain_row(self._main.layout.arrow_schema))
 
     def _rehearsed(self, chunk: Chunk) -> Decoded:
-        shaped = self._shape(chunk.target)(chunk)
+        shaped = self._shaped(chunk)
+        if chunk.target == FIRST_PASS:
+            return shaped
         if self._divide is None:
             self._main.rehearse(shaped.rows)
             return shaped

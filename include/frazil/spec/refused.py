@@ -22,6 +22,7 @@ class Refusal(NamedTuple):
 
 _FEATURES: Mapping[str, Callable[[StreamSpec], bool]] = {
     "route": lambda spec: spec.route is not None,
+    "route.by: field": lambda spec: spec.route is not None and spec.route.by == "field",
     "mode: upsert": lambda spec: spec.mode == "upsert",
     "dedupe": lambda spec: spec.dedupe is not None,
 }
@@ -36,8 +37,20 @@ _PLACES: Mapping[str, Callable[[StreamSpec], str]] = {
 _LINES = "makes several rows of a record, which have no order among them; leave it out with "
 REFUSED = (
     Refusal("route", "commit.align", ("watermark",), "is not possible with a route yet; leave it out"),
-    Refusal("route", "distribution", ("hash", "auto"), "is not possible with a route yet; leave it out"),
-    Refusal("route", "source.format.lines", ("true",), "is not possible with a route yet; let each record be one row"),
+    Refusal(
+        "route",
+        "distribution",
+        ("hash", "auto"),
+        "gives writers shares by the default table's recent batches, so that a large table of the route would have one "
+        "writer; leave it out",
+    ),
+    Refusal(
+        "route.by: field",
+        "source.format.lines",
+        ("true",),
+        "could send lines of one record to several tables, and audits and backfills find missing records by offset; "
+        "route by topic or header, or let each record be one row",
+    ),
     Refusal(
         "mode: upsert",
         "commit.align",

@@ -14,7 +14,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.followers import AT_ONCE, Behind
+from frazil.commit.followers import AT_ONCE, Behind, present_marker
 from frazil.commit.following import begin_following, is_ahead
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
@@ -388,7 +388,9 @@ class RoutedTables:
         values = self._values()
 
         def change(target: Target) -> None:
-            found[target] = evolved(self.tables.handle(target).refresh(), self.spec, drift[target], main=main)
+            table = self.tables.handle(target).refresh()
+            present_marker(read_marker(table.properties, self.spec.name), table, self.spec.name)  # never another's
+            found[target] = evolved(table, self.spec, drift[target], main=main)
 
         self._in_parallel(
             lambda target: self._load_or_create(target, values.get(target), lambda: change(target)), sorted(drift)

@@ -77,8 +77,11 @@ def test_a_number_that_no_record_has_as_it_is_written_is_refused(
     ("more", "message"),
     [
         ({"mode": "upsert", "key": ["departed"]}, "route.name: 'carrier' is not in the key"),
-        ({"evolution": "additive"}, "evolution: 'additive' is not possible with a route yet"),
-        ({"distribution": "hash"}, "distribution: 'hash' is not possible with a route yet"),
+        ({"distribution": "hash"}, "distribution: 'hash' gives writers shares by the default table's recent batches"),
+        (
+            {"source": {"topics": "x", "bootstrap-servers": "a:1", "format": {"type": "json", "lines": True}}},
+            "source.format.lines: 'true' could send lines of one record to several tables",
+        ),
         (
             {"commit": {"align": "watermark"}, "partition-by": ["day(departed)"]},
             "commit.align: 'watermark' is not possible with a route yet",
