@@ -241,21 +241,3 @@ def test_upserted_and_deduplicated_tables_grow_too(routed: Callable[..., Any], m
     newest, size = ("A2", 2) if mode == "upsert" else ("A1", 1)
     assert rows("test.of_a", "gate", "more") == [(0, newest, None), (1, None, None), (2, None, "x")]
     assert rows("test.of_b", "size") == [(0, size)]
-
-
-def test_lines_of_a_record_go_with_its_topic_and_their_fields_to_its_table(routed: Callable[..., Any]) -> None:
-    stream = routed("additive", "route: {by: topic, tables: {TOPIC: test.a}}\n".replace("TOPIC", "never"))
-    path = stream.streams / "events.yaml"
-    lines = path.read_text().replace("format: json", "format: {type: json, lines: true}")
-    path.write_text(lines.replace("never", stream.topic))
-    stream.produce(
-        [record(0, None) + b"\n" + record(1, None, gate="A1"), record(2, None), record(3, None) + b"\nno object"]
-    )
-    stream.catch_up()
-    assert rows("test.a", "gate", "kafka_line") == [(0, None, 0), (1, "A1", 1), (2, None, 0)]
-    assert (stream.ids(), len(letters(stream))) == ([], 1)
-    assert audit(stream.spec, window=None, with_source=True).findings == ()
-    load_catalog(None).load_table("test.a").delete("id < 2")
-    with open_backfill(stream.spec, parse_request({"stream": "events"})) as backfill, InProcessEngine() as engine:
-        assert run(backfill, engine).records == 1
-    assert rows("test.a", "gate") == [(0, None), (1, "A1"), (2, None)]

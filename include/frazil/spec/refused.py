@@ -22,7 +22,6 @@ class Refusal(NamedTuple):
 
 _FEATURES: Mapping[str, Callable[[StreamSpec], bool]] = {
     "route": lambda spec: spec.route is not None,
-    "route.by: field": lambda spec: spec.route is not None and spec.route.by == "field",
     "mode: upsert": lambda spec: spec.mode == "upsert",
     "dedupe": lambda spec: spec.dedupe is not None,
 }
@@ -45,11 +44,11 @@ REFUSED = (
         "writer; leave it out",
     ),
     Refusal(
-        "route.by: field",
+        "route",
         "source.format.lines",
         ("true",),
-        "could send lines of one record to several tables, and audits and backfills find missing records by offset; "
-        "route by topic or header, or let each record be one row",
+        "could send lines of one record to several tables, and audits and backfills count a table's records by offset; "
+        "let each record be one row",
     ),
     Refusal(
         "mode: upsert",
