@@ -95,6 +95,19 @@ def test_what_is_not_possible_with_a_route_is_refused(declare: Declare, more: di
     assert message in str(raised.value)
 
 
+def test_streams_that_share_a_routed_table_declare_full_evolution_both_or_neither(
+    declare: Declare, tmp_path: Path
+) -> None:
+    schema = {"carrier": "string not null", "departed": "timestamptz"}
+    for number, evolution in ((1, "additive"), (2, "full")):
+        route, table = {"by": "field", "name": "carrier", "tables": {"a": "demo.a"}}, f"demo.of_{number}"
+        source = {"topics": f"t{number}", "format": "json", "bootstrap-servers": "a:1"}
+        path = f"{number}.yaml"
+        declare(path, name=f"s{number}", table=table, source=source, schema=schema, route=route, evolution=evolution)
+    with pytest.raises(SpecError, match=r"2\.yaml: evolution: full, and .*1\.yaml, which feeds demo\.a too, has: add"):
+        load_streams(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("atomic", "route", "message"),
     [
