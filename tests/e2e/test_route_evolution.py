@@ -217,15 +217,25 @@ def test_columns_that_one_table_alone_has_are_renamed_and_dropped_there(
     ]
 
 
-def test_a_backfill_fills_the_columns_that_a_table_has_alone(routed: Callable[..., Any]) -> None:
-    stream = routed("additive")
-    stream.produce([record(0, "a", gate="A1"), record(1, "b", gate=2), record(2, None)])
+def test_a_backfill_and_a_replay_fill_the_columns_that_a_table_has_alone(
+    routed: Callable[..., Any], frazil: Callable[..., Any]
+) -> None:
+    route = "route: {by: field, name: note, tables: {a: test.a, b: test.b%s}, otherwise: dead-letters}\n"
+    stream = routed("additive", route % "")
+    stream.produce([record(0, "a", gate="A1"), record(1, "b", gate=2), record(2, "z", gate="Z1")])
     stream.catch_up()
     for name in ("test.a", "test.b"):
         load_catalog(None).load_table(name).delete("id < 2")
     with open_backfill(stream.spec, parse_request({"stream": "events"})) as backfill, InProcessEngine() as engine:
         assert run(backfill, engine).records == 2
     assert (rows("test.a", "gate"), rows("test.b", "gate")) == ([(0, "A1")], [(1, 2)])
+    assert len(letters(stream)) == 1
+    routed("additive", route % ", z: test.a")
+    stream.catch_up()
+    replayed = frazil("dlq", "replay", "events")
+    assert replayed.returncode == 0, replayed.stderr
+    assert (rows("test.a", "gate"), columns("test.events")) == ([(0, "A1"), (2, "Z1")], {})
+    assert audit(stream.spec, window=None, with_source=True).findings == ()
 
 
 @pytest.mark.parametrize("mode", ["upsert", "dedupe"])

@@ -7,7 +7,7 @@ column that selects the table, with the default table's type.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import numpy as np
@@ -57,15 +57,35 @@ def context_of(context: StageContext, target: Target) -> StageContext:
         return _first_pass(context)
     if not is_routed(target):
         return context
-    own, main, changes = context.targets[target], context.main, context.changes
+    own, main, changes, sensitive = context.targets[target], context.main, context.changes, dict(context.sensitive)
     schema = Schema.model_validate_json(own.schema_json)
-    used = {context.event_time_column, *context.units, *context.beside_value}
-    used |= {*changes.key, *changes.required, changes.delete_column or context.event_time_column} if changes else set()
-    if not used <= {field.name for field in schema.fields}:  # the default table's columns were renamed just now
-        return context
+    columns = {field.name for field in schema.fields}
     names = other_names(own.schema_json, own.properties, main.schema_json, main.properties)
-    aliases = {name: schema.find_field(column).field_id for column, others in names.items() for name in others}
-    return dataclasses.replace(context, targets={**context.targets, "main": own}, aliases=aliases)
+    called = {name: column for column, others in names.items() for name in others}  # some were renamed just now
+
+    def own_names(columns: Iterable[str]) -> tuple[str, ...]:
+        return tuple(called.get(column, column) for column in columns)
+
+    if changes:
+        changes = dataclasses.replace(
+            changes,
+            key=own_names(changes.key),
+            required=own_names(changes.required),
+            key_fields=own_names(changes.key_fields),
+            delete_column=changes.delete_column and called.get(changes.delete_column, changes.delete_column),
+        )
+    if sensitive:
+        first_rest = {name: name.partition(".") for name in sensitive["fields"]}
+        moved = {name: called.get(first, first) + dot + rest for name, (first, dot, rest) in first_rest.items()}
+        sensitive["fields"] = {moved[name]: how for name, how in sensitive["fields"].items()}
+    return dataclasses.replace(
+        context,
+        targets={**context.targets, "main": own},
+        units={n: u for n, u in zip(own_names(context.units), context.units.values(), strict=True) if n in columns},
+        aliases={name: schema.find_field(column).field_id for name, column in called.items()},
+        changes=changes,
+        sensitive=sensitive,
+    )
 
 
 def _first_pass(context: StageContext) -> StageContext:

@@ -61,7 +61,7 @@ def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bo
     schemas, wanted = default.schemas(), dict[Path, list[Change]]()
     for file in files:
         empty = {i for i, values in file.value_counts.items() if values == file.null_value_counts.get(i)}
-        for path, field in paths(schemas[file.schema_id].as_struct(), ()):
+        for path, field in paths(schemas.get(file.schema_id, default.schema()).as_struct(), ()):
             inside = index_by_id(Schema(field)).items()
             if not empty.issuperset(i for i, leaf in inside if leaf.field_type.is_primitive):
                 wider = [Promotion(path, field.field_type)] if field.field_type.is_primitive else []

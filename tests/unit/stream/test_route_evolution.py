@@ -250,3 +250,16 @@ def test_a_field_that_was_renamed_or_dropped_in_the_default_table_is_so_in_a_tab
     assert rows(result, "main") == [{"id": 0, "kind": None, "remark": "x"}]
     drift = joined_drift(result.drift.values())
     assert [*drift.new] == [("gate",)], "it is reported, and ignored with a notice"
+
+
+def test_a_table_that_is_not_renamed_yet_fills_its_own_columns_by_both_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    due = {"type": "timestamptz", "unit": "s"}
+    shop = Shop(monkeypatch, schema={"id": "long not null", "kind": "string", "at": "timestamptz", "due": due})
+    shop.column("shop.a", "gate", StringType())
+    routed = shop.routed()  # as a running writer knows the tables
+    change_columns(load_catalog(None).load_table("shop.other"), ColumnChanges({"due": "until"}, []), fixed={})
+    monkeypatch.setattr(shop, "routed", lambda: routed)
+    result = shop.stage([{"id": n, "kind": "a", name: n, "gate": "x"} for n, name in enumerate(("due", "until"))])
+    found = [(row["id"], row["due"].timestamp(), row["gate"]) for row in rows(result, "shop.a")]
+    assert found == [(0, 0, "x"), (1, 1, "x")]
+    assert result.drift == {}
