@@ -82,7 +82,7 @@ def journal(tables: StreamTables, *, epoch: int, number: int) -> Journal:
         source=SOURCE,
         progress=tuple(RangeProgress(*tp, start, end, RECORDS, 0, 1_388_000_000_000_000 + number) for tp in PARTITIONS),
         files=(file,),
-        letters_seen=None,
+        newest_dead_letters=None,
         idle=frozenset(),
         offsets_after=dict.fromkeys(PARTITIONS, end),
     )

@@ -1,4 +1,4 @@
-"""CPU of decoding JSON chunks: sound ones of three shapes, and ones in which some records are bad.
+"""CPU of decoding JSON chunks: valid ones of three shapes, and ones in which some records are bad.
 
     .venv/bin/python -m bench.decode [--records 100000] [--kinds "type mismatch,..."]
 

@@ -117,7 +117,7 @@ def measure_start(writer: Writer) -> tuple[float, float]:
 
 
 def rows(tree: SampledTree) -> Iterator[str]:
-    for process in sorted(tree.seen.values(), key=lambda s: s.first_s):
+    for process in sorted(tree.sampled.values(), key=lambda s: s.first_s):
         alive = f"{process.first_s:5.1f} to {process.last_s:5.1f} s"
         yield f"{process.role:<22} {alive}  {process.cpu_s:5.2f} core-s"
 

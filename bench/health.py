@@ -81,7 +81,7 @@ def commit(stream: MadeStream, number: int, files: list[StagedFile]) -> None:
         source=stream.source,
         progress=progress,
         files=(),
-        letters_seen=None,
+        newest_dead_letters=None,
         idle=frozenset(),
         offsets_after={(stream.topic, 0): number + 1},
     )

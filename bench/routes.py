@@ -25,7 +25,7 @@ import numpy as np
 
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers
-from frazil.commit.journal import NO_LETTERS, Journal
+from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merging import merging_of
 from frazil.commit.stream_tables import StreamTables
@@ -177,7 +177,7 @@ class Bench:
             SOURCE,
             result.progress,
             result.files,
-            NO_LETTERS,
+            NO_DEAD_LETTERS,
             frozenset(),
             ends,
         )

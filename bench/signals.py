@@ -120,9 +120,9 @@ def row(window: Window, sequence: int) -> Signal:
     )  # fmt: skip
 
 
-def timed(what: str, act: Callable[[], T]) -> T:
+def timed(what: str, call: Callable[[], T]) -> T:
     wall, cpu = time.perf_counter(), time.process_time()
-    answer = act()
+    answer = call()
     print(f"{what:32} {time.perf_counter() - wall:6.2f} s wall {time.process_time() - cpu:6.2f} s CPU")
     return answer
 

@@ -59,7 +59,7 @@ def record(stream: MadeStream, number: int) -> Journal:
         source=stream.source,
         progress=tuple(RangeProgress(stream.topic, p, number - 1, number, 1, 0, NOW_MS * 1_000) for p in places),
         files=(file, file),
-        letters_seen=None,
+        newest_dead_letters=None,
         idle=frozenset(),
         offsets_after={(stream.topic, p): number for p in places},
         windows={NOW_MS * 1_000: 100_000},

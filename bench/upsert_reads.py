@@ -52,8 +52,8 @@ class KeyedReaders(Readers):
 
     def ask(self, engine: str, kind: str, table: str, day: date, id: int) -> tuple[Found, Cost]:
         """What it found, and what that cost."""
-        act: dict[str, Callable[..., Found]] = {"PyIceberg": self._arrow, "DuckDB": self._duck, "Spark": self._sql}
-        return self.timed(act[engine], kind, table, day, id)
+        query: dict[str, Callable[..., Found]] = {"PyIceberg": self._arrow, "DuckDB": self._duck, "Spark": self._sql}
+        return self.timed(query[engine], kind, table, day, id)
 
     def _arrow(self, kind: str, table: str, day: date, id: int) -> Found:
         scan = self._planned(kind, table, day, id)

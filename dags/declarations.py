@@ -1,6 +1,6 @@
 """No DAG of its own: an import error of this file says which declarations are broken, and removes no DAG.
 
-The other DAG files go on with the last sound version of a broken declaration. What must be there: the streams' YAML
+The other DAG files go on with the last valid version of a broken declaration. What must be there: the streams' YAML
 files (FRAZIL_STREAMS names another folder), and those of the aggregations (FRAZIL_AGGREGATIONS). The words airflow
 and dag must stay in this file: Airflow's safe mode parses only files that contain them.
 """

@@ -213,7 +213,7 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
     ]
     if d.history:
         lines.append(f"history     {d.history:,} windows of before were signalled, and NONE should be")
-    lines.append(f"verdict     {result}, after {outcome.seconds:.0f} s")
+    lines.append(f"result      {result}, after {outcome.seconds:.0f} s")
     lines += [
         f"table       {_shown(outcome.location)}",
         f"Airflow     {parts.airflow.url}   sign in as admin with the password {parts.airflow.password}",

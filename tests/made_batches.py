@@ -156,7 +156,7 @@ class MadeStream:
                 *self.write(main, key, "main", rows),
                 *self.write(self.tables.dead_letters.refresh(), key, "dead-letters", dead_letters),
             ),
-            letters_seen=committer.letters_seen(),
+            newest_dead_letters=committer.newest_dead_letters(),
             idle=frozenset(),
             offsets_after={p.topic_partition: p.end for p in progress},
             windows=windows,

@@ -62,13 +62,13 @@ class MadeHistory:
         self.spec, self.name = self.made.spec, self.made.spec.name
         self.recorder = Recorder(self.name, interval_ms=MINUTE_MS)
         committer = self.made.begin()
-        self.tell(EpochBegan(committer.epoch, self.marker, Settled()))
+        self.record(EpochBegan(committer.epoch, self.marker, Settled()))
 
     @property
     def marker(self) -> Any:
         return self.made.tables.marker()
 
-    def tell(self, what: StreamEvent) -> None:
+    def record(self, what: StreamEvent) -> None:
         self.recorder.take(Event(self.name, self.at_ms, what))
 
     def batch(  # noqa: PLR0913 - keywords, each with a default
@@ -109,8 +109,8 @@ class MadeHistory:
         reported = head_of(self.made.tables.main.current().metadata).summary.additional_properties  # type: ignore[union-attr]
         files, size = int(reported.get("added-data-files", 0)), int(reported.get("added-files-size", 0))
         unread = {(self.made.topic, p): n for p, n in self.waits.items()}
-        self.tell(LagMeasured(lag, unread, every * MINUTE_MS if lag else 0, max(0, int(seconds * 1250) - MINUTE_MS)))
-        self.tell(BatchCommitted(marker.at, marker, rows, rejected, files, seconds, seconds / 4, size))
+        self.record(LagMeasured(lag, unread, every * MINUTE_MS if lag else 0, max(0, int(seconds * 1250) - MINUTE_MS)))
+        self.record(BatchCommitted(marker.at, marker, rows, rejected, files, seconds, seconds / 4, size))
 
     def minutes(self, count: int, each: Callable[[int], Sequence[int]], **more: Any) -> None:
         for minute in range(count):
@@ -148,7 +148,7 @@ class MadeHistory:
             stream=self.name, key=key, table_uuid=str(main.metadata.table_uuid), created_at_ms=self.at_ms,
             source=self.made.source, progress=(progress,),
             files=self.made.write(main, key, "main", {0: np.arange(count)}, folder=folder),
-            letters_seen=None, idle=frozenset(), offsets_after={progress.topic_partition: count},
+            newest_dead_letters=None, idle=frozenset(), offsets_after={progress.topic_partition: count},
         )  # fmt: skip
         committer.commit(journal, planned=3)
 
@@ -156,7 +156,7 @@ class MadeHistory:
         """Its writer runs, supervised."""
         self.launch(mark(pid), committed_ms=self.at_ms)
         if stall is not None:
-            self.tell(StallBegan(stall))
+            self.record(StallBegan(stall))
         marker, folder, table = self.marker, open_exchange(run_folder(self.name)), self.made.tables.main.current()
         lag = sum(self.waits.values())
 
@@ -197,7 +197,7 @@ class MadeHistory:
         supervision = Supervision(lambda: Objects.of(self.made.tables.main.current(), self.name))
         for minutes, sentence in reported:
             at_ms = now_ms - minutes * MINUTE_MS
-            supervision.tell(Happened(at_ms, Kind.SUPERVISION, sentence), subject=sentence, now_ms=at_ms)
+            supervision.record(Happened(at_ms, Kind.SUPERVISION, sentence), subject=sentence, now_ms=at_ms)
             supervision.join(10)
 
     def signalled(self, *, held: Mapping[int, str] | None = None) -> None:

@@ -100,7 +100,7 @@ class MadeRoute(MadeStream):
             source=self.source,
             progress=(progress,),
             files=tuple(files),
-            letters_seen=self.committer.letters_seen(),
+            newest_dead_letters=self.committer.newest_dead_letters(),
             idle=frozenset(),
             offsets_after={progress.topic_partition: progress.end},
         )

@@ -43,13 +43,13 @@ class Readers:
     def query(self, engine: str, table: str, begin_us: int, end_us: int) -> tuple[int, Cost]:
         """How many rows the window has, and what it cost to know."""
         begin, end = (EPOCH + timedelta(microseconds=us) for us in (begin_us, end_us))
-        act = {"PyIceberg": self._pyiceberg, "DuckDB": self._duckdb, "Spark": self._spark}[engine]
-        return self.timed(act, table, begin, end)
+        query = {"PyIceberg": self._pyiceberg, "DuckDB": self._duckdb, "Spark": self._spark}[engine]
+        return self.timed(query, table, begin, end)
 
     def plan(self, engine: str, table: str, times: int = 3) -> float:
         """Milliseconds to know all files of the table; the median."""
-        act = {"PyIceberg": self._plan_pyiceberg, "Spark": self._plan_spark}[engine]
-        return statistics.median(self.timed(act, table)[1].wall_ms for _ in range(times))
+        query = {"PyIceberg": self._plan_pyiceberg, "Spark": self._plan_spark}[engine]
+        return statistics.median(self.timed(query, table)[1].wall_ms for _ in range(times))
 
     def _pyiceberg(self, table: str, begin: datetime, end: datetime) -> int:
         rows = (
@@ -81,10 +81,10 @@ class Readers:
         chosen = And(GreaterThanOrEqual("ts", begin.isoformat()), LessThan("ts", end.isoformat()))
         return self.catalog.load_table(table).scan(chosen, selected_fields=("symbol", "price"))
 
-    def timed(self, act: Callable[..., int], *arguments: object) -> tuple[int, Cost]:
+    def timed(self, query: Callable[..., int], *arguments: object) -> tuple[int, Cost]:
         clear_manifest_cache()
         wall, cpu = time.perf_counter(), self._cpu_s()
-        found = act(*arguments)
+        found = query(*arguments)
         return found, Cost((time.perf_counter() - wall) * 1000, (self._cpu_s() - cpu) * 1000)
 
     def _cpu_s(self) -> float:

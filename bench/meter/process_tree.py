@@ -188,7 +188,7 @@ def _processes() -> dict[int, _Process]:
 
 
 @dataclass(slots=True)
-class Seen:
+class SampledProcess:
     """One process: when it was sampled first and last, in seconds since the first sample, and its own CPU seconds."""
 
     role: str
@@ -205,17 +205,17 @@ class SampledTree:
     role: str = "command"
     """The root's."""
     began: float = field(default_factory=time.monotonic)
-    seen: dict[tuple[int, int], Seen] = field(default_factory=dict)
+    sampled: dict[tuple[int, int], SampledProcess] = field(default_factory=dict)
     """Processes by pid and the kernel's start time."""
 
     def sample(self) -> None:
         found, now = _processes(), time.monotonic() - self.began
-        ours = {pid for pid, _ in self.seen} | {self.root}
+        ours = {pid for pid, _ in self.sampled} | {self.root}
         for pid, process in sorted(found.items()):
             if pid not in ours and process.parent not in ours:
                 continue
             ours.add(pid)
-            known = self.seen.setdefault((pid, process.started), Seen("", now, now, 0.0))
+            known = self.sampled.setdefault((pid, process.started), SampledProcess("", now, now, 0.0))
             known.last_s, known.cpu_s = now, process.own_ticks / TICKS_PER_S
             known.role = self._role(pid, process.parent) or known.role
 
@@ -223,7 +223,7 @@ class SampledTree:
         """CPU seconds by role, up to now; of a process that has ended, up to its last sample."""
         self.sample()
         spent: Counter[str] = Counter()
-        for process in self.seen.values():
+        for process in self.sampled.values():
             spent[process.role] += process.cpu_s  # type: ignore[assignment]
         return spent
 
@@ -235,7 +235,7 @@ class SampledTree:
         except OSError:
             return ""
         role = next((name for part, name in ROLES if part in words), words[:60])
-        inherited = next((s.role for (p, _), s in self.seen.items() if p == parent), "")
+        inherited = next((s.role for (p, _), s in self.sampled.items() if p == parent), "")
         return "Python worker" if role == inherited == "worker daemon" or inherited == "Python worker" else role
 
 

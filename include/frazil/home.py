@@ -4,7 +4,7 @@
                          exit.json, writer.log
 <home>/page/             the last contents of the operations page: see `frazil.operations.remembered`; and the
                          processes that serve the page: see `frazil.host.page_servers`
-<home>/declared/         the last valid declarations: see `frazil.spec.last_sound`
+<home>/declared/         the last valid declarations: see `frazil.spec.last_valid`
 <home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables
 <home>/dev/              embedded Kafka and Airflow
 

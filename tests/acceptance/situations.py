@@ -60,7 +60,7 @@ class Situation:
     arise: Callable[[World], None]
     red: int | None = None
     word: str = ""
-    mend: Callable[[World], None] | None = None
+    fix: Callable[[World], None] | None = None
     before: Callable[[World], None] = field(default=_lived_in)
     audited: int | None = None
     """The exit code of `frazil audit --source` until it is fixed, where that is part of the promise."""
@@ -183,7 +183,7 @@ def _foreign_writes(world: World) -> None:
     table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "kept").commit()
 
 
-def _rolled_back(world: World) -> None:
+def rolled_back(world: World) -> None:
     """A user takes two commits off the table."""
     world.stop()
     world.produce(8)
@@ -211,7 +211,7 @@ def _open_transaction(world: World) -> None:
         producer.produce(world.topic, value=world.value(), partition=number)
     producer.flush(30)
     world.produce(world.shape.partitions)
-    world.mending = lambda: producer.commit_transaction(30)
+    world.pending_fix = lambda: producer.commit_transaction(30)
 
 
 def _aborted(world: World) -> None:
@@ -258,7 +258,7 @@ SITUATIONS = (
         "a column that others renamed", _renamed, 15, "SchemaIncompatible", lambda w: _rename(w, "remark", "note"),
     ),
     Situation("foreign writes", _foreign_writes),
-    Situation("a table rolled back", _rolled_back, 12, "RolledBack", lambda w: _reset(w, "table")),
+    Situation("a table rolled back", rolled_back, 12, "RolledBack", lambda w: _reset(w, "table")),
     Situation("a second stream in the table", another_stream),
     Situation("a transaction that is open", _open_transaction, hides_records=True),
     Situation("transactions that were aborted", _aborted),

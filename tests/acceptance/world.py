@@ -5,6 +5,7 @@ A `World` also keeps account of what Kafka has held, so that at any moment it ca
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -20,6 +21,7 @@ from typing import Any, Literal
 
 import duckdb
 from confluent_kafka import Producer
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.dev.kafka import EmbeddedKafka
@@ -55,10 +57,16 @@ class Shape:
     """The table's properties."""
     keeps: Literal["all", "first", "newest"] = "all"
     """The records of an id that become its row. If not all do, each record is sent with another version."""
+    routed: bool = False
+    """Whether ids choose the table, as `ROUTED` says; all other ids stay in the default table."""
 
     def __str__(self) -> str:
         return self.name
 
+
+ROUTED = {number: f"_{'odd' if number % 2 else 'even'}" for number in range(60) if number % 3}
+"""The ids that a route sends to another table, with the suffix of its name."""
+SUFFIXES = ("", *sorted({*ROUTED.values()}))
 
 SHAPES = (
     Shape("by day", 4, "partition-by: [day(at)]\ncommit: {interval: 1s}\n"),
@@ -77,6 +85,17 @@ SHAPES = (
     Shape(
         "without repeats", 3,
         "dedupe: {key: id, within: 1h}\npartition-by: [hour(at)]\ncommit: {interval: 1s}\n", keeps="first",
+    ),
+    Shape("routed", 3, "partition-by: [day(at)]\ncommit: {interval: 1s}\n", routed=True),
+    Shape(
+        "routed and upserted", 2,
+        "mode: upsert\nkey: [id]\npartition-by: [bucket(2, id)]\ncommit: {interval: 1s}\n",
+        keeps="newest", routed=True,
+    ),
+    Shape(
+        "routed without repeats", 2,
+        "dedupe: {key: id, within: 1h}\npartition-by: [hour(at)]\ncommit: {interval: 1s}\n",
+        keeps="first", routed=True,
     ),
 )  # fmt: skip
 
@@ -116,11 +135,11 @@ class World:
     """Another stream of the same table, with a topic of its own."""
     signalled_to: datetime = BEGIN
     """Windows that end at or before were signalled."""
-    mending: Callable[[], None] | None = None
-    """How a person puts right what is so; see `mend`."""
+    pending_fix: Callable[[], None] | None = None
+    """How a person puts right what is so; see `fix`."""
 
     def begin(self) -> None:
-        """A topic, and a sound file."""
+        """A topic, and a valid file."""
         self.new_topic()
         self.declare()
 
@@ -173,8 +192,15 @@ class World:
             f"complete-from: {BEGIN.isoformat()}\n"
             f"watermark: {{idle-timeout: {self.idle_timeout}}}\n"
             "maintenance: {alerts: {hold: 1ms, writer-down: 1ms, dead-letters: 60}}\n"
-            f"{self.more}{self.shape.yaml}"
+            f"{self.more}{self.shape.yaml}{self._route()}"
         )
+
+    def _route(self) -> str:
+        if not self.shape.routed:
+            return ""
+        tables = {str(number): f"{self.identifier}{suffix}" for number, suffix in ROUTED.items()}
+        complete = sorted({*tables.values()}) if "(at)" in self.shape.yaml else []
+        return f"route: {json.dumps({'by': 'field', 'name': 'id', 'tables': tables, 'complete': complete})}\n"
 
     # Kafka
 
@@ -281,6 +307,14 @@ class World:
     def table(self, suffix: str = "") -> Table:
         return load_catalog(None).load_table(f"{self.identifier}{suffix}")
 
+    def tables(self) -> list[Table]:
+        """The tables of the stream's rows; those that its route names are made by its first start."""
+        found = [self.table()]
+        for suffix in SUFFIXES[1:] if self.shape.routed else ():
+            with contextlib.suppress(NoSuchTableError):
+                found.append(self.table(suffix))
+        return found
+
     def heads(self, table: Table) -> list[int]:
         """The snapshots that hold all rows: main's, and of windows that are open the branch's.
 
@@ -291,8 +325,7 @@ class World:
 
     def landed(self) -> Counter[Landed]:
         """All rows, by DuckDB from the Parquet files that the snapshots list."""
-        table = self.table()
-        files = [re.sub("^file:(//)?", "", f) for head in self.heads(table) for f in _files(table, head)]
+        files = [re.sub("^file:(//)?", "", f) for t in self.tables() for head in self.heads(t) for f in _files(t, head)]
         if not files:
             return Counter()
         rows = duckdb.sql(
@@ -316,9 +349,13 @@ class World:
         )
 
     def rejected(self) -> Counter[tuple[Coordinates, bytes | None]]:
-        letters = self.table("_dead_letters").scan(f"kafka_topic = '{self.topic}'").to_arrow().to_pylist()
-        assert all(x["error_class"] and x["error"] for x in letters)
-        return Counter(((x["kafka_partition"], x["kafka_offset"]), x["value"]) for x in letters)
+        dead_letters = self.table("_dead_letters").scan(f"kafka_topic = '{self.topic}'").to_arrow().to_pylist()
+        assert all(x["error_class"] and x["error"] for x in dead_letters)
+        return Counter(((x["kafka_partition"], x["kafka_offset"]), x["value"]) for x in dead_letters)
+
+    def suffix(self, number: int) -> str:
+        """The suffix of the table that an id belongs to."""
+        return ROUTED.get(number, "") if self.shape.routed else ""
 
     # The law
 
@@ -365,7 +402,7 @@ class World:
         for name, side in (("too many", found - due), ("missing", due - found)):
             said.append(f"{name}: {side.total()} of {due.total()}: {[*side][:3]}, at {sorted(row[0] for row in side)}")
         said.append(f"a second look finds {self.landed().total()} rows and {self.rejected().total()} dead letters")
-        for table in (self.table(), self.table("_dead_letters")):
+        for table in (*self.tables(), self.table("_dead_letters")):
             refs = {ref: of.snapshot_id for ref, of in table.metadata.refs.items()}
             said.append(f"{table.name()}: {refs}")
             for made in table.snapshots():
@@ -376,12 +413,13 @@ class World:
         return "\n".join(said)
 
     def _check_pyiceberg(self, good: Counter[Landed]) -> None:
-        table = self.table()
-        rows = [row for head in self.heads(table) for row in table.scan(snapshot_id=head).to_arrow().to_pylist()]
-        mine = [r for r in rows if r["kafka_topic"] == self.topic]
-        assert Counter((r["kafka_partition"], r["kafka_offset"], r["id"]) for r in mine) == Counter(
-            (*at, row[0]) for at, row in good.elements()
-        )
+        for table in self.tables():
+            suffix = table.name()[-1].removeprefix(self.identifier.split(".")[1])
+            rows = [row for head in self.heads(table) for row in table.scan(snapshot_id=head).to_arrow().to_pylist()]
+            mine = [r for r in rows if r["kafka_topic"] == self.topic]
+            assert Counter((r["kafka_partition"], r["kafka_offset"], r["id"]) for r in mine) == Counter(
+                (*at, row[0]) for at, row in good.elements() if self.suffix(row[0]) == suffix
+            )
 
     def check_grown(self, *, within: int) -> None:
         """Every field that is no declared column has become one, with each record's value, in a few schema commits."""
@@ -397,8 +435,8 @@ class World:
 
     def _check_order_of_metadata(self) -> None:
         """Java's rules: no time goes back in the metadata log, nor in the snapshot log, and the last is the newest."""
-        for suffix in ("", "_dead_letters"):
-            metadata = self.table(suffix).metadata
+        for table in (*self.tables(), self.table("_dead_letters")):
+            metadata = table.metadata
             for log in (metadata.metadata_log, metadata.snapshot_log):
                 times = [entry.timestamp_ms for entry in log]
                 assert times == sorted(times)
@@ -409,18 +447,25 @@ class World:
         assert self.status()["watermark-ms"] == (None if expected is None else int(expected.timestamp() * 1000))
         return expected or BEGIN
 
-    def signal(self) -> Mapping[Window, Signal]:
-        """Run the table's partition DAG until it waits; the newest signal of each window, all told to Airflow once."""
+    def signal(self) -> dict[str, Mapping[Window, Signal]]:
+        """Run the partition DAG of each table until it waits.
+
+        Returns the newest signal of each window by the suffix of the table; Airflow has an event of each.
+        """
+        return {suffix: self._signal(suffix) for suffix in (SUFFIXES if self.shape.routed else ("",))}
+
+    def _signal(self, suffix: str) -> Mapping[Window, Signal]:
+        identifier = f"{self.identifier}{suffix}"
         if self.windows is None:
-            assert f"frazil_partitions_{self.identifier}" not in self.airflow.parsed()[0]
+            assert f"frazil_partitions_{identifier}" not in self.airflow.parsed()[0]
             return {}
-        eventually(lambda: self.airflow_run(f"partitions_{self.identifier}").state == "waiting")
-        signals = TableSignals.load(load_catalog(None), self.identifier)
+        eventually(lambda: self.airflow_run(f"partitions_{identifier}").state == "waiting")
+        signals = TableSignals.load(load_catalog(None), identifier)
         made, newest = signals.after(0), signals.newest(from_us=0, to_us=2**62)
-        assert Counter(self.airflow.published(self.identifier)) == Counter(
+        assert Counter(self.airflow.published(identifier)) == Counter(
             (s.partition, s.number) for s in made if s.revision == 1
         )
-        again = Counter(self.airflow.published(f"{self.identifier}.reopened"))
+        again = Counter(self.airflow.published(f"{identifier}.reopened"))
         assert again <= Counter((s.partition, s.number) for s in made if s.revision > 1)
         assert {(s.partition, s.number) for s in newest.values() if s.revision > 1} <= set(again)
         return newest
@@ -447,20 +492,22 @@ class World:
 
     def _check_signals(self, passed: datetime, good: Counter[Landed]) -> None:
         """Each window that all watermarks have passed is signalled, with the rows that it has; no other is."""
-        said, window = self.signal(), self.windows
+        signals, window = self.signal(), self.windows
         if window is None:
             return
         length = timedelta(days=1) if window == "day" else timedelta(hours=1)
         self.signalled_to = max(self.signalled_to, passed)
-        rows = Counter((row[1] - BEGIN) // length for _, row in good.elements())
-        complete = {number: rows[number] for number in range((self.signalled_to - BEGIN) // length)}
-        assert {(w.start_us - BEGIN_US) // (length // MICROSECOND): s.rows for w, s in said.items()} == complete
+        for suffix, of_table in signals.items():
+            rows = Counter((row[1] - BEGIN) // length for _, row in good.elements() if self.suffix(row[0]) == suffix)
+            complete = {number: rows[number] for number in range((self.signalled_to - BEGIN) // length)}
+            found = {(w.start_us - BEGIN_US) // (length // MICROSECOND): s.rows for w, s in of_table.items()}
+            assert found == complete, suffix
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         """Put right what is so, unless a user did."""
-        mending, self.mending = self.mending, None
-        if mending:
-            mending()
+        pending_fix, self.pending_fix = self.pending_fix, None
+        if pending_fix:
+            pending_fix()
 
     def check_green(self) -> None:
         """Nothing is wrong for `frazil status`, for Airflow's DAG files and for `frazil_health`, nor about to be."""

@@ -140,7 +140,7 @@ def test_whatever_can_be_pressed_is_reached_by_the_keyboard_and_shows_it(open_pa
     assert unseen == set()
 
 
-def test_those_that_need_a_person_come_first_each_with_its_reason(open_page: Open):
+def test_those_that_need_attention_come_first_each_with_its_reason(open_page: Open):
     page = open_page(PAGE)
     settled(page, "Streams")
     expect(page.locator(".headline")).to_contain_text("of 14 streams need attention")
@@ -155,7 +155,7 @@ def test_those_that_need_a_person_come_first_each_with_its_reason(open_page: Ope
         expect(page.get_by_text(said).first).to_be_visible()
     to_dag = page.get_by_role("listitem").filter(has_text="frazil_writer_inventory, is paused").get_by_role("link")
     expect(to_dag).to_have_attribute("href", "/dags/frazil_writer_inventory")
-    for worst in (".headline.broken", ".chip .shape.broken"):  # all that need a person, as the worst of them
+    for worst in (".headline.broken", ".chip .shape.broken"):  # all that need attention, as the worst of them
         expect(page.locator(worst)).to_have_count(1)
     levels = page.locator("tr:has(+ .why) .badge:not(.health *)").evaluate_all("all => all.map(e => e.classList[1])")
     assert page.locator(".why ul").evaluate_all("all => all.map(e => e.classList[0])") == levels
@@ -248,12 +248,12 @@ def test_a_viewer_checks_has_no_button_that_acts_and_is_refused_what_is_sent_nev
         expect(page.get_by_role("group", name="Actions")).to_have_count(0)
     url = page.url.split("index.html")[0]
     headers = {"X-Frazil": "page", "Content-Type": "application/json"}
-    for act in ("pause/orders", "reset/refunds", "maintain/shop.orders", "release/shop.shipments"):
-        assert page.request.post(f"{url}api/act/{act}", headers=headers, data={}).status == 403
+    for action in ("pause/orders", "reset/refunds", "maintain/shop.orders", "release/shop.shipments"):
+        assert page.request.post(f"{url}api/action/{action}", headers=headers, data={}).status == 403
 
 
-def test_an_address_asks_for_an_act_once_and_only_where_it_is_offered(open_page: Open):
-    page = open_page(f"{PAGE}#/table/shop.orders?act=maintain", role="OP")
+def test_an_address_asks_for_an_action_once_and_only_where_it_is_offered(open_page: Open):
+    page = open_page(f"{PAGE}#/table/shop.orders?action=maintain", role="OP")
     expect(page.get_by_role("dialog", name="Maintain shop.orders")).to_be_visible()
     expect(page).to_have_url(re.compile(r"#/table/shop\.orders$"))
     view(page, "#/stream/orders", "orders")
@@ -262,10 +262,10 @@ def test_an_address_asks_for_an_act_once_and_only_where_it_is_offered(open_page:
     page.reload()
     settled(page, "shop.orders")
     expect(page.get_by_role("dialog")).to_have_count(0)
-    page = open_page(f"{PAGE}#/table/shop.orders?act=release", role="OP")  # nothing is held
+    page = open_page(f"{PAGE}#/table/shop.orders?action=release", role="OP")  # nothing is held
     expect(page).to_have_url(re.compile(r"#/table/shop\.orders$"))
     expect(page.get_by_role("dialog")).to_have_count(0)
-    page = open_page(f"{PAGE}#/table/shop.orders?act=maintain", role="VIEWER")
+    page = open_page(f"{PAGE}#/table/shop.orders?action=maintain", role="VIEWER")
     expect(page).to_have_url(re.compile(r"#/table/shop\.orders$"))
     expect(page.get_by_role("dialog")).to_have_count(0)
 
@@ -289,7 +289,7 @@ def test_without_a_stream_the_page_says_what_to_do_and_of_many_a_filter_and_a_se
         expect(page.locator(ROWS)).to_have_count(MANY)
         rows = "[...document.querySelectorAll('.lines tr')].map(row => getComputedStyle(row).display)"
         assert set(page.evaluate(rows)) == {"table-row"}
-        page.get_by_role("button", name=re.compile("^Need a person")).click()
+        page.get_by_role("button", name=re.compile("^Need attention")).click()
         expect(page.locator(ROWS)).to_have_count(1)
         page.get_by_role("button", name=re.compile("^All")).click()
         page.get_by_role("searchbox").fill("shop.shop27")

@@ -275,36 +275,36 @@ def ask(  # noqa: PLR0913 - who asks, and what
 
 
 def meet_other_files(change: bool) -> None:
-    """Let frazil have changed under the API server, so that acts cannot be loaded; or let it be as before."""
+    """Let frazil have changed under the API server, so that actions cannot be loaded; or let it be as before."""
     from frazil import installed  # noqa: PLC0415 - as above
-    from frazil.airflow.page import acts  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page import actions  # noqa: PLC0415 - needs AIRFLOW_HOME
 
     def cannot_be_loaded(*_: Any) -> Any:
-        raise ImportError("cannot import name 'Act'")
+        raise ImportError("cannot import name 'PageAction'")
 
     if change:
         installed._began[:] = [installed.Began("API server", frozenset())]
-        acts.__dict__["subject_of_before"] = acts.subject_of
-        acts.subject_of = cannot_be_loaded
+        actions.__dict__["action_subject_before"] = actions.action_subject
+        actions.action_subject = cannot_be_loaded
     else:
         installed._began.clear()
-        acts.subject_of = acts.__dict__.pop("subject_of_before")
+        actions.action_subject = actions.__dict__.pop("action_subject_before")
 
 
 def silence_database(silent: bool) -> None:
-    """Let Airflow's database not tell acts which DAGs it has; or let it tell them again."""
+    """Let Airflow's database not tell `actions` which DAGs it has; or let it tell them again."""
     import threading  # noqa: PLC0415 - as above
 
-    from frazil.airflow.page import acts, known, views  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page import actions, known, views  # noqa: PLC0415 - needs AIRFLOW_HOME
 
     views.answers.cache_clear()
     if silent:
         released = threading.Event()
-        acts.paused_dags = lambda _: released.wait(60)
-        acts.__dict__["database_is_back"] = released.set
+        actions.paused_dags = lambda _: released.wait(60)
+        actions.__dict__["database_is_back"] = released.set
     else:
-        acts.__dict__.pop("database_is_back")()
-        acts.paused_dags = known.paused_dags
+        actions.__dict__.pop("database_is_back")()
+        actions.paused_dags = known.paused_dags
 
 
 def store_dags() -> list[str]:
@@ -424,35 +424,35 @@ def delete_runs(dag_id: str) -> None:
 
 def ask_between(role: str, path: str, *, headers: Mapping[str, str], body: Any) -> list[dict[str, Any]]:
     """What two people are answered who ask for the same: one of them between the other's look and the other's run."""
-    from frazil.airflow.page import acts  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page import actions  # noqa: PLC0415 - needs AIRFLOW_HOME
 
-    begin, answers = acts.trigger_dag, list[dict[str, Any]]()
+    begin, answers = actions.trigger_dag, list[dict[str, Any]]()
 
     def after_another(**requested: Any) -> Any:
-        with patch.object(acts, "trigger_dag", begin):
+        with patch.object(actions, "trigger_dag", begin):
             answers.append(ask(role, "POST", path, headers=headers, body=body))
         return begin(**requested)
 
-    with patch.object(acts, "trigger_dag", after_another):
+    with patch.object(actions, "trigger_dag", after_another):
         answers.append(ask(role, "POST", path, headers=headers, body=body))
     return answers
 
 
-def act_between(
-    role: str, path: str, acts_and_forms: Mapping[str, Any], *, headers: Mapping[str, str]
+def request_between(
+    role: str, path: str, actions_and_forms: Mapping[str, Any], *, headers: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """The answers to two acts on ticks; the second is done between the first one's read and its write."""
-    from frazil.airflow.page import acts  # noqa: PLC0415 - needs AIRFLOW_HOME
+    """The answers to two actions on ticks; the second is done between the first one's read and its write."""
+    from frazil.airflow.page import actions  # noqa: PLC0415 - needs AIRFLOW_HOME
 
-    write, answers = acts._set_desired, list[dict[str, Any]]()
-    (slow, slow_form), (quick, quick_form) = acts_and_forms.items()
+    write, answers = actions._set_desired, list[dict[str, Any]]()
+    (slow, slow_form), (quick, quick_form) = actions_and_forms.items()
 
     def after_another(*given: Any, **more: Any) -> str:
-        with patch.object(acts, "_set_desired", write):
+        with patch.object(actions, "_set_desired", write):
             answers.append(ask(role, "POST", f"{path}/{quick}/ticks", headers=headers, body=quick_form))
         return write(*given, **more)
 
-    with patch.object(acts, "_set_desired", after_another):
+    with patch.object(actions, "_set_desired", after_another):
         answers.append(ask(role, "POST", f"{path}/{slow}/ticks", headers=headers, body=slow_form))
     return answers
 
@@ -460,11 +460,13 @@ def act_between(
 def ask_without_catalog(  # noqa: PLR0913 - a request, and what it meets
     role: str, path: str, *, headers: Mapping[str, str], body: Any, where: str, hangs: bool
 ) -> dict[str, Any]:
-    """What a person is answered whose act meets a catalog that is gone, or hangs, in this function of `acts`."""
-    from frazil.airflow.page import acts  # noqa: PLC0415 - needs AIRFLOW_HOME
+    """What a person is answered whose action meets a catalog that is gone, or hangs, in this function of `actions`."""
+    from frazil.airflow.page import actions  # noqa: PLC0415 - needs AIRFLOW_HOME
     from frazil.errors import CommitUnavailable  # noqa: PLC0415 - next to it
 
-    with patch.object(acts, where, side_effect=TimeoutError("no answer") if hangs else CommitUnavailable("no answer")):
+    with patch.object(
+        actions, where, side_effect=TimeoutError("no answer") if hangs else CommitUnavailable("no answer")
+    ):
         return ask(role, "POST", path, headers=headers, body=body)
 
 
@@ -525,12 +527,9 @@ def pause(dag_id: str, paused: bool | None) -> None:
 
 def doctor_of_dags() -> list[str]:
     """What `frazil doctor` finds of the DAGs of all streams."""
-    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
-
     from frazil.airflow.doctor import _dags_of_all  # noqa: PLC0415 - as above
 
-    with create_session() as session:
-        return [one.said for one in _dags_of_all(session)]
+    return [one.said for one in _dags_of_all()]
 
 
 def give_to_team(team: str, dag_id: str) -> None:

@@ -98,12 +98,12 @@ def test_a_broken_declaration_keeps_its_dag_and_takes_no_other_with_it(
 def test_a_typo_changes_no_dag_and_is_an_import_error_until_it_is_fixed(parse: Parse, tmp_path: Path) -> None:
     declare(tmp_path)
     files = [tmp_path / "streams" / "sales.yaml", tmp_path / "aggregations" / "sales.yaml"]
-    sound = [file.read_text() for file in files]
+    valid = [file.read_text() for file in files]
     before = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path / "streams")
     daily = {dag for dag in before["dags"] if "_daily_" in dag}
     assert daily == {"frazil_daily_sales", "frazil_daily_visits"}, "of the folder beside, alone"
-    files[0].write_text(sound[0] + "maintenance: {compactoin: off}\n")
-    files[1].write_text(sound[1].replace("target", "tagret"))
+    files[0].write_text(valid[0] + "maintenance: {compactoin: off}\n")
+    files[1].write_text(valid[1].replace("target", "tagret"))
     broken = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path / "streams")
     assert before["errors"] == {}
     ((file, said),) = broken["errors"].items()
@@ -241,7 +241,7 @@ def test_events_of_others_start_no_day_that_is_not_complete(ran: dict[str, Any])
     }
 
 
-def test_what_a_person_clears_runs_as_what_a_person_starts(ran: dict[str, Any]) -> None:
+def test_what_a_user_clears_runs_as_what_a_user_starts(ran: dict[str, Any]) -> None:
     assert ran["frazil_daily_sales 2013-12-31@cleared"]["tasks"] == {"inputs": "success", "aggregate": "success"}
     assert "--day 2013-12-31" in ran["submitted"]
 

@@ -80,7 +80,7 @@ def test_a_clean_hour_is_the_one_that_was_complete_and_has_no_findings(tmp_path:
     report(found)
 
 
-def test_what_is_wrong_is_logged_and_fails_the_verdict_in_its_own_hour(
+def test_what_is_wrong_is_logged_and_fails_the_result_in_its_own_hour(
     made: MadeStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lose_five_rows(made)

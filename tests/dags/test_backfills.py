@@ -65,7 +65,7 @@ def test_the_form_lists_the_streams_that_can_be_backfilled_and_no_others(tmp_pat
             **kind,
         }
         (tmp_path / f"{name}.yaml").write_text(json.dumps(declared))
-        find_stream(tmp_path, name)  # it is sound
+        find_stream(tmp_path, name)  # it is valid
     form = backfills.backfill_dag(tmp_path).params
     assert (form.get_param("stream").schema["enum"], form["stream"]) == (
         ["orders", "quotes", "ticks", "trades"],
@@ -96,7 +96,7 @@ class Instance:
         return {"stream": "ticks", "run": RUN}
 
 
-def test_a_run_whose_backfill_a_person_abandons_ends_for_good_and_a_task_of_it_that_starts_again_begins_nothing(
+def test_a_run_whose_backfill_a_user_abandons_ends_for_good_and_a_task_of_it_that_starts_again_begins_nothing(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted: list[str] = []

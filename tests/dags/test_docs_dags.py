@@ -9,8 +9,8 @@ from typing import Any
 from tests.pages import CHECKOUT, all_blocks
 
 INSTALL = "docs/how-to/install.md"
-NOTIFIERS = "docs/how-to/tell-people.md"
-"""It needs providers that are not installed here: tests/dags/test_telling.py."""
+NOTIFIERS = "docs/how-to/send-alerts.md"
+"""It needs providers that are not installed here: tests/dags/test_notifications.py."""
 
 
 def test_the_dag_files_of_the_pages_parse(

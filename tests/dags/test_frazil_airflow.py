@@ -69,7 +69,7 @@ def test_the_demo_unpauses_the_dags_that_the_factories_make() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "try_number_now", "act"),
+    ("state", "try_number_now", "action"),
     [
         ("failed", None, "MARKED"),
         ("success", None, "MARKED"),
@@ -82,17 +82,20 @@ def test_the_demo_unpauses_the_dags_that_the_factories_make() -> None:
         ("deferred", None, "TAKEN_OVER"),
     ],
 )
-def test_what_a_person_did_is_read_from_the_state_that_the_task_is_in(
-    state: str | None, try_number_now: int | None, act: str
+def test_what_a_user_did_is_read_from_the_state_that_the_task_is_in(
+    state: str | None, try_number_now: int | None, action: str
 ) -> None:
-    acts = importlib.import_module("frazil.airflow.writers.acts")
-    task = acts.DeferredTask(1, state, exists_now=True, try_number_now=try_number_now)
-    assert acts.act_of(task) is acts.Act[act]
+    task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
+    task = task_actions.DeferredTask(1, state, exists_now=True, try_number_now=try_number_now)
+    assert task_actions.task_action_of(task) is task_actions.TaskAction[action]
 
 
 def test_a_task_that_is_gone_was_deleted_with_its_run() -> None:
-    acts = importlib.import_module("frazil.airflow.writers.acts")
-    assert acts.act_of(acts.DeferredTask(1, None, exists_now=False, try_number_now=None)) is acts.Act.DELETED
+    task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
+    assert (
+        task_actions.task_action_of(task_actions.DeferredTask(1, None, exists_now=False, try_number_now=None))
+        is task_actions.TaskAction.DELETED
+    )
 
 
 def test_a_trigger_is_made_again_from_what_it_tells_and_tells_no_secret() -> None:
@@ -108,9 +111,9 @@ def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
     lines, reported = WriterLines(), []
     for second in range(3_600):
         words = "".join(chr(ord("a") + int(digit)) for digit in f"{second:04}")
-        reported += lines.telling([(logging.WARNING, words), (logging.INFO, f"said {words}")], now_s=second)
+        reported += lines.worth_reporting([(logging.WARNING, words), (logging.INFO, f"said {words}")], now_s=second)
     assert len(reported) == WARNINGS_AN_HOUR + OTHERS_AN_HOUR
-    (_, first), (_, second) = lines.telling([(logging.ERROR, "the last")], now_s=3 * HOUR_S)
+    (_, first), (_, second) = lines.worth_reporting([(logging.ERROR, "the last")], now_s=3 * HOUR_S)
     assert first == f"{3_600 - WARNINGS_AN_HOUR} warnings of the writer are not shown here; writer.log has them"
     assert second == "the last"
 
@@ -119,24 +122,24 @@ def test_lines_that_differ_in_numbers_only_are_reported_once_an_hour_with_the_ne
     lines, reported = WriterLines(), []
     for minute in range(24 * 60):
         batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
-        reported += [(minute, line) for _, line in lines.telling(batch, now_s=minute * 60.0)]
+        reported += [(minute, line) for _, line in lines.worth_reporting(batch, now_s=minute * 60.0)]
     assert reported[0] == (0, "batch 0: 0 records")
     of_batches = [one for one in reported if one[1].startswith("batch")]
     assert of_batches[1] == (60, "batch 59: 590 records (of 59 such lines since the last one here; writer.log has all)")
     assert len(of_batches) == 24
     assert len(reported) - 24 == 10 + 23
     # A writer that starts again is heard.
-    assert list(lines.telling([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0)) == []
+    assert list(lines.worth_reporting([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0)) == []
     lines.begin()
-    assert len(list(lines.telling([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0))) == 1
+    assert len(list(lines.worth_reporting([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0))) == 1
 
 
 def test_what_stopped_is_still_counted_and_then_forgotten() -> None:
     lines = WriterLines()
     for minute in range(24 * 60):
         batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
-        list(lines.telling(batch, now_s=minute * 60.0))
-    last = [line for hour in (25, 26, 27) for _, line in lines.telling([], now_s=hour * HOUR_S)]
+        list(lines.worth_reporting(batch, now_s=minute * 60.0))
+    last = [line for hour in (25, 26, 27) for _, line in lines.worth_reporting([], now_s=hour * HOUR_S)]
     assert [line[:10] for line in last] == ["batch 1439", "took 1439 "]
     assert lines._alike == {}
 
@@ -159,7 +162,7 @@ def test_a_decision_that_stands_is_reported_again_once_an_hour_with_since_when(
 def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
     triggers = importlib.import_module("frazil.airflow.writers.trigger")
     trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
-    step = _step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_PERSON, "exit code 11"))
+    step = _step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION, "exit code 11"))
     slept: list[float] = []
 
     async def supervisor() -> SimpleNamespace:
@@ -199,7 +202,7 @@ def test_a_trigger_says_on_its_own_host_who_supervises_and_what_was_given_up_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The worker that deferred the task, and the one that fails it, may be other hosts."""
-    step = _step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_PERSON, "exit code 11", subject="l1"))
+    step = _step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION, "exit code 11", subject="l1"))
 
     async def supervisor() -> SimpleNamespace:
         return SimpleNamespace(step=lambda: step)
@@ -222,19 +225,19 @@ def test_a_trigger_says_on_its_own_host_who_supervises_and_what_was_given_up_on(
 
 @pytest.mark.usefixtures("frazil_home")
 @pytest.mark.parametrize(
-    ("claimed", "act"), [(("run", 2), "CLEARED"), (("run", 1), "TAKEN_OVER"), (None, "TAKEN_OVER")]
+    ("claimed", "action"), [(("run", 2), "CLEARED"), (("run", 1), "TAKEN_OVER"), (None, "TAKEN_OVER")]
 )
 def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
-    claimed: tuple[str, int] | None, act: str, monkeypatch: pytest.MonkeyPatch
+    claimed: tuple[str, int] | None, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cleared and deferred again at once, the task looks as if another triggerer had it."""
-    acts = importlib.import_module("frazil.airflow.writers.acts")
+    task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
     trigger = _trigger_of("run", 1)
 
     async def fetch_task() -> Any:
         claim = read_claim("s")
         number = claim.try_number if claim is not None else None
-        return acts.DeferredTask(1, "deferred", exists_now=True, try_number_now=number)
+        return task_actions.DeferredTask(1, "deferred", exists_now=True, try_number_now=number)
 
     async def meanwhile(_seconds: float) -> None:
         if claimed is not None:
@@ -242,11 +245,11 @@ def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
 
     monkeypatch.setattr(trigger, "_fetch_task", fetch_task)
     monkeypatch.setattr(importlib.import_module("frazil.airflow.writers.trigger").asyncio, "sleep", meanwhile)
-    assert asyncio.run(trigger._act()) is acts.Act[act]
+    assert asyncio.run(trigger._task_action()) is task_actions.TaskAction[action]
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_what_a_person_did_reaches_the_writer_however_often_airflow_cancels_the_trigger(
+def test_what_a_user_did_reaches_the_writer_however_often_airflow_cancels_the_trigger(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Airflow 3.3 sends the cancellation again with each exchange between triggerer and runner, about once a second."""
@@ -254,9 +257,9 @@ def test_what_a_person_did_reaches_the_writer_however_often_airflow_cancels_the_
     trigger, followed = _trigger_of("run", 1), []
     answers = asyncio.Event()
 
-    async def act() -> Any:
+    async def action() -> Any:
         await answers.wait()
-        return module.Act.DELETED
+        return module.TaskAction.DELETED
 
     async def supervisor() -> SimpleNamespace:
         return SimpleNamespace(stop=followed.append, preview=lambda: None)
@@ -274,7 +277,7 @@ def test_what_a_person_did_reaches_the_writer_however_often_airflow_cancels_the_
         while module.FOLLOWING:
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(trigger, "_act", act)
+    monkeypatch.setattr(trigger, "_task_action", action)
     monkeypatch.setattr(trigger, "_make_supervisor", supervisor)
     monkeypatch.setattr(trigger, "_log_step", lambda _: None)
     asyncio.run(asyncio.wait_for(killed(), 20))

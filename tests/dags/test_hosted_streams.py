@@ -112,11 +112,11 @@ def test_a_task_that_failed_for_it_and_was_cleared_resumes_the_stream(trigger: A
 def test_marked_pauses_and_cleared_restarts_it_alone(
     trigger: Any, state: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acts = importlib.import_module("frazil.airflow.writers.acts")
+    task_actions = importlib.import_module("frazil.airflow.writers.task_actions")
     one = trigger()
 
     async def fetch_task() -> Any:
-        return acts.DeferredTask(1, state, exists_now=True, try_number_now=1)
+        return task_actions.DeferredTask(1, state, exists_now=True, try_number_now=1)
 
     monkeypatch.setattr(one, "_fetch_task", fetch_task)
     asyncio.run(one.on_kill())
@@ -124,7 +124,7 @@ def test_marked_pauses_and_cleared_restarts_it_alone(
     assert (DesiredStore("s", None).read().restart_generation > 0) == (mode == "running")
 
 
-def test_a_cleared_task_undoes_its_own_mark_and_no_pause_by_a_person(trigger: Any) -> None:
+def test_a_cleared_task_undoes_its_own_mark_and_no_pause_by_a_user(trigger: Any) -> None:
     trigger()._pause()
     assert desired() == ("paused", "Airflow")
     trigger(resume=True)._begin()
@@ -137,14 +137,17 @@ def test_a_cleared_task_undoes_its_own_mark_and_no_pause_by_a_person(trigger: An
 
 def test_it_says_who_paused_a_stream_that_does_not_run(trigger: Any, module: Any) -> None:
     DesiredStore("s", None).pause(by="ana", reason="Kafka upgrade")
-    assert trigger()._paused(module.Seen("ended")) == "; paused by ana: Kafka upgrade; `frazil resume s` starts it"
-    assert not trigger()._paused(module.Seen("running", is_alive=True))
+    assert (
+        trigger()._paused(module.HostedObservation("ended"))
+        == "; paused by ana: Kafka upgrade; `frazil resume s` starts it"
+    )
+    assert not trigger()._paused(module.HostedObservation("running", is_alive=True))
 
 
 def test_a_check_that_fails_does_not_end_it_and_a_stream_that_left_the_application_does(
     trigger: Any, module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one, checks = trigger(), iter([OSError("no space"), module.Seen("running", is_alive=True)])
+    one, checks = trigger(), iter([OSError("no space"), module.HostedObservation("running", is_alive=True)])
     real = one._observe
 
     def watch() -> Any:

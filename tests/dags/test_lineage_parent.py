@@ -74,7 +74,7 @@ def test_the_namespace_is_airflows(module: Any, monkeypatch: pytest.MonkeyPatch)
     assert module.parent_id(context(), ON).startswith("platform/")
 
 
-def test_nothing_is_made_where_no_backend_is_declared_or_a_person_named_a_parent(module: Any) -> None:
+def test_nothing_is_made_where_no_backend_is_declared_or_a_user_named_a_parent(module: Any) -> None:
     assert module.parent_id(context(), {}) is None
     assert module.parent_id(context(), {**ON, "OPENLINEAGE_DISABLED": "true"}) is None
     assert module.parent_id(context(), {**ON, PARENT: "a/b/c"}) is None
@@ -119,7 +119,7 @@ def test_a_submitted_application_has_it_in_its_environment_in_every_deploy_mode(
 
 
 @pytest.mark.usefixtures("module", "frazil_home")
-def test_a_writer_that_is_launched_for_a_task_is_its_child_unless_a_person_named_another(
+def test_a_writer_that_is_launched_for_a_task_is_its_child_unless_a_user_named_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "s.yaml").write_text(STREAM)

@@ -23,7 +23,7 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
-from frazil.spec.last_sound import EMPTY_MS, MOMENT_MS
+from frazil.spec.last_valid import EMPTY_MS, MOMENT_MS
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
 from frazil.table.catalogs import load_catalog
@@ -189,7 +189,7 @@ def signal_days(table: str, first: str, count: int) -> None:
 
 
 def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
-    subject = watched.Subject(Alerts(failed_runs=7), list, ("frazil_audits",))
+    subject = watched.WatchedSubject(Alerts(failed_runs=7), list, ("frazil_audits",))
 
     def beyond(failed: int) -> bool:
         seen = watched.read_all({"s": subject}, lambda _, limit: min(failed, limit), at_once=1)["s"]
@@ -200,7 +200,9 @@ def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
 
 
 def test_a_paused_dag_of_all_streams_is_an_alert_although_no_run_of_it_failed() -> None:
-    subjects = {dag_id: watched.Subject(Alerts(), list, (dag_id,)) for dag_id in (*watched.ABOUT_ALL, "frazil_other")}
+    subjects = {
+        dag_id: watched.WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in (*watched.ABOUT_ALL, "frazil_other")
+    }
     seen = watched.read_all(subjects, lambda *_: 0, lambda _: True, at_once=1)
     readings = {name: one for name, (one,) in seen.items() if isinstance(one, Reading)}
     assert {name for name, one in readings.items() if one.is_beyond} == set(watched.ABOUT_ALL)
@@ -228,7 +230,7 @@ def test_a_stream_that_is_removed_beside_others_is_no_alert_while_it_may_be_for_
 
 
 @pytest.mark.parametrize("left", ["name: made\ntable: 7\n", None])
-def test_a_worker_that_never_read_a_declaration_sound_fails_instead_of_maintaining_nothing(
+def test_a_worker_that_never_read_a_declaration_valid_fails_instead_of_maintaining_nothing(
     frazil_home: Path,  # noqa: ARG001 - it sets the environment
     tmp_path: Path,
     left: str | None,
@@ -272,7 +274,7 @@ def test_orphans_are_searched_for_once_a_day(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("made")
-def test_a_cleanup_that_refuses_needs_a_person(tmp_path: Path) -> None:
+def test_a_cleanup_that_refuses_needs_attention(tmp_path: Path) -> None:
     declare(tmp_path, "{orphans: {max-listed: 1}}")
     with pytest.raises(AirflowFailException, match="max-listed"):
         table_care.orphans(["demo.made"], tmp_path, Store(), dry_run=False)

@@ -225,8 +225,8 @@ def test_the_tables_of_a_route_and_of_dead_letters_have_views_and_are_found_from
     assert ask("VIEWER", "api/table/frazil.signals")["status"] == 404
     plan = ask("OP", "api/plan/maintain/demo.orders_of_2", method="POST", headers=OURS, body={})["body"]
     assert plan["says"][0].startswith("Of the route of orders, each table that needs it is compacted")
-    for act, name in (("maintain", "demo.orders_dead_letters"), ("release", "demo.orders_of_2")):
-        assert ask("OP", f"api/plan/{act}/{name}", method="POST", headers=OURS, body={})["status"] == 404
+    for action, name in (("maintain", "demo.orders_dead_letters"), ("release", "demo.orders_of_2")):
+        assert ask("OP", f"api/plan/{action}/{name}", method="POST", headers=OURS, body={})["status"] == 404
 
 
 KINDS_OF_TABLES = {
@@ -249,10 +249,11 @@ OURS = {"X-Frazil": "page", "Origin": "http://airflow.example", "Sec-Fetch-Site"
         ({**OURS, "Sec-Fetch-Site": "same-site"}, "another site"),
         ({**OURS, "Origin": "http://evil.example"}, "evil.example"),
         ({**OURS, "Origin": "null"}, "null"),
+        ({**OURS, "Origin": "http://["}, "http://["),
     ],
 )
-def test_what_another_page_sends_with_the_persons_cookie_is_refused(ask: Ask, headers: dict[str, str], said: str):
-    for path in ("api/plan/pause/ticks", "api/act/pause/ticks"):
+def test_what_another_page_sends_with_the_users_cookie_is_refused(ask: Ask, headers: dict[str, str], said: str):
+    for path in ("api/plan/pause/ticks", "api/action/pause/ticks"):
         answer = ask("ADMIN", path, method="POST", headers=headers, body={})
         assert answer["status"] == 403
         assert said in answer["body"]["detail"]
@@ -260,24 +261,26 @@ def test_what_another_page_sends_with_the_persons_cookie_is_refused(ask: Ask, he
 
 
 @pytest.mark.usefixtures("declared")
-@pytest.mark.parametrize("act", ["pause", "resume", "restart", "reset", "backfill", "abandon", "replay", *TABLE_RULES])
-def test_a_viewer_may_not_act_and_who_is_not_signed_in_even_less(ask: Ask, act: str):
-    for what in ("plan", "act"):
-        path = f"api/{what}/{act}/{'demo.ticks' if act in TABLE_RULES else 'ticks'}"
+@pytest.mark.parametrize(
+    "action", ["pause", "resume", "restart", "reset", "backfill", "abandon", "replay", *TABLE_RULES]
+)
+def test_a_viewer_may_not_act_and_who_is_not_signed_in_even_less(ask: Ask, action: str):
+    for what in ("plan", "action"):
+        path = f"api/{what}/{action}/{'demo.ticks' if action in TABLE_RULES else 'ticks'}"
         assert ask("VIEWER", path, method="POST", headers=OURS, body={})["status"] == 403
         assert ask(None, path, method="POST", headers=OURS, body={})["status"] == 401
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_scheduler_that_died_is_reported_on_each_view_and_by_each_act_that_waits_for_it(
+def test_a_scheduler_that_died_is_reported_on_each_view_and_by_each_action_that_waits_for_it(
     ask: Ask, airflow_process: AirflowProcess
 ):
     def views() -> list[list[str]]:
         airflow_process.call(in_airflow.forget_answers)
         return [ask("VIEWER", f"api/{path}")["body"]["airflow"] for path in VIEWS]
 
-    def says(act: str) -> str:
-        return " ".join(ask("OP", f"api/plan/{act}", method="POST", headers=OURS, body={})["body"]["says"])
+    def says(action: str) -> str:
+        return " ".join(ask("OP", f"api/plan/{action}", method="POST", headers=OURS, body={})["body"]["says"])
 
     airflow_process.call(in_airflow.put_heartbeats, **in_airflow.ALIVE)
     assert views() == [[], [], []]
@@ -310,30 +313,30 @@ MOVED = "ticks has moved since you looked"
 
 @pytest.mark.usefixtures("declared")
 def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask: Ask, airflow_process: AirflowProcess):
-    def post(what: str, act: str, **form: Any) -> Any:
-        return ask("OP", f"api/{what}/{act}/ticks", method="POST", headers=OURS, body=form)
+    def post(what: str, action: str, **form: Any) -> Any:
+        return ask("OP", f"api/{what}/{action}/ticks", method="POST", headers=OURS, body=form)
 
     def entries(event: str) -> list[Any]:
         return [rest for owner, *rest in airflow_process.call(in_airflow.audit_log, event) if owner == "op"]
 
-    plan, stale = post("plan", "pause")["body"], post("plan", "restart")["body"]["seal"]
+    plan, stale = post("plan", "pause")["body"], post("plan", "restart")["body"]["version_token"]
     assert "No writer starts until ticks is resumed." in plan["says"]
-    paused = post("act", "pause", reason="an upgrade", seal=plan["seal"])
+    paused = post("action", "pause", reason="an upgrade", version_token=plan["version_token"])
     assert paused["body"]["said"].startswith("ticks is paused.")
-    for act in ("restart", "resume"):  # their dialogs were open in another tab before
-        refused = post("act", act, seal=stale)
+    for action in ("restart", "resume"):  # their dialogs were open in another tab before
+        refused = post("action", action, version_token=stale)
         assert refused["status"] == 422
         assert refused["body"]["detail"].startswith(
             f"{MOVED}: another user paused, resumed or restarted it. Look again"
         )
-    assert post("act", "resume")["body"]["detail"].startswith("Nothing was done to ticks")
+    assert post("action", "resume")["body"]["detail"].startswith("Nothing was done to ticks")
     line = eventually(
         lambda: next((x for x in [ask("OP", "api/stream/ticks")["body"]["line"]] if x["word"] == "paused"), None),
         within_s=60,
     )
     assert line["notes"] == ["an upgrade"]
     assert post("plan", "pause")["body"]["refused"] == "ticks is paused already"
-    resumed = post("act", "resume", seal=post("plan", "resume")["body"]["seal"])
+    resumed = post("action", "resume", version_token=post("plan", "resume")["body"]["version_token"])
     assert resumed["body"]["said"].startswith("ticks is resumed.")
     ((dag_id, extra),) = entries("frazil_pause")
     assert dag_id == "frazil_writer_ticks"
@@ -353,7 +356,7 @@ def test_a_reason_that_cannot_be_shown_is_refused_and_one_that_is_kept_hides_no_
     ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def post(body: Any) -> dict[str, Any]:
-        return ask("OP", "api/act/pause/ticks", method="POST", headers=OURS, body=body)
+        return ask("OP", "api/action/pause/ticks", method="POST", headers=OURS, body=body)
 
     for reason, said in (
         ("a\u202eb", "the character \\u202e"),
@@ -387,18 +390,25 @@ def test_a_reason_that_cannot_be_shown_is_refused_and_one_that_is_kept_hides_no_
 def test_of_two_who_confirm_the_same_at_once_one_is_refused(ask: Ask, airflow_process: AirflowProcess):
     """Both have seen the same; one of them acts between the other's look and the other's write."""
 
-    def seal(act: str) -> str:
-        return str(ask("OP", f"api/plan/{act}/ticks", method="POST", headers=OURS, body={})["body"]["seal"])
+    def version_token(action: str) -> str:
+        return str(ask("OP", f"api/plan/{action}/ticks", method="POST", headers=OURS, body={})["body"]["version_token"])
 
-    both = {act: {"seal": seal(act)} for act in ("restart", "pause")}
-    first, second = airflow_process.call(in_airflow.act_between, "OP", "/frazil/ops/api/act", both, headers=OURS)
+    both = {action: {"version_token": version_token(action)} for action in ("restart", "pause")}
+    first, second = airflow_process.call(in_airflow.request_between, "OP", "/frazil/ops/api/action", both, headers=OURS)
     assert (first["status"], second["status"]) == (200, 422)
     assert "Nothing was done: ticks was paused, resumed or restarted by another user" in second["body"]["detail"]
     assert ask("OP", "api/plan/pause/ticks", method="POST", headers=OURS, body={})["body"]["refused"] == (
         "ticks is paused already"
     )
     assert (
-        ask("OP", "api/act/resume/ticks", method="POST", headers=OURS, body={"seal": seal("resume")})["status"] == 200
+        ask(
+            "OP",
+            "api/action/resume/ticks",
+            method="POST",
+            headers=OURS,
+            body={"version_token": version_token("resume")},
+        )["status"]
+        == 200
     )
 
 
@@ -410,7 +420,7 @@ def test_the_audit_log_has_what_was_refused_and_of_a_form_its_fields_alone(ask: 
         return owner, json.loads(extra)
 
     def post(role: str, body: Any, headers: dict[str, str] = OURS) -> int:
-        return int(ask(role, "api/act/reset/ticks", method="POST", headers=headers, body=body)["status"])
+        return int(ask(role, "api/action/reset/ticks", method="POST", headers=headers, body=body)["status"])
 
     assert post("VIEWER", {"reason": "mine"}) == 403
     owner, entry = last("frazil_reset")
@@ -427,25 +437,25 @@ def test_the_audit_log_has_what_was_refused_and_of_a_form_its_fields_alone(ask: 
     assert post("OP", {"padding": "a" * 3_000_000}) == 413
     assert last("frazil_reset")[1]["outcome"].startswith("refused: the form has more than 65,536 bytes")
     assert post("OP", [{}]) == 422
-    assert post("OP", {"to": ["a" * 5000], "padding": "a" * 50_000, "reason": "why", "seal": "x"}) == 422
+    assert post("OP", {"to": ["a" * 5000], "padding": "a" * 50_000, "reason": "why", "version_token": "x"}) == 422
     entry = last("frazil_reset")[1]
     assert entry.pop("outcome").startswith("refused: ")
     assert entry == {"to": "(list)", "reason": "why", "subject": "ticks"}
-    assert ask("OP", f"api/act/reset/{'n' * 5000}", method="POST", headers=OURS, body={})["status"] == 404
+    assert ask("OP", f"api/action/reset/{'n' * 5000}", method="POST", headers=OURS, body={})["status"] == 404
     assert len(last("frazil_reset")[1]["subject"]) == 1000
 
 
 @pytest.mark.usefixtures("declared")
 def test_what_airflow_or_the_table_cannot_do_is_said_and_not_done(ask: Ask):
-    def post(what: str, act: str, name: str = "ticks", **form: Any) -> Any:
-        return ask("OP", f"api/{what}/{act}/{name}", method="POST", headers=OURS, body=form)
+    def post(what: str, action: str, name: str = "ticks", **form: Any) -> Any:
+        return ask("OP", f"api/{what}/{action}/{name}", method="POST", headers=OURS, body=form)
 
     assert "Airflow has no DAG frazil_backfill" in post("plan", "backfill")["body"]["refused"]
-    assert post("act", "backfill")["status"] == 422  # says neither from when nor until when
-    assert post("act", "backfill", **{"from-time": "2020-01-01"})["status"] == 422  # a time without a zone
-    assert "Airflow has no DAG" in post("act", "maintain", "demo.ticks")["body"]["detail"]
+    assert post("action", "backfill")["status"] == 422  # says neither from when nor until when
+    assert post("action", "backfill", **{"from-time": "2020-01-01"})["status"] == 422  # a time without a zone
+    assert "Airflow has no DAG" in post("action", "maintain", "demo.ticks")["body"]["detail"]
     assert "There is no table" in post("plan", "reset", to="marker")["body"]["refused"]
-    assert post("act", "reset", to="latest")["status"] == 422
+    assert post("action", "reset", to="latest")["status"] == 422
     assert post("plan", "explode")["status"] == 404
     assert post("plan", "pause", "nothing")["status"] == 404
 
@@ -456,13 +466,13 @@ def test_a_stream_offers_what_its_kind_can_have_and_refuses_the_rest_as_the_comm
     with pytest.raises(SpecError) as raised, open_backfill(route, parse_request({"stream": "orders"})):
         pass
     times = {"from-time": "2020-01-01T00:00:00Z"}
-    for what, said in (("plan", "refused"), ("act", "detail")):
+    for what, said in (("plan", "refused"), ("action", "detail")):
         answer = ask("OP", f"api/{what}/backfill/orders", method="POST", headers=OURS, body=times)
         assert (answer["status"], answer["body"][said]) == (200 if what == "plan" else 422, str(raised.value))
-    acts = {name: ask("OP", f"api/stream/{name}")["body"]["acts"] for name in ("ghosts", "orders", "wrong")}
-    assert acts["ghosts"] == ["pause", "restart", "reset", "backfill", "replay"], "nobody knows what its table says"
-    assert "backfill" not in acts["orders"]
-    assert acts["wrong"] == []
+    actions = {name: ask("OP", f"api/stream/{name}")["body"]["actions"] for name in ("ghosts", "orders", "wrong")}
+    assert actions["ghosts"] == ["pause", "restart", "reset", "backfill", "replay"], "nobody knows what its table says"
+    assert "backfill" not in actions["orders"]
+    assert actions["wrong"] == []
 
 
 EMPTY = {"from-time": "", "to-time": "", "dry-run": True}
@@ -496,20 +506,20 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
 @pytest.mark.parametrize("typed", ["2020-01-01T05", "2020-01-01 05:00"])
 def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: str) -> None:
     from frazil.airflow.page.forms import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.acts import Act  # noqa: PLC0415 - next to it
+    from frazil.operations.page_actions import PageAction  # noqa: PLC0415 - next to it
 
     form = {"partition": typed, "reason": "checked"}
-    assert run_form(Act.RELEASE, "demo.ticks", form)["partition"] == "2020-01-01T05"
+    assert run_form(PageAction.RELEASE, "demo.ticks", form)["partition"] == "2020-01-01T05"
 
 
-@pytest.mark.parametrize(("act", "form", "said"), FORMS)
+@pytest.mark.parametrize(("action", "form", "said"), FORMS)
 def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_confirmed(
-    act: str, form: dict[str, Any], said: str | None
+    action: str, form: dict[str, Any], said: str | None
 ) -> None:
     from frazil.airflow.page.forms import missing_value  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.acts import Act  # noqa: PLC0415 - next to it
+    from frazil.operations.page_actions import PageAction  # noqa: PLC0415 - next to it
 
-    found = missing_value(Act(act), "ticks", form, now_ms=1_577_923_200_000)
+    found = missing_value(PageAction(action), "ticks", form, now_ms=1_577_923_200_000)
     assert (found is None) if said is None else said in (found or "")
 
 
@@ -539,9 +549,12 @@ def test_before_the_first_window_of_a_table_is_signalled_none_is_held() -> None:
 
 def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
     from frazil.airflow.page.forms import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.acts import Act  # noqa: PLC0415 - next to it
+    from frazil.operations.page_actions import PageAction  # noqa: PLC0415 - next to it
 
-    assert run_form(Act.MAINTAIN, "demo.ticks", {"dry-run": False}) == {"tables": ["demo.ticks"], "dry-run": False}
+    assert run_form(PageAction.MAINTAIN, "demo.ticks", {"dry-run": False}) == {
+        "tables": ["demo.ticks"],
+        "dry-run": False,
+    }
 
 
 def test_the_airflow_of_frazil_dev_is_started_again_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -553,7 +566,7 @@ def test_the_airflow_of_frazil_dev_is_started_again_as_it_was_started(monkeypatc
         assert silent_components({}, at_ms=0)[0].start == start
 
 
-def test_what_is_remembered_of_airflows_processes_is_judged_at_the_moment_when_it_was_read(
+def test_what_is_remembered_of_airflows_processes_is_evaluated_at_the_moment_when_it_was_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from frazil.airflow.components import COMPONENTS  # noqa: PLC0415 - needs AIRFLOW_HOME
@@ -569,34 +582,34 @@ def test_what_is_remembered_of_airflows_processes_is_judged_at_the_moment_when_i
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_a_mistake_leaves_the_last_sound_declaration_in_use_and_a_conflict_the_one_that_is_there(
+def test_a_mistake_leaves_the_last_valid_declaration_in_use_and_a_conflict_the_one_that_is_there(
     tmp_path: Path,
 ) -> None:
     from frazil.airflow.declared import declared_streams  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.airflow.page.views import seen_of  # noqa: PLC0415 - as above
+    from frazil.airflow.page.views import reading_of  # noqa: PLC0415 - as above
 
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text(YAML.format(name="ticks", table="demo.ticks"))
     second.write_text(YAML.format(name="quotes", table="{identifier: demo.ticks, catalog: far}"))
-    (quotes, ticks) = (seen_of(one, None) for one in declared_streams(tmp_path))
+    (quotes, ticks) = (reading_of(one, None) for one in declared_streams(tmp_path))
     assert "is in another catalog" in quotes.conflict + ticks.conflict
     assert quotes.broken == ticks.broken == ""
     second.write_text("name: quotes\n")
-    (quotes, ticks) = (seen_of(one, None) for one in declared_streams(tmp_path))
+    (quotes, ticks) = (reading_of(one, None) for one in declared_streams(tmp_path))
     assert (quotes.conflict, ticks.conflict, ticks.broken) == ("", "", "")
     assert "b.yaml" in quotes.broken
 
 
 @pytest.mark.usefixtures("declared")
-def test_an_act_is_refused_as_not_known_while_airflows_database_is_silent(ask: Ask, airflow_process: AirflowProcess):
-    def plan(act: str) -> dict[str, Any]:
-        return ask("OP", f"api/plan/{act}/ticks", method="POST", headers=OURS, body={})
+def test_an_action_is_refused_as_not_known_while_airflows_database_is_silent(ask: Ask, airflow_process: AirflowProcess):
+    def plan(action: str) -> dict[str, Any]:
+        return ask("OP", f"api/plan/{action}/ticks", method="POST", headers=OURS, body={})
 
     airflow_process.call(in_airflow.silence_database, silent=True)
     try:
-        for act in ("resume", "backfill"):
-            assert plan(act)["status"] == 422
-            assert "its database does not answer" in plan(act)["body"]["detail"]
+        for action in ("resume", "backfill"):
+            assert plan(action)["status"] == 422
+            assert "its database does not answer" in plan(action)["body"]["detail"]
         assert plan("pause")["status"] == 200, "it stops the writer, whatever Airflow knows"
     finally:
         airflow_process.call(in_airflow.silence_database, silent=False)
@@ -615,17 +628,17 @@ def test_a_stream_of_another_team_is_neither_shown_nor_named(ask: Ask, airflow_p
     assert seen("blue") == ({"ghosts", "orders", "ticks", "wrong"}, 200, 200)
     assert seen() == ({"ghosts", "orders", "wrong"}, 404, 404)
     assert seen("red") == seen()
-    for act in ("pause/ticks", "abandon/ticks", "maintain/demo.ticks"):
-        assert ask("OP", f"api/plan/{act}", method="POST", headers=OURS, body={})["status"] == 404
+    for action in ("pause/ticks", "abandon/ticks", "maintain/demo.ticks"):
+        assert ask("OP", f"api/plan/{action}", method="POST", headers=OURS, body={})["status"] == 404
 
 
 @pytest.mark.usefixtures("declared")
-def test_an_act_that_meets_files_of_another_version_says_that_the_api_server_is_to_be_restarted(
+def test_an_action_that_meets_files_of_another_version_says_that_the_api_server_is_to_be_restarted(
     ask: Ask, airflow_process: AirflowProcess
 ):
     airflow_process.call(in_airflow.meet_other_files, change=True)
     try:
-        for what in ("plan", "act"):
+        for what in ("plan", "action"):
             answer = ask("OP", f"api/{what}/pause/ticks", method="POST", headers=OURS, body={})
             assert answer["status"] == 500
             assert answer["body"]["detail"].startswith("frazil was changed under this API server")

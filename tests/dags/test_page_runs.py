@@ -52,8 +52,8 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) ->
 
 @pytest.fixture
 def post(airflow: AirflowProcess) -> Iterator[Post]:
-    def posted(what: str, act: str, stream: str = "ticks", **form: Any) -> dict[str, Any]:
-        at, body = f"/frazil/ops/api/{what}/{act}/{stream}", {**FORMS.get(act, {}), "dry-run": False, **form}
+    def posted(what: str, action: str, stream: str = "ticks", **form: Any) -> dict[str, Any]:
+        at, body = f"/frazil/ops/api/{what}/{action}/{stream}", {**FORMS.get(action, {}), "dry-run": False, **form}
         return dict(airflow.call(in_airflow.ask, "OP", "POST", at, headers=OURS, body=body))
 
     yield posted
@@ -61,33 +61,33 @@ def post(airflow: AirflowProcess) -> Iterator[Post]:
         airflow.call(in_airflow.delete_runs, dag_id)
 
 
-def requested(post: Post, act: str, stream: str = "ticks", **form: Any) -> dict[str, Any]:
-    """An act that is confirmed as its dialog shows it."""
-    seal = post("plan", act, stream, **form)["body"]["seal"]
-    return post("act", act, stream, seal=seal, **form)
+def requested(post: Post, action: str, stream: str = "ticks", **form: Any) -> dict[str, Any]:
+    """An action that is confirmed as its dialog shows it."""
+    version_token = post("plan", action, stream, **form)["body"]["version_token"]
+    return post("action", action, stream, version_token=version_token, **form)
 
 
-@pytest.mark.parametrize("act", FORMS)
+@pytest.mark.parametrize("action", FORMS)
 def test_who_asks_again_while_a_run_waits_or_runs_is_reported_which_one_and_what_to_do(
-    post: Post, airflow: AirflowProcess, act: str
+    post: Post, airflow: AirflowProcess, action: str
 ) -> None:
-    said = requested(post, act)["body"]["said"]
+    said = requested(post, action)["body"]["said"]
     run = said.split()[2]
     for state, does, end in (
         ("queued", "is queued", "mark that run as failed in Airflow"),
         ("running", "is running", "abandon what it has begun, or mark that run as failed in Airflow"),
     ):
-        airflow.call(in_airflow.set_run, DAGS[act], run, state)
-        refused = post("plan", act)["body"]["refused"]
-        assert refused.startswith(f"The run {run} of the DAG {DAGS[act]} {does} for ticks: ")
+        airflow.call(in_airflow.set_run, DAGS[action], run, state)
+        refused = post("plan", action)["body"]["refused"]
+        assert refused.startswith(f"The run {run} of the DAG {DAGS[action]} {does} for ticks: ")
         assert refused.endswith(f"If you want another one instead, {end}, and ask again")
-        again = requested(post, act)
+        again = requested(post, action)
         assert (again["status"], again["body"]["detail"]) == (422, refused)
-    assert len(airflow.call(in_airflow.runs_of, DAGS[act])) == 1
-    assert requested(post, act, "quotes")["status"] == 200, "another stream"
-    assert requested(post, act, **{"dry-run": True})["status"] == 200, "a dry run changes nothing"
-    airflow.call(in_airflow.set_run, DAGS[act], run, "failed")
-    assert requested(post, act)["status"] == 200, "that run has ended, and a dry run is in nobody's way"
+    assert len(airflow.call(in_airflow.runs_of, DAGS[action])) == 1
+    assert requested(post, action, "quotes")["status"] == 200, "another stream"
+    assert requested(post, action, **{"dry-run": True})["status"] == 200, "a dry run changes nothing"
+    airflow.call(in_airflow.set_run, DAGS[action], run, "failed")
+    assert requested(post, action)["status"] == 200, "that run has ended, and a dry run is in nobody's way"
 
 
 WITHOUT_CATALOG = {
@@ -102,9 +102,9 @@ def test_of_a_commit_that_may_have_landed_the_audit_log_says_that_nobody_knows_a
     post: Post, airflow: AirflowProcess, where: str, hangs: bool
 ) -> None:
     status, outcome = WITHOUT_CATALOG[where]
-    seal = post("plan", "pause")["body"]["seal"]
-    body = {"seal": seal}
-    path = "/frazil/ops/api/act/pause/ticks"
+    version_token = post("plan", "pause")["body"]["version_token"]
+    body = {"version_token": version_token}
+    path = "/frazil/ops/api/action/pause/ticks"
     answer = airflow.call(in_airflow.ask_without_catalog, "OP", path, headers=OURS, body=body, where=where, hangs=hangs)
     assert answer["status"] == status
     *_, extra = airflow.call(in_airflow.audit_log, "frazil_pause")[-1]
@@ -112,9 +112,11 @@ def test_of_a_commit_that_may_have_landed_the_audit_log_says_that_nobody_knows_a
 
 
 def test_of_two_who_ask_at_the_same_moment_one_gets_a_run(post: Post, airflow: AirflowProcess) -> None:
-    seal = post("plan", "backfill")["body"]["seal"]
-    body = {**FORMS["backfill"], "dry-run": False, "seal": seal}
-    answers = airflow.call(in_airflow.ask_between, "OP", "/frazil/ops/api/act/backfill/ticks", headers=OURS, body=body)
+    version_token = post("plan", "backfill")["body"]["version_token"]
+    body = {**FORMS["backfill"], "dry-run": False, "version_token": version_token}
+    answers = airflow.call(
+        in_airflow.ask_between, "OP", "/frazil/ops/api/action/backfill/ticks", headers=OURS, body=body
+    )
     assert sorted(answer["status"] for answer in answers) == [200, 422]
     (refused,) = (answer["body"]["detail"] for answer in answers if answer["status"] == 422)
     assert refused.startswith("The same was requested just now: frazil_backfill has the run manual__ticks.")

@@ -63,8 +63,8 @@ class Flow:
     def signal(self, *, passed: bool = True) -> None:
         seen = assess(load_catalog(None), [self.made.spec])
         assert seen is not None
-        verdicts = dict.fromkeys(seen.decision.windows, Gate(passed, "a rule is broken"))
-        signal(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: verdicts)
+        gate_results = dict.fromkeys(seen.decision.windows, Gate(passed, "a rule is broken"))
+        signal(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: gate_results)
 
     def trigger(self, partition: str) -> PartitionTrigger:
         return PartitionTrigger(table="demo.made", partition=partition, streams=str(self.folder), poll_seconds=0.01)
@@ -213,7 +213,7 @@ def test_the_task_defers_and_its_trigger_can_be_made_again(flow: Flow) -> None:
     }  # fmt: skip
 
 
-def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_person_must_fix_ends_the_wait(
+def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_user_must_fix_ends_the_wait(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow.land(4)
@@ -246,7 +246,7 @@ def test_a_lost_catalog_is_said_and_none_is_made_in_its_place(flow: Flow, frazil
     for asks in (
         lambda: window_status([flow.made.spec], "2013-12-30T01"),
         lambda: tasks.ready("demo.made", flow.folder, after=0),
-        lambda: tasks.act("demo.made", flow.folder, {}),
+        lambda: tasks.signal_complete_windows("demo.made", flow.folder, {}),
         lambda: tasks.held("demo.made", flow.folder, {}),
     ):
         with pytest.raises(TableLost, match=r"demo\.made is not in the catalog 'default'"):

@@ -57,9 +57,9 @@ Links = Callable[..., dict[str, str | None]]
     ],
 )
 def test_a_task_leads_to_what_it_is_about(dag_id: str, task_id: str, label: str | None, form: Any, path: str):
-    from frazil.airflow.dag_ids import subject_of  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.dag_ids import task_subject  # noqa: PLC0415 - needs AIRFLOW_HOME
 
-    assert subject_of(dag_id, task_id, label=label, form=form, shared=False).path == path
+    assert task_subject(dag_id, task_id, label=label, form=form, shared=False).path == path
 
 
 def test_the_name_before_the_tables_of_a_route_is_that_of_maintenance(tmp_path: Path):
@@ -136,7 +136,7 @@ def test_the_tasks_of_windows_lead_to_data_docs_and_to_the_release_of_one(links:
     assert links("frazil_partitions_demo.ticks", task_id) == {
         "Data Docs": f"{BASE}/frazil/data-docs/index.html",
         "Operations page": f"{PAGE}/table/demo.ticks",
-        "Release a held window": f"{PAGE}/table/demo.ticks?act=release",
+        "Release a held window": f"{PAGE}/table/demo.ticks?action=release",
     }
 
 

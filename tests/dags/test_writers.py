@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from frazil.spec.last_sound import MOMENT_MS
+from frazil.spec.last_valid import MOMENT_MS
 from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess
 

@@ -74,8 +74,10 @@ def test_a_batch_waits_for_its_registry_and_records_of_two_schemas_land(stream: 
         (at, "Ann", [{"street": "A"}, {"street": "B"}]),
         (at, None, None),
     ]
-    letters = sorted(stream.table("_dead_letters").scan().to_arrow().to_pylist(), key=lambda row: row["kafka_offset"])
-    assert [(row["error_class"], row["value"]) for row in letters] == [
+    dead_letters = sorted(
+        stream.table("_dead_letters").scan().to_arrow().to_pylist(), key=lambda row: row["kafka_offset"]
+    )
+    assert [(row["error_class"], row["value"]) for row in dead_letters] == [
         ("UnknownSchema", values[2]),
         ("InvalidAvro", values[3]),
     ]
@@ -130,7 +132,7 @@ def test_a_table_follows_the_schemas_of_its_records_and_what_does_not_fit_are_de
         (3, None),
         (4, 3.5),
     ]
-    (letter,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
-    assert (letter["error_class"], letter["kafka_offset"]) == ("TypeMismatch", 4)
+    (dead_letter,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert (dead_letter["error_class"], dead_letter["kafka_offset"]) == ("TypeMismatch", 4)
     audited = frazil("audit", stream.name, "--source")
     assert audited.returncode == 0, audited.stdout + audited.stderr

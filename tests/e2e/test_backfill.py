@@ -130,7 +130,7 @@ def kill_after(
     patch.setattr(owner, name, dying)
 
 
-def letters(_: Any, handle: Any, *__: Any) -> bool:
+def dead_letters(_: Any, handle: Any, *__: Any) -> bool:
     return handle.identifier.endswith("_dead_letters")
 
 
@@ -139,7 +139,7 @@ KILLS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "after a chunk's files": (stage_module, "_chunk", lambda *_: True),
     "after a chunk's journal": (JournalStore, "put", lambda *_: True),
     "after a chunk": (BackfillCommitter, "commit", lambda *_: True),
-    "after a chunk's dead letters": (BackfillCommitter, "_change", letters),
+    "after a chunk's dead letters": (BackfillCommitter, "_change", dead_letters),
     "after staging": (BackfillCommitter, "staged", lambda *_: True),
     "after the audit": (Backfill, "_audit", lambda *_: True),
     "before its dead letters are published": (backfill_commit, "_publish", lambda *_: True),

@@ -49,8 +49,8 @@ def test_what_run_wrote_is_clean_and_every_later_harm_is_found(stream: Any, even
     assert by_records.returncode == 1
     assert _findings(by_records) == {("miscounted", f"{stream.topic}-2", 5)}
 
-    letters = stream.table("_dead_letters")
-    letters.delete(f"kafka_topic = '{stream.topic}'")
+    dead_letters = stream.table("_dead_letters")
+    dead_letters.delete(f"kafka_topic = '{stream.topic}'")
     assert ("missing", f"{stream.topic}-0", 1) in _findings(frazil("audit", stream.name, "--source", "--json"))
 
 

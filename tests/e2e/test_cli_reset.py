@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
-from frazil.cli.options import person
+from frazil.cli.options import current_user
 from frazil.commit.marker import property_name
 from frazil.errors import AdoptionRequired, MarkerUnreadable, OffsetGap, RolledBack, TopicRecreated
 from frazil.history.points import Kind
@@ -43,8 +43,8 @@ def test_a_rolled_back_table_is_written_again_from_where_it_stands(stream: Any, 
     assert "It skips 601 offsets" in accepting.stdout
     assert frazil("reset", stream.name, "--to", "table", "--yes").returncode == 0
     reported = read_history(find_stream(stream.streams, stream.name), since_ms=0).happened
-    said = f"the stream was reset to table by {person()}: it skips nothing, and reads nothing again"
-    assert [what.sentence for what in reported if what.kind is Kind.ACT] == [said]
+    said = f"the stream was reset to table by {current_user()}: it skips nothing, and reads nothing again"
+    assert [what.sentence for what in reported if what.kind is Kind.USER_ACTION] == [said]
     stream.catch_up()
     assert stream.ids() == list(range(1000))
     _check_clean(frazil, stream)

@@ -29,9 +29,9 @@ def rows(stream: Any, *columns: str) -> list[tuple[Any, ...]]:
     return sorted((row["id"], *(row[name] for name in columns)) for row in found)
 
 
-def letters(stream: Any) -> list[tuple[str, str]]:
+def dead_letters(stream: Any) -> list[tuple[str, str]]:
     found = stream.table("_dead_letters").scan().to_arrow().to_pylist()
-    return sorted((letter["error_class"], letter["error"]) for letter in found)
+    return sorted((dead_letter["error_class"], dead_letter["error"]) for dead_letter in found)
 
 
 def schemas(stream: Any) -> int:
@@ -86,7 +86,7 @@ def test_a_new_field_becomes_an_optional_column_in_one_commit_before_the_batch(
     stream.catch_up()  # another process continues with the columns, without a change of the declaration
     assert schemas(stream) == 3
     assert rows(stream, "gate", "load")[-1] == (6, "B2", {"bags": 1, "doors": None, "more": {"deep": 1}})
-    assert letters(stream) == [("TypeMismatch", "weight: a number (double) is needed, this is the string 'heavy'")]
+    assert dead_letters(stream) == [("TypeMismatch", "weight: a number (double) is needed, this is the string 'heavy'")]
 
 
 def test_without_evolution_a_new_field_is_ignored(stream: Any):
@@ -96,7 +96,7 @@ def test_without_evolution_a_new_field_is_ignored(stream: Any):
     assert rows(stream) == [(0,)]
 
 
-def test_full_evolution_widens_columns_and_makes_them_optional_where_a_sound_record_needs_it(
+def test_full_evolution_widens_columns_and_makes_them_optional_where_a_valid_record_needs_it(
     evolving: Callable[[str], Any],
 ):
     stream = evolving("full")
@@ -129,7 +129,7 @@ def test_full_evolution_widens_columns_and_makes_them_optional_where_a_sound_rec
         (2, None, 12345.5),
         (None, None, None),
     }
-    assert letters(stream) == [
+    assert dead_letters(stream) == [
         ("MissingRequired", "at: required, and missing or null"),
         ("TypeMismatch", "count: a whole number (long) is needed, this is the string 'many'"),
     ]
@@ -255,7 +255,7 @@ def test_twenty_changes_in_a_minute_while_the_writer_is_killed_lose_and_repeat_n
         if filled and filled[0] % 2 == 0:
             assert row["grows"][f"g{filled[0]}"] == 1.5
     assert schemas(stream) <= changes + 1
-    assert letters(stream) == []
+    assert dead_letters(stream) == []
 
 
 def test_columns_are_renamed_and_dropped_while_the_writer_runs(
@@ -284,7 +284,7 @@ def test_columns_are_renamed_and_dropped_while_the_writer_runs(
     ]
     assert [row and row.timestamp() for _, row in rows(stream, "until")] == [1, None, None, 2, 3]
     assert "gate" not in stream.table().schema().column_names
-    assert letters(stream) == [("TypeMismatch", "note: a string is needed, this is the number 1")]
+    assert dead_letters(stream) == [("TypeMismatch", "note: a string is needed, this is the number 1")]
 
     stream.produce([record(6, note="again")])
     stream.catch_up()  # the declaration still has the old names

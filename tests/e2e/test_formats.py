@@ -52,8 +52,10 @@ def test_lines_of_fields_land_with_key_and_headers_and_the_audit_counts_each_onc
         ("A", "1.50", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), b"\xff"),
         ("B", None, None, None),
     ]
-    letters = sorted(stream.table("_dead_letters").scan().to_arrow().to_pylist(), key=lambda r: r["kafka_partition"])
-    assert [(r["error_class"], r["headers"] or None) for r in letters] == [
+    dead_letters = sorted(
+        stream.table("_dead_letters").scan().to_arrow().to_pylist(), key=lambda r: r["kafka_partition"]
+    )
+    assert [(r["error_class"], r["headers"] or None) for r in dead_letters] == [
         ("MissingRequired", [{"name": "trace", "value": b"t"}]),
         ("WrongFieldCount", None),
     ]
@@ -109,8 +111,8 @@ def test_lines_of_objects_land_once_declared_and_what_came_before_is_replayed_wh
         (6, 0, 2),
         (8, 2, 0),
     ]
-    (letter,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
-    assert (letter["error_class"], letter["error"][:7], letter["value"]) == (
+    (dead_letter,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert (dead_letter["error_class"], dead_letter["error"][:7], dead_letter["value"]) == (
         "NotAnObject",
         "line 2:",
         batch(7) + b"\nno object",

@@ -230,15 +230,15 @@ def test_bad_records_are_dead_letters_and_good_ones_do_not_wait(
     produce(kafka, name, [event(0), b"{", None, event(3), b'{"id":4}', b"\xff"])
     result = run(context, OffsetRange(name, 0, 0, 6))
     assert ids(result) == [0, 3]
-    letters = landed(result, "dead-letters")
-    assert [(row["kafka_offset"], row["key"], row["value"], row["error_class"]) for row in letters] == [
+    dead_letters = landed(result, "dead-letters")
+    assert [(row["kafka_offset"], row["key"], row["value"], row["error_class"]) for row in dead_letters] == [
         (1, b"k", b"{", "InvalidJson"),
         (2, b"k", None, "Tombstone"),
         (4, b"k", b'{"id":4}', "MissingRequired"),
         (5, b"k", b"\xff", "NotAnObject"),
     ]
-    assert letters[2]["error"] == "at: required, and missing or null"
-    assert {row["rejected_at"] for row in letters} == {datetime.fromtimestamp(REJECTED_AT_US / 1e6, UTC)}
+    assert dead_letters[2]["error"] == "at: required, and missing or null"
+    assert {row["rejected_at"] for row in dead_letters} == {datetime.fromtimestamp(REJECTED_AT_US / 1e6, UTC)}
     assert [(p.records, p.rejected) for p in result.progress] == [(2, 4)]
 
 
@@ -271,16 +271,16 @@ def test_keys_and_headers_are_columns_and_stay_with_dead_letters(
         (1, None, None, None),
         (4, "k4", None, b"x" * 2**17),
     ]
-    letters = landed(result, "dead-letters")
-    assert [(r["kafka_offset"], r["error_class"]) for r in letters] == [
+    dead_letters = landed(result, "dead-letters")
+    assert [(r["kafka_offset"], r["error_class"]) for r in dead_letters] == [
         (2, "InvalidUtf8"),
         (3, "InvalidJson"),
         (5, "InvalidJson"),
     ]
-    assert letters[0]["error"].startswith("user: the key is not UTF-8 (byte 0)")
-    assert letters[0]["headers"] == [{"name": "trace", "value": b"three"}]
-    assert letters[2]["headers"] is None
-    assert letters[1]["headers"] == [{"name": "trace", "value": b"\xff"}, {"name": "none", "value": None}]
+    assert dead_letters[0]["error"].startswith("user: the key is not UTF-8 (byte 0)")
+    assert dead_letters[0]["headers"] == [{"name": "trace", "value": b"three"}]
+    assert dead_letters[2]["headers"] is None
+    assert dead_letters[1]["headers"] == [{"name": "trace", "value": b"\xff"}, {"name": "none", "value": None}]
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
@@ -315,14 +315,14 @@ def test_odd_moments_of_records_and_of_kafka_are_dead_letters(
     assert producer.flush(30) == 0
     result = run(context, OffsetRange(name, 0, 0, 5))
     assert ids(result) == [0, 4]
-    letters = landed(result, "dead-letters")
-    assert [(row["kafka_offset"], row["error_class"]) for row in letters] == [
+    dead_letters = landed(result, "dead-letters")
+    assert [(row["kafka_offset"], row["error_class"]) for row in dead_letters] == [
         (1, "OutOfRange"),
         (2, "InvalidJson"),
         (3, "OutOfRange"),
     ]
-    assert [row["kafka_timestamp"] is None for row in letters] == [True, True, False]
-    assert f"kafka_timestamp: {2**62} milliseconds since 1970" in letters[1]["error"]
+    assert [row["kafka_timestamp"] is None for row in dead_letters] == [True, True, False]
+    assert f"kafka_timestamp: {2**62} milliseconds since 1970" in dead_letters[1]["error"]
     assert [(p.records, p.rejected) for p in result.progress] == [(2, 3)]
 
 
@@ -332,11 +332,15 @@ def test_records_that_are_dead_letters_already_are_counted_and_go_nowhere_good_o
     name = topic()
     produce(kafka, name, [b"1", event(1), event(2), b"3"])
     held = {(name, 0): BitMap64([0, 1]).serialize(), (name, 1): BitMap64([3]).serialize()}
-    again = dataclasses.replace(context, dead_letters_held=held, topic_ids={name: "the-id"})
+    again = dataclasses.replace(context, existing_dead_letters=held, topic_ids={name: "the-id"})
     result = run(again, OffsetRange(name, 0, 0, 4))
     assert ids(result) == [2]
-    (letter,) = landed(result, "dead-letters")
-    assert (letter["kafka_offset"], letter["topic_id"], letter["stream"]) == (3, "the-id", context.stream)
+    (dead_letter,) = landed(result, "dead-letters")
+    assert (dead_letter["kafka_offset"], dead_letter["topic_id"], dead_letter["stream"]) == (
+        3,
+        "the-id",
+        context.stream,
+    )
     assert [(p.records, p.rejected) for p in result.progress] == [(1, 3)]
 
 

@@ -227,7 +227,7 @@ def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_sta
     assert {group.group_id for group in admin.list_consumer_groups().result(30).valid} == groups
 
 
-def test_what_the_column_reader_cannot_do_is_read_as_messages_and_a_person_sees_it(
+def test_what_the_column_reader_cannot_do_is_read_as_messages_and_a_user_sees_it(
     source: Source, stream: DeclaredStream
 ) -> None:
     read = declared(stream, source, "a token of its own", source.topic)

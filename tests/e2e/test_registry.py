@@ -95,8 +95,8 @@ def test_records_of_every_subject_land_and_wait_for_a_registry_that_is_away(
     )
     stream.catch_up()
     assert drivers(stream) == ["Ann", "Bob"]
-    (letter,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
-    assert (letter["error_class"], letter["error"]) == (
+    (dead_letter,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert (dead_letter["error_class"], dead_letter["error"]) == (
         "UnknownSchema",
         f"the registry has no schema of id {late + 1000}",
     )
@@ -159,8 +159,10 @@ def test_protobuf_messages_of_a_schema_with_references_land(stream: Any, registr
         (7000, "Ann", [{"street": "A"}, {"street": "B"}]),
         (8000, None, None),
     ]
-    letters = sorted(stream.table("_dead_letters").scan().to_arrow().to_pylist(), key=lambda row: row["kafka_offset"])
-    assert [letter["error_class"] for letter in letters] == ["UnreadableSchema", "UnknownSchema"]
+    dead_letters = sorted(
+        stream.table("_dead_letters").scan().to_arrow().to_pylist(), key=lambda row: row["kafka_offset"]
+    )
+    assert [dead_letter["error_class"] for dead_letter in dead_letters] == ["UnreadableSchema", "UnknownSchema"]
 
 
 def test_infer_asks_the_registry_and_its_stream_takes_the_records(

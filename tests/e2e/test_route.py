@@ -30,8 +30,8 @@ def ids(identifier: str) -> list[int]:
     return sorted(load_catalog(None).load_table(identifier).scan(selected_fields=("id",)).to_arrow()["id"].to_pylist())
 
 
-def letters(stream: Any) -> list[str]:
-    return sorted(letter["error"] for letter in stream.table("_dead_letters").scan().to_arrow().to_pylist())
+def dead_letters(stream: Any) -> list[str]:
+    return sorted(dead_letter["error"] for dead_letter in stream.table("_dead_letters").scan().to_arrow().to_pylist())
 
 
 def tables() -> list[str]:
@@ -51,7 +51,7 @@ def test_records_go_to_tables_that_are_declared_and_to_tables_made_for_them(stre
     assert ids("test.orders") == [0, 7]
     assert (ids("test.of_pay"), ids(hashed)) == ([2, 5], [3])
     assert stream.ids() == [1]
-    assert letters(stream) == [
+    assert dead_letters(stream) == [
         (
             "field note: 'payment' gets no table: route.limit is 2, and the writer has made that many tables. Raise "
             "it, or give "
@@ -77,8 +77,8 @@ def test_a_table_that_is_somebody_elses_is_never_written_to(stream: Any) -> None
     stream.produce([record(1, "salaries"), record(2, "events"), record(3, "events_dead_letters"), record(4, "mine")])
     stream.catch_up()
     assert (ids("test.salaries"), stream.ids(), ids("test.mine")) == ([], [], [0, 4])
-    assert len(letters(stream)) == 3
-    assert letters(stream)[-1].endswith(
+    assert len(dead_letters(stream)) == 3
+    assert dead_letters(stream)[-1].endswith(
         "'salaries' gets no table: test.salaries exists, and was not made for it; if it is meant to have these "
         "rows, add it "
         "to route.tables"
@@ -98,7 +98,7 @@ def test_values_without_a_table_are_dead_letters_if_so_declared(stream: Any) -> 
     stream.produce([record(0, "a"), record(1, None), record(2, "b")])
     stream.catch_up()
     assert (ids("test.a"), stream.ids()) == ([0], [])
-    assert letters(stream) == ["field note: 'b' has no table", "field note: has no value"]
+    assert dead_letters(stream) == ["field note: 'b' has no table", "field note: has no value"]
 
 
 def test_a_table_in_trouble_is_left_behind_and_then_stops_the_stream_with_the_reason(
@@ -174,7 +174,7 @@ def test_a_table_that_cannot_be_made_at_first_sight_waits_alone_and_then_stops_t
     assert audit(stream.spec, window=None, with_source=True).findings == ()
 
 
-def test_a_table_that_was_dropped_while_rows_wait_goes_on_only_when_a_person_says_so(
+def test_a_table_that_was_dropped_while_rows_wait_goes_on_only_when_a_user_says_so(
     stream: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream.declare(BASE + "route: {by: field, name: note, template: 'test.of_{value}', lag: 1s}\n")

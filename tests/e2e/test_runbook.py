@@ -84,7 +84,7 @@ def test_a_stream_that_lags_is_reported_and_what_waits_is_written(kafka: Embedde
         assert re.search(NO_LAG, be_sure(rule), re.MULTILINE)
 
 
-def test_batches_that_wait_are_committed_by_the_writer_that_a_person_starts(kafka: EmbeddedKafka, rides: Rides) -> None:
+def test_batches_that_wait_are_committed_by_the_writer_that_a_user_starts(kafka: EmbeddedKafka, rides: Rides) -> None:
     name, file = rides
     produce(kafka, name, 100)
     spec, begin_ms = load_stream(file), clock.now_ms()

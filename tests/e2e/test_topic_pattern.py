@@ -101,8 +101,8 @@ def test_topics_join_and_leave_while_the_writer_runs(
     assert marker is not None
     ends = {topics.name(country): end for country, end in (("de", 6), ("fr", 2), ("it", 6), ("es", 2))}
     assert {topic: end for (topic, _), end in marker.offsets.items()} == ends
-    (letter,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
-    assert letter["topic_id"] == marker.source.topic_ids[topics.name("it")]
+    (dead_letter,) = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert dead_letter["topic_id"] == marker.source.topic_ids[topics.name("it")]
     audited = frazil("audit", stream.name, "--source", "--json")
     assert audited.returncode == 3, audited.stdout + audited.stderr
     # What Kafka has no more cannot be its witness.

@@ -151,8 +151,8 @@ def test_a_record_that_lacks_its_key_is_a_dead_letter(stream: Any) -> None:
     stream.produce([b'{"at": "2026-01-01T00:00:00Z"}', b'{"id": 1, "note": "gone"}', None, b'{"id": 2, "note": "a"}'])
     stream.catch_up()
     assert stream.ids() == []
-    letters = stream.table("_dead_letters").scan().to_arrow().to_pylist()
-    assert sorted(letter["kafka_offset"] for letter in letters) == [0, 2, 3]
+    dead_letters = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert sorted(dead_letter["kafka_offset"] for dead_letter in dead_letters) == [0, 2, 3]
 
 
 def test_the_audit_misses_a_dead_letter_that_somebody_deleted(stream: Any, frazil: Callable[..., Any]) -> None:

@@ -76,10 +76,10 @@ def test_one_task_reads_many_partitions_into_one_file(landed: Any):
 
 
 def test_what_cannot_be_decoded_is_a_dead_letter_and_holds_nothing_up(landed: Any):
-    letters = landed.table("_dead_letters").scan().to_arrow().to_pylist()
-    assert {(x["kafka_partition"], x["kafka_offset"]) for x in letters} == {(p, RECORDS // 4) for p in range(4)}
-    assert {x["value"] for x in letters} == set(BAD)
-    assert all(x["error_class"] and x["error"] for x in letters)
+    dead_letters = landed.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert {(x["kafka_partition"], x["kafka_offset"]) for x in dead_letters} == {(p, RECORDS // 4) for p in range(4)}
+    assert {x["value"] for x in dead_letters} == set(BAD)
+    assert all(x["error_class"] and x["error"] for x in dead_letters)
 
 
 def test_another_reader_of_iceberg_sees_the_same(landed: Any):

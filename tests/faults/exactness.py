@@ -24,8 +24,8 @@ def kills(exits: Iterable[ExitRecord]) -> list[int | None]:
 def check_exact(stream: Any, ids: Iterable[int], *, rejected: Iterable[bytes | None] = ()) -> None:
     """The table holds exactly these ids, the dead-letter table these values, and the disk exactly their files."""
     assert stream.ids() == sorted(ids)
-    letters = stream.table("_dead_letters").scan().to_arrow()["value"].to_pylist()
-    assert sorted(letters, key=repr) == sorted(rejected, key=repr)
+    dead_letters = stream.table("_dead_letters").scan().to_arrow()["value"].to_pylist()
+    assert sorted(dead_letters, key=repr) == sorted(rejected, key=repr)
     assert parquet_files(stream) == referenced_files(stream), "a file on disk is in no table, or the other way round"
 
 

@@ -78,7 +78,7 @@ class Process:
         if start == end:
             return False
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
-        held = BitMap64.deserialize(self.committer.held_letters(self.marker).get(TP, BitMap64().serialize()))
+        held = BitMap64.deserialize(self.committer.existing_dead_letters(self.marker).get(TP, BitMap64().serialize()))
         offsets = [offset for offset in range(start, end) if offset not in held]
         for _ in range(2 if leftover else 1):
             files = self.world.stage(self.tables, key, offsets)
@@ -91,7 +91,7 @@ class Process:
             source=SOURCE,
             progress=(RangeProgress(*TP, start, end, end - start - bad, bad, None),),
             files=files,
-            letters_seen=self.committer.letters_seen(),
+            newest_dead_letters=self.committer.newest_dead_letters(),
             idle=frozenset(),
             offsets_after={TP: end},
         )

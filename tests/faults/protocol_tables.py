@@ -338,7 +338,7 @@ class World:
             io=PyArrowFileIO(),
             file_name=file_namer(0, 0),
         )
-        made = [self._letter(o) if target == "dead-letters" else self._row(o) for o in offsets]
+        made = [self._dead_letter(o) if target == "dead-letters" else self._row(o) for o in offsets]
         writer.add(pa.Table.from_pylist(made, schema=writer.layout.arrow_schema))
         return writer.finish()
 
@@ -349,7 +349,7 @@ class World:
         change = {CHANGE: UPSERT if amount is not None else DELETE, KEPT: None}
         return {"id": key, "region": "eu", "amount": amount, "at": AT, **place, **change}
 
-    def _letter(self, offset: int) -> dict[str, Any]:
+    def _dead_letter(self, offset: int) -> dict[str, Any]:
         said = {"error_class": "NotJson", "error": "it is not JSON", "rejected_at": AT, "stream": STREAM}
         return {"kafka_topic": TP[0], "kafka_partition": TP[1], "kafka_offset": offset, **said}
 

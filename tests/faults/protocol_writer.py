@@ -21,7 +21,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import give_back, sweep_batch
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
-from frazil.ingest.dead_letters import HeldLetters
+from frazil.ingest.dead_letters import ExistingDeadLetters
 from frazil.kafka.log_watch import find_cut
 from frazil.kafka.retention import check_no_gap, lost_ranges
 from frazil.kafka.truncation import check_not_cut
@@ -76,7 +76,7 @@ class ModelStage:
         strict = any(f.required for f in Schema.model_validate_json(context.main.schema_json).fields)
         for r in task.ranges:
             read = self.topic.read(r.partition, r.start, r.end) if r.topic == self.topic.name else []
-            held = HeldLetters((r,), context.dead_letters_held).offsets(0)
+            held = ExistingDeadLetters((r,), context.existing_dead_letters).offsets(0)
             new = [(record, is_good(kind, strict=strict)) for record, kind in read if record[2] not in held]
             good += [record for record, fine in new if fine]
             bad += [record for record, fine in new if not fine]

@@ -72,11 +72,11 @@ def test_a_writer_that_a_dag_started_survives_a_kill_at_every_point_of_a_batch(
     assert kills(exits) == [128 + 9] * len(POINTS), "one kill at each point, and nothing else went wrong"
     produced = RECORDS * 10 // 9 - RECORDS * 10 // 9 // 10
     assert stream.ids() == list(range(produced))
-    letters = stream.table("_dead_letters").scan().to_arrow()
-    assert len(set(zip(*(letters[c].to_pylist() for c in ("kafka_partition", "kafka_offset")), strict=True))) == len(
-        letters
-    )
-    assert len(letters) == RECORDS * 10 // 9 // 10
+    dead_letters = stream.table("_dead_letters").scan().to_arrow()
+    assert len(
+        set(zip(*(dead_letters[c].to_pylist() for c in ("kafka_partition", "kafka_offset")), strict=True))
+    ) == len(dead_letters)
+    assert len(dead_letters) == RECORDS * 10 // 9 // 10
     # The writer removes what failed attempts left of a batch after it has committed it.
     eventually(lambda: parquet_files(stream) == referenced_files(stream))
     starts = [exits[i + 1].started_at_ms - exits[i].ended_at_ms for i in range(len(exits) - 1)]

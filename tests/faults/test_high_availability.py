@@ -239,7 +239,7 @@ def test_a_run_that_fails_on_another_host_than_the_triggerers_fails_once(deploym
         if len(runs) < 2:
             return False
         log = client.log(dag_id, runs[1]["dag_run_id"], "write")
-        return "hold (needs a person)" in log
+        return "hold (needs attention)" in log
 
     eventually(holds, within_s=300)
     assert len(client.runs(dag_id)) == 2

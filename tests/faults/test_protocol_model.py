@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 )
 from pyiceberg.exceptions import CommitFailedException
 
-from frazil.commit import held_letters, marker_change
+from frazil.commit import existing_dead_letters, marker_change
 from frazil.commit.adoption import rows_of
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.marker_change import reset
@@ -257,7 +257,7 @@ class Protocol(RuleBasedStateMachine):
     def others(self, what: str, stream: str, table: str, partition: int) -> None:
         """What appends, compacts and expires next to us, what changes the table, the topic, and what lands late."""
         world, topic = self.world, self.world.topics[stream]
-        acts: dict[str, Callable[[], None]] = {
+        operations: dict[str, Callable[[], None]] = {
             "append": world.foreign_append,
             "compact": lambda: world.compact(table),
             "expire": lambda: world.expire(table),
@@ -273,7 +273,7 @@ class Protocol(RuleBasedStateMachine):
             "an election": lambda: topic.elect(partition),
             "a log that was cut": lambda: self._a_log_that_was_cut(stream, partition, grows=table == MAIN),
         }
-        acts[what]()
+        operations[what]()
         self._recall()
 
     def _retention(self, stream: str, partition: int) -> None:
@@ -644,7 +644,7 @@ class Protocol(RuleBasedStateMachine):
 @pytest.mark.timeout(1200)
 def test_each_record_is_in_a_table_once_whatever_fails_between_any_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     Protocol.steps = 0
-    monkeypatch.setattr(held_letters, "tally", tally_of_the_world)
+    monkeypatch.setattr(existing_dead_letters, "tally", tally_of_the_world)
     run_state_machine_as_test(
         seed(SEED)(Protocol),  # type: ignore[arg-type]
         settings=settings(

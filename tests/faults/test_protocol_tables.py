@@ -206,14 +206,14 @@ class Tables(RuleBasedStateMachine):
     def _happens(self, what: str, name: str) -> None:
         """Next to whatever runs, also in the middle of a commit or of a merge."""
         name = name if name in self.world.names and name not in self.trouble else HOME
-        acts: dict[str, Callable[[], None]] = {
+        operations: dict[str, Callable[[], None]] = {
             "append": self.world.append,
             "compact": lambda: self.world.compact(name),
             "expire": lambda: self.world.expire(name),
             "a late commit lands": self.world.land_late,
             "another writer": self._another_writer,
         }
-        acts[what]()
+        operations[what]()
 
     def _another_writer(self) -> None:
         """Takes over, and commits what there is."""
@@ -258,7 +258,7 @@ class Tables(RuleBasedStateMachine):
 
     @precondition(lambda self: bool(self.trouble))
     @rule(forward=st.booleans())
-    def mend_a_routed_table(self, forward: bool) -> None:
+    def fix_a_routed_table(self, forward: bool) -> None:
         """A person puts it forward again, or lets it go on as it stands, made again if need be: `frazil route`."""
         name = min(self.trouble)
         head = self.trouble.pop(name)
@@ -360,7 +360,7 @@ class Tables(RuleBasedStateMachine):
         """One epoch in which nothing fails: everything is where it belongs, and no file is orphaned."""
         self.world.land_late()
         while self.trouble:
-            self.mend_a_routed_table(forward=False)
+            self.fix_a_routed_table(forward=False)
         writer = Process(self.world)
         writer.begin()
         while writer.stage(10_000, leftover=True):

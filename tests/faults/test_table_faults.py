@@ -177,7 +177,7 @@ def test_a_commit_whose_outcome_is_unknown_lands_once(
     check_exact(stream, range(1000))
 
 
-def test_a_deleted_journal_makes_its_batch_staged_anew(stream: Any, events: Any):
+def test_a_deleted_journal_makes_its_batch_staged_again(stream: Any, events: Any):
     stream.produce([*events(range(1000)), *BAD], partitions=4)
     crash_before_the_commit(stream)
     (journal,) = journals(stream)

@@ -300,11 +300,11 @@ def shown(row: Any) -> str:
 def check_damaged(topic: tuple[Kind, list[Any]], damages: list[Callable[[bytes], bytes]]) -> None:
     kind, values = topic
     peer = Peer(kind)
-    sound = [peer.written(value) for value in values]
-    damaged = [one(sound[i % len(sound)]) for i, one in enumerate(damages)]
+    valid = [peer.written(value) for value in values]
+    damaged = [one(valid[i % len(valid)]) for i, one in enumerate(damages)]
     decode = decoder(kind)
     alone = [outcomes(decode(Chunk.of_values([one])), 1)[0] for one in damaged]
-    mixed = [part for pair in zip(damaged, itertools.cycle(sound)) for part in pair]
+    mixed = [part for pair in zip(damaged, itertools.cycle(valid)) for part in pair]
     found = outcomes(decode(Chunk.of_values(mixed)), len(mixed))
     assert repr(found[::2]) == repr(alone)  # also of NaN
     assert found[1::2] == [peer.read(one)[0] for one in mixed[1::2]]

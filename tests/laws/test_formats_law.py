@@ -1,6 +1,6 @@
-"""Records of every format, sound and broken next to each other: each ends in one table, once, and with its value.
+"""Records of every format, valid and broken next to each other: each ends in one table, once, and with its value.
 
-Who wrote a sound record says what it is worth: Python's `json` and `csv`, fastavro and google.protobuf. The laws of
+Who wrote a valid record says what it is worth: Python's `json` and `csv`, fastavro and google.protobuf. The laws of
 single formats (`test_json_law`, `test_avro_law`, `test_protobuf_law`) go deeper into what one record may be.
 """
 
@@ -232,10 +232,10 @@ def topics(draw: st.DrawFn, form: str) -> Topic:
 
 
 def check(topic: Topic, damages: list[Callable[[bytes], bytes]], strays: list[bytes]) -> None:
-    """Stage sound records, damaged ones and bytes of any kind in turn."""
-    sound = [topic.write(row) for row in topic.some]
-    broken = [*(one(sound[i % len(sound)]) for i, one in enumerate(damages)), *strays]
-    values = [*sound, *broken]
+    """Stage valid records, damaged ones and bytes of any kind in turn."""
+    valid = [topic.write(row) for row in topic.some]
+    broken = [*(one(valid[i % len(valid)]) for i, one in enumerate(damages)), *strays]
+    values = [*valid, *broken]
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
         world = World(Path(folder), topic.spec, monkeypatch, chunk_records=3)
         context = replace(world.context(), format=carried_format(topic.spec.value_format))
@@ -249,10 +249,10 @@ def check(topic: Topic, damages: list[Callable[[bytes], bytes]], strays: list[by
         assert {name: in_order(landed[name]) for name in row} == {
             name: in_order(as_landed(value)) for name, value in row.items()
         }
-    for offset, letter in dead.items():
-        assert letter["value"] == values[offset - RANGE_START]
-        assert letter["error_class"]
-        assert letter["error"]
+    for offset, dead_letter in dead.items():
+        assert dead_letter["value"] == values[offset - RANGE_START]
+        assert dead_letter["error_class"]
+        assert dead_letter["error"]
 
 
 FORMS = ("json", "framed", "csv", "avro", "protobuf", "framed protobuf")

@@ -234,7 +234,7 @@ def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_odd_value_of_every_type_is_in_a_chunk_what_it_is_by_itself(name: str) -> None:
-    """Place it at the top, in a struct, a list, a struct in a list, and a map; alone and behind a sound neighbour."""
+    """Place it at the top, in a struct, a list, a struct in a list, and a map; alone and behind a valid neighbour."""
     for kind, form in (
         ("flat", '{"NAME":VALUE}'),
         ("nested", '{"in":{"r":1,"NAME":VALUE}}'),

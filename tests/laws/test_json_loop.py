@@ -170,8 +170,8 @@ NESTED = Schema(
 
 
 def test_the_loop_is_sure_of_what_usual_producers_write() -> None:
-    sound = [kind for kind, _ in SCALARS]
-    record = {f"c{i}": json.loads(SCALARS[i][1][0]) for i in range(len(sound))}
+    valid = [kind for kind, _ in SCALARS]
+    record = {f"c{i}": json.loads(SCALARS[i][1][0]) for i in range(len(valid))}
     nested = {"a": [record, record], "ab": {"x": ["é", None]}, "more": [{"deep": record}]}
     for schema, value in ((FLAT, record), (NESTED, nested)):
         for text in (

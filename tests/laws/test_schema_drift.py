@@ -16,15 +16,15 @@ from frazil.ingest.formats import decoder
 from frazil.ingest.formats.json.new_keys import SAMPLES
 from frazil.ingest.schema_drift import (
     MIXED,
+    FoundType,
     ListOf,
     MapOf,
     SchemaDrift,
-    Seen,
     StructOf,
     joined_drift,
     merged,
     new_fields,
-    seen_in,
+    type_of_value,
 )
 from frazil.table.evolution import Addition
 from frazil.table.growth import growth
@@ -46,7 +46,7 @@ LEAVES = st.sampled_from(
         MIXED,
     ]
 )
-TYPES: st.SearchStrategy[Seen] = st.recursive(
+TYPES: st.SearchStrategy[FoundType] = st.recursive(
     LEAVES,
     lambda inner: st.one_of(
         st.builds(ListOf, inner),
@@ -81,7 +81,7 @@ BASE = Schema(
 
 
 @given(TYPES, TYPES, TYPES)
-def test_merging_types_forgets_their_order(one: Seen, two: Seen, three: Seen):
+def test_merging_types_forgets_their_order(one: FoundType, two: FoundType, three: FoundType):
     assert merged(one, two) == merged(two, one)
     assert merged(one, merged(two, three)) == merged(merged(one, two), three)
     assert merged(one, one) == one
@@ -97,10 +97,10 @@ def test_so_does_joining_drift_and_it_survives_a_journey(one: SchemaDrift, two: 
 
 @given(st.lists(VALUES, max_size=4))
 def test_the_type_of_a_list_is_that_of_all_its_values(values: list[Any]):
-    element: Seen = None
+    element: FoundType = None
     for value in values:
-        element = merged(element, seen_in(value, 1))
-    assert seen_in(values) == ListOf(element)
+        element = merged(element, type_of_value(value, 1))
+    assert type_of_value(values) == ListOf(element)
 
 
 @given(st.lists(st.dictionaries(FIELDS, VALUES, max_size=3), max_size=8))

@@ -23,7 +23,7 @@ from frazil.aggregate.due import aggregated
 from frazil.aggregate.run import DayOutcome, aggregate_day
 from frazil.aggregate.spec import AggregationSpec, load_aggregation
 from frazil.errors import SchemaIncompatible, SpecError
-from frazil.lineage.jobs import telling
+from frazil.lineage.jobs import openlineage_jobs
 from frazil.table.catalogs import load_catalog
 from tests.lineage_backend import tracing
 
@@ -95,7 +95,7 @@ def test_the_snapshot_says_what_it_was_made_from_and_so_is_a_lineage_backend_rep
     shop.sell(2)
     with (
         tracing(monkeypatch) as received,
-        telling() as jobs,
+        openlineage_jobs() as jobs,
         DayRun(shop.catalog, shop.spec, DAY, given).reported(jobs),
     ):
         shop.run(given)

@@ -56,7 +56,7 @@ def live(tmp_path: Path, declared_stream: Callable[..., Any], frazil_home: Path)
         source=SOURCE,
         progress=tuple(RangeProgress(*tp, 0, LIVE, 0, 0, None) for tp in PARTITIONS),
         files=(),
-        letters_seen=None,
+        newest_dead_letters=None,
         idle=frozenset(),
         offsets_after=dict.fromkeys(PARTITIONS, LIVE),
     )
@@ -111,8 +111,8 @@ def asking(stream: Any, **requested: Any) -> Iterator[Backfill]:
 
 
 def rejected(stream: Any) -> list[tuple[int, bytes]]:
-    letters = stream.table("_dead_letters").scan().to_arrow()
-    return list(zip(letters["kafka_offset"].to_pylist(), letters["value"].to_pylist(), strict=True))
+    dead_letters = stream.table("_dead_letters").scan().to_arrow()
+    return list(zip(dead_letters["kafka_offset"].to_pylist(), dead_letters["value"].to_pylist(), strict=True))
 
 
 def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is_left_out(

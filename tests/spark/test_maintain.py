@@ -248,10 +248,10 @@ def test_a_plan_that_iceberg_finds_no_file_for_fails_and_says_so(
     made.land(3)
     find = spark_actions.partition_filter
     monkeypatch.setattr(spark_actions, "partition_filter", lambda jvm, _, **of: find(jvm, [(1,)], **of))
-    made_anew = MaintenancePlanner.compaction
+    recreate_table = MaintenancePlanner.compaction
 
     def overtaken(planner: MaintenancePlanner) -> Any:
-        plan = made_anew(planner)
+        plan = recreate_table(planner)
         made.land()
         return plan
 

@@ -157,7 +157,7 @@ def test_every_expectation_that_a_gate_knows_is_held_here():
 
 
 @pytest.mark.parametrize("cases", [CASES[::5], pytest.param(CASES, marks=pytest.mark.soak)], ids=["every fifth", "all"])
-def test_the_same_suite_gives_the_same_verdict_and_counts_on_both_engines(
+def test_the_same_suite_gives_the_same_result_and_counts_on_both_engines(
     spark: Any, tmp_path: Path, cases: Sequence[Case]
 ):
     by_pandas = _evaluate(_request(tmp_path, "arrow", "local", cases))

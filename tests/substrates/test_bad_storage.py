@@ -366,12 +366,12 @@ def test_a_batch_that_outlives_its_credentials_again_and_again_says_so(
     check_each_landed_once(writer.made, 2)
 
 
-def once(act: Callable[[], None]) -> Callable[[], None]:
-    acts = [act]
+def once(operation: Callable[[], None]) -> Callable[[], None]:
+    operations = [operation]
 
     def acted() -> None:
-        if acts:
-            acts.pop()()
+        if operations:
+            operations.pop()()
 
     return acted
 

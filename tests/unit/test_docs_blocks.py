@@ -277,11 +277,11 @@ def said(command: str) -> str:
 def test_validate_answers_as_the_guide_says(folder: Path) -> None:
     page = blocks("docs/how-to/declare-a-stream.md")
     declared, defaults, *_ = (block.text for block in page if block.kind == "yaml")
-    sound, broken = (block.answers()[0] for block in page if block.program.startswith("frazil validate"))
+    valid, broken = (block.answers()[0] for block in page if block.program.startswith("frazil validate"))
     (folder / "include/streams").mkdir(parents=True)
     (folder / "include/streams/_defaults.yaml").write_text(defaults)
     (folder / "include/streams/orders.yaml").write_text(declared)
-    assert said(sound[0]) == sound[1]
+    assert said(valid[0]) == valid[1]
     wrong = declared.replace("customer: string", "customer: varchar").replace(
         "event-time: ordered_at", "event-time: orderd_at"
     )

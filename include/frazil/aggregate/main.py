@@ -12,7 +12,7 @@ from frazil.aggregate.run import aggregate_day
 from frazil.aggregate.spec import AggregationSpec, find_aggregation, parse_day
 from frazil.errors import FrazilError
 from frazil.host.process_log import log_to_stderr
-from frazil.lineage.jobs import telling
+from frazil.lineage.jobs import openlineage_jobs
 from frazil.spark.application import start_session
 from frazil.table.catalogs import existing_catalog
 
@@ -42,7 +42,7 @@ def _run(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions
         given = choose_input(catalog, spec, day, day_signals(catalog, spec, day))
     else:
         given = given_input(catalog, spec, day, snapshot_id=snapshot_id, revisions=revisions)
-    with telling() as jobs, DayRun(catalog, spec, day, given).reported(jobs):
+    with openlineage_jobs() as jobs, DayRun(catalog, spec, day, given).reported(jobs):
         spark = start_session(f"frazil {spec.name} {day}", spec.catalog)
         try:
             log.info(aggregate_day(spark, catalog, spec, day=day, given=given).sentence)

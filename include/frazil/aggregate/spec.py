@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from frazil.errors import SpecError
-from frazil.spec.last_sound import FileKind, recall
+from frazil.spec.last_valid import FileKind, recall
 from frazil.spec.load import stream_files
 from frazil.spec.model import STREAM_NAME
 from frazil.spec.problems import meaning_of

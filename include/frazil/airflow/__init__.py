@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from frazil.airflow.declared import check_declarations
     from frazil.airflow.health.dag import health_dag
     from frazil.airflow.maintenance.dag import maintenance_dag
+    from frazil.airflow.notifications import each_alert
     from frazil.airflow.partitions.dag import partition_dags
     from frazil.airflow.partitions.sensor import PartitionCompleteSensor
-    from frazil.airflow.telling import each_alert
     from frazil.airflow.writers.dag import writer_dags
     from frazil.airflow.writers.operator import WriterOperator
     from frazil.airflow.writers.trigger import WriterTrigger
@@ -66,7 +66,7 @@ _MODULES = {
     "daily_dags": "frazil.airflow.aggregations.dag",
     "dead_letters_dag": "frazil.airflow.dead_letters.dag",
     "reopened_dag_id": "frazil.airflow.aggregations.dag",
-    "each_alert": "frazil.airflow.telling",
+    "each_alert": "frazil.airflow.notifications",
     "health_dag": "frazil.airflow.health.dag",
     "maintenance_dag": "frazil.airflow.maintenance.dag",
     "writer_dag_id": "frazil.airflow.dag_ids",

@@ -34,7 +34,7 @@ def is_shared(task_ids: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class TaskSubject:
     """The stream or table that a task is about; both are None for a task about all streams or a shared application."""
 
     stream: str | None = None
@@ -46,7 +46,7 @@ class Subject:
         return page_path(self.stream, self.table)
 
 
-def subject_of(dag_id: str, task_id: str, *, label: str | None, form: Mapping[str, Any], shared: bool) -> Subject:
+def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[str, Any], shared: bool) -> TaskSubject:
     """Return the stream or table that a task instance is about. Pure.
 
     :param label: the name of a mapped task instance, as Airflow's UI shows it; None before it starts.
@@ -56,16 +56,16 @@ def subject_of(dag_id: str, task_id: str, *, label: str | None, form: Mapping[st
     writer, partitions = writer_dag_id(""), partitions_dag_id("")
     if dag_id.startswith(writer):
         if shared:
-            return Subject(task_id.removeprefix(STREAM_TASK) if task_id.startswith(STREAM_TASK) else None)
-        return Subject(dag_id.removeprefix(writer))
+            return TaskSubject(task_id.removeprefix(STREAM_TASK) if task_id.startswith(STREAM_TASK) else None)
+        return TaskSubject(dag_id.removeprefix(writer))
     if dag_id.startswith(partitions):
-        return Subject(table=dag_id.removeprefix(partitions))
+        return TaskSubject(table=dag_id.removeprefix(partitions))
     if dag_id == AUDITS_DAG:
-        return Subject(label)
+        return TaskSubject(label)
     if dag_id == MAINTENANCE_DAG:
-        return Subject(label.removeprefix(ROUTE)) if label and label.startswith(ROUTE) else Subject(table=label)
+        return TaskSubject(label.removeprefix(ROUTE)) if label and label.startswith(ROUTE) else TaskSubject(table=label)
     stream, table = (_text(form.get(key)) for key in ("stream", "table"))
-    return Subject(stream, table)
+    return TaskSubject(stream, table)
 
 
 def _text(value: Any) -> str | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from airflow.sdk import BaseNotifier
 
-from frazil.airflow.telling import Call, telling
+from frazil.airflow.notifications import Call, with_message
 from frazil.errors import SpecError
 from frazil.operations.message import Message
 from frazil.spec.model import StreamSpec
@@ -127,12 +127,12 @@ def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = No
 
     Each gets the task's context, with the message as `frazil`.
     """
-    return [telling(call, message_of) for call in _listed(given) or _named(ON_FAILURE_VARIABLE)]
+    return [with_message(call, message_of) for call in _listed(given) or _named(ON_FAILURE_VARIABLE)]
 
 
 def resolved_notifiers(given: OnFailure | None, message_of: MessageOf) -> list[Call]:
     """Return the notifiers of an alert that ended. Each gets the task's context, with the message as `frazil`."""
-    return [telling(call, message_of) for call in _listed(given) or _named(ON_RESOLVED_VARIABLE)]
+    return [with_message(call, message_of) for call in _listed(given) or _named(ON_RESOLVED_VARIABLE)]
 
 
 def late_callback() -> Any:

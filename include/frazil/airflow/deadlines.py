@@ -14,8 +14,8 @@ from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
 from frazil.airflow.dag_profile import late_callback
+from frazil.airflow.notifications import CONTEXT_KEY
 from frazil.airflow.page.address import base_url, page_url
-from frazil.airflow.telling import CONTEXT_KEY
 from frazil.operations.message import Message, late_run
 
 log = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ def deadline(interval: timedelta, *, sentence: str, on_late: OnLate | None = Non
     `sentence` is the text of the report.
     """
     target = AsyncCallback(on_late or late_callback() or say)
-    callback = AsyncCallback(tell, kwargs={"sentence": sentence, "to": target.path})
+    callback = AsyncCallback(notify_late, kwargs={"sentence": sentence, "to": target.path})
     return DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, interval=interval, callback=callback)
 
 
-async def tell(*, sentence: str, to: str, context: Mapping[str, Any]) -> None:
+async def notify_late(*, sentence: str, to: str, context: Mapping[str, Any]) -> None:
     """Call the function at the import path `to` with the message. Airflow calls this in the triggerer."""
     module, _, name = to.rpartition(".")
     on_late = getattr(import_module(module), name)

@@ -13,7 +13,7 @@ from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS
 from frazil.errors import SpecError
 from frazil.spec.conflicts import conflicts
-from frazil.spec.last_sound import STREAMS, find_declared
+from frazil.spec.last_valid import STREAMS, find_declared
 from frazil.spec.load import find_stream, streams_of
 from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.routed_stream import seen_by
@@ -38,16 +38,16 @@ class DeclaredStream:
 
 def all_streams(folder: Path) -> list[DeclaredStream]:
     """Return every stream of the folder, including recently removed streams, once each and sorted by name."""
-    sound: dict[Path, StreamSpec] = {}
+    valid: dict[Path, StreamSpec] = {}
     found: dict[str, DeclaredStream] = {}
     for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()):
         if one.spec is not None and one.problem is None:
-            sound[one.path] = one.spec
+            valid[one.path] = one.spec
         else:
             name = one.spec.name if one.spec else _name_in(one.path)
             found[name] = DeclaredStream(name, one.spec, one.problem, one.removed, one.missing)
-    clashes = conflicts(sound)
-    for path, spec in sound.items():
+    clashes = conflicts(valid)
+    for path, spec in valid.items():
         own = "\n".join(clash for clash in clashes if clash.startswith(f"{path}: "))
         before = found.get(spec.name)
         problem = "\n".join(filter(None, [before.problem if before else None, own])) or None

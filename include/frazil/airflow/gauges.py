@@ -42,7 +42,7 @@ _HEALTH_GAUGES = (
 )
 
 
-def tell_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
+def report_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
     """Export the health of measured tables, and the number of active alerts of each subject."""
     standing = dict.fromkeys(found, 0)
     for alert in active:
@@ -51,17 +51,17 @@ def tell_health(found: Mapping[str, TableHealth | str | None], active: Iterable[
         _export("frazil.table.alerts", count, table=name)
     for name, health in found.items():
         if isinstance(health, TableHealth):
-            _tell_table(name, health)
+            _report_table(name, health)
 
 
-def tell_windows(table: str, cursor: Cursor | None) -> None:
+def report_windows(table: str, cursor: Cursor | None) -> None:
     """Export the time up to which a table's windows are decided, and the number of held windows."""
     if cursor is not None:
         _export("frazil.windows.complete_through_timestamp_seconds", cursor.through_us / 1_000_000, table=table)
         _export("frazil.windows.held", len(cursor.held), table=table)
 
 
-def _tell_table(table: str, health: TableHealth) -> None:
+def _report_table(table: str, health: TableHealth) -> None:
     for name in _HEALTH_GAUGES:
         _export(f"frazil.table.{name}", getattr(health, name), table=table)
     for stream in health.streams:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperatorLink
 
-from frazil.airflow.dag_ids import Subject, is_shared, partitions_dag_id, subject_of
+from frazil.airflow.dag_ids import TaskSubject, is_shared, partitions_dag_id, task_subject
 from frazil.airflow.data_docs import address as data_docs
 from frazil.airflow.page import address as page
 
@@ -56,7 +56,7 @@ class OperationsLink(TaskLink):
     name = "Operations page"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        return _on_page(_seen(operator, ti_key).path)
+        return _on_page(_task_subject(operator, ti_key).path)
 
 
 class DataDocsLink(TaskLink):
@@ -74,7 +74,7 @@ class ReleaseLink(TaskLink):
     name = "Release a held window"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        return _on_page(f"{_seen(operator, ti_key).path}?act=release") if _of_windows(ti_key.dag_id) else ""
+        return _on_page(f"{_task_subject(operator, ti_key).path}?action=release") if _of_windows(ti_key.dag_id) else ""
 
 
 LINKS = (OperationsLink(), DataDocsLink(), ReleaseLink())
@@ -88,7 +88,7 @@ def _on_page(path: str) -> str:
     return f"{page.base_url()}{page.PREFIX}/index.html#{path}"
 
 
-def _seen(operator: BaseOperator, ti_key: TaskInstanceKey) -> Subject:
+def _task_subject(operator: BaseOperator, ti_key: TaskInstanceKey) -> TaskSubject:
     """Return the stream or table of a task instance, read from Airflow's database."""
     from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
     from airflow.models.taskinstance import TaskInstance  # noqa: PLC0415 - as above
@@ -105,7 +105,7 @@ def _seen(operator: BaseOperator, ti_key: TaskInstanceKey) -> Subject:
     form = select(DagRun.conf).where(DagRun.dag_id == ti_key.dag_id, DagRun.run_id == ti_key.run_id)
     with create_session() as session:
         said, given = session.scalar(label), session.scalar(form)
-    return subject_of(
+    return task_subject(
         ti_key.dag_id,
         ti_key.task_id,
         label=said if said != str(ti_key.map_index) else None,

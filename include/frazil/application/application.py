@@ -31,7 +31,7 @@ from frazil.host.launcher import LaunchRequest
 from frazil.host.records import Launch, LaunchKind
 from frazil.host.writer_log import rotate_full
 from frazil.spec.application import Application, shared_applications
-from frazil.spec.last_sound import STREAMS, Found, find_declared
+from frazil.spec.last_valid import STREAMS, Found, find_declared
 from frazil.spec.model import StreamSpec
 from frazil.stream.hosting import PLANNED_S, Foldings, Heartbeats, Hosting, KafkaClients, Turns
 from frazil.stream.writer import Writer
@@ -77,7 +77,7 @@ class HostedStream(SupervisedStream):
         return self._declaration.read()
 
     def request(self, *, generation: int, connections: Connections) -> LaunchRequest:  # noqa: ARG002
-        spec = self._sound_spec()
+        spec = self._valid_spec()
         return LaunchRequest((), {}, spec.fingerprint(), generation, (self.name,))
 
 

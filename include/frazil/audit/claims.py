@@ -71,7 +71,23 @@ def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> C
     backfills = list(published(journals, metadata, marker.stream))
     summed = _summed(live, _of_backfills(journals, backfills))
     repeats = None if backfills else _repeats(journals, metadata, live)
-    return dataclasses.replace(summed, replayed=_replayed(journals, backfills), repeats=repeats)
+    gone = tuple(_gone(journals, marker, metadata, live))
+    return dataclasses.replace(summed, gone=gone, replayed=_replayed(journals, backfills), repeats=repeats)
+
+
+def _gone(journals: JournalStore, marker: Marker, metadata: TableMetadata, live: Sequence[Journal]) -> Iterator[str]:
+    """Yield the paths that snapshots name and that have no readable record.
+
+    Leaves out the records that `frazil forget` deleted: the rows of their batches are reported by themselves.
+    """
+    keys = {record.key for record in live}
+    first = min(keys, default=None)
+    for _, path in commit_records(metadata, marker.stream):
+        if (key := key_of(path)) is None or key in keys:
+            continue
+        is_forgotten = marker.fate(key) is Fate.UNKNOWN and (first is None or key < first)
+        if not is_forgotten and journals.read(path) is None:
+            yield path
 
 
 def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:

@@ -32,16 +32,16 @@ def compare(evidence: Evidence) -> tuple[Finding, ...]:
         *_log_cut(evidence),
         *_unclaimed(evidence),
         *_miscounted(evidence, _rows(evidence)),
-        *_miscounted(evidence, _letters(evidence)),
+        *_miscounted(evidence, _dead_letter_claims(evidence)),
         *_not_compared(evidence),
         *_limits(evidence),
     ]
     return tuple(f for f in found if f.count)
 
 
-def compare_letters(evidence: Evidence) -> tuple[Finding, ...]:
+def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
     """Return findings about the dead letters. Pure."""
-    found = [*_duplicated_letters(evidence), *_miscounted(evidence, _letters(evidence))]
+    found = [*_duplicated_dead_letters(evidence), *_miscounted(evidence, _dead_letter_claims(evidence))]
     return tuple(f for f in found if f.count)
 
 
@@ -68,10 +68,10 @@ def duplicates(evidence: Evidence) -> int:
 
 def _duplicates(e: Evidence) -> Iterable[Finding]:
     yield _too_many(e, e.tables, e.rows, duplicates(e))
-    yield from _duplicated_letters(e)
+    yield from _duplicated_dead_letters(e)
 
 
-def _duplicated_letters(e: Evidence) -> Iterable[Finding]:
+def _duplicated_dead_letters(e: Evidence) -> Iterable[Finding]:
     yield _too_many(e, "the dead-letter table", e.dead_letters, _copies(e.dead_letters, e))
 
 
@@ -175,12 +175,12 @@ def _rows(e: Evidence) -> _TableClaims:
     return _TableClaims("row", e.rows, claimed, e.groups, missing(e), covered(e.rewritten), _accepted(e))
 
 
-def _letters(e: Evidence) -> _TableClaims:
+def _dead_letter_claims(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return max(0, r.rejected - e.replayed_of(r))
 
     twice = covered(e.rewritten)
-    return _TableClaims("dead letter", e.dead_letters, claimed, e.letter_groups, BitMap64(), twice, _accepted(e))
+    return _TableClaims("dead letter", e.dead_letters, claimed, e.dead_letter_groups, BitMap64(), twice, _accepted(e))
 
 
 def _accepted(e: Evidence) -> BitMap64:
@@ -191,12 +191,12 @@ def _miscounted(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
     """Compare commit records with a table. Records already reported as missing are not reported again."""
     fewer = more = 0
     first: Group | None = None
-    of_rows, letters, there = witness.tally is e.rows, _letters(e), _there(e)
+    of_rows, dead_letters, there = witness.tally is e.rows, _dead_letter_claims(e), _there(e)
     for group in witness.groups:
         missing_, surplus = witness.compare(group)
         if of_rows and _is_exact(e, group):
             lost = group.lowest(_records) - len(there & group.offsets)
-            missing_ = max(missing_, lost - letters.compare(group)[0])
+            missing_ = max(missing_, lost - dead_letters.compare(group)[0])
         if e.drops_repeats and of_rows:
             missing_ = 0
         fewer, more = fewer + missing_, more + surplus
@@ -229,8 +229,8 @@ def _hidden(e: Evidence, group: Group) -> int:
 
     None, if each range's dead letters are those of its commit record: then each was rejected each time.
     """
-    letters = _letters(e)
-    if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == letters.claimed(r) for r in group.audited):
+    dead_letters = _dead_letter_claims(e)
+    if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == dead_letters.claimed(r) for r in group.audited):
         return 0
     return len(e.dead_letters.seen & group.offsets)
 

@@ -72,7 +72,7 @@ class Evidence:
         return self.replayed.get(r.topic_id, BitMap64()).range_cardinality(r.start, r.end)
 
     @property
-    def letter_groups(self) -> list[Group]:
+    def dead_letter_groups(self) -> list[Group]:
         """Groups of the current topic only: dead letters of a former topic share no offsets with it."""
         current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
         return groups(*current)

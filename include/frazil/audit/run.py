@@ -10,7 +10,7 @@ from pyiceberg.table.snapshots import Operation
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import compare, compare_counts, compare_letters, compare_repeats, duplicates, missing
+from frazil.audit.compare import compare, compare_counts, compare_dead_letters, compare_repeats, duplicates, missing
 from frazil.audit.evidence import Evidence, InKafka, explained, gather
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import merged_ranges
@@ -117,7 +117,7 @@ class _Run:
             claimed,
             rows=together([default, *(one.rows for one in routed)]) if routed else default,
             tables="the route" if routed else "the table",
-            dead_letters=self.letters(claimed),
+            dead_letters=self.tally_dead_letters(claimed),
             kafka=kafka,
             whole=self.window is None,
             drops_repeats=self.drops_repeats,
@@ -129,23 +129,28 @@ class _Run:
             of_tables = (finding for finding in of_tables if finding.kind is not FindingKind.MISCOUNTED)
         return found, (*notes, *of_tables)
 
-    def letters(self, claimed: Claims) -> Tallies:
+    def tally_dead_letters(self, claimed: Claims) -> Tallies:
         """Tally the dead letters as they are once the last published backfill or replay has ended.
 
         Leaves out dead letters that a replay has yet to remove, and includes those that a backfill has yet to add.
         """
         ids = self.marker.source.topic_ids
         wanted = Wanted(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
-        letters = tally(self.tables.dead_letters.refresh(), wanted)
+        dead_letters = tally(self.tables.dead_letters.refresh(), wanted)
         own = self.tables.dead_letters.current().properties
         backfill = unsettled(self.table.properties, own, self.marker.stream)
         if backfill is None:
-            return letters
+            return dead_letters
         if not backfill.replays:
             staged = replace(wanted, branch=branch_name(backfill.stream))
-            return together([letters, tally(self.tables.dead_letters.current(), staged)])
-        settled = {tp: of.get(ids.get(tp[0], ""), BitMap64()) for tp, of in claimed.replayed.items() if tp in letters}
-        return {**letters, **{tp: OffsetTally([*(letters[tp].seen - offsets)]) for tp, offsets in settled.items()}}
+            return together([dead_letters, tally(self.tables.dead_letters.current(), staged)])
+        settled = {
+            tp: of.get(ids.get(tp[0], ""), BitMap64()) for tp, of in claimed.replayed.items() if tp in dead_letters
+        }
+        return {
+            **dead_letters,
+            **{tp: OffsetTally([*(dead_letters[tp].seen - offsets)]) for tp, offsets in settled.items()},
+        }
 
     def _topics(self, claimed: Claims) -> set[str]:
         return {topic for topic, _ in claimed.ranges.keys() | self.marker.offsets.keys()}
@@ -210,8 +215,10 @@ def audit_changes(
         compared: Callable[[Evidence], tuple[Finding, ...]] = compare
         evidence, notes = run.evidence(claimed)
     else:
-        compared, notes = compare_letters, ()
-        evidence = gather(marker, claimed, rows={}, dead_letters=run.letters(claimed), kafka={}, whole=window is None)
+        compared, notes = compare_dead_letters, ()
+        evidence = gather(
+            marker, claimed, rows={}, dead_letters=run.tally_dead_letters(claimed), kafka={}, whole=window is None
+        )
     if _replayed_meanwhile(run):
         return None
     evidence = _with_other_claims(run, claimed, evidence, compared)
@@ -242,7 +249,7 @@ def _before(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...
 def _replayed_meanwhile(run: _Run) -> bool:
     """Whether a replay has removed dead letters whose rows the main table did not have yet when the audit read it."""
     backfill = read_backfill(run.table.properties, run.marker.stream)
-    if run.marker.routed is not None:  # tables of a route get their rows before the letters leave
+    if run.marker.routed is not None:  # tables of a route get their rows before the dead letters leave
         now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
         if now and now.replays and now.state is BackfillState.PUBLISHED and now != backfill:
             return True

@@ -159,10 +159,10 @@ def _compared(
             "that Kafka no longer has. `frazil reset STREAM --to marker` goes on there"
         )
         yield Finding(FindingKind.LOG_CUT, 1, sentence, f"{topic}-{partition}")
-    gone = {tp: first[tp] - start for tp, start in starts.items() if first.get(tp, 0) > start}
+    gone = sum(max(0, min(first.get(tp, 0), marker.offsets[tp]) - start) for tp, start in starts.items())
     if gone:
-        sentence = f"Kafka has deleted {counted(sum(gone.values()), 'record')} of them: nothing is known about these"
-        yield Finding(FindingKind.NOT_COMPARED, len(gone), sentence, spec.name)
+        sentence = f"Kafka has deleted {counted(gone, 'record')} of them: nothing is known about these"
+        yield Finding(FindingKind.NOT_COMPARED, gone, sentence, spec.name)
     # Everything up to the marker: a later record of a key is what the table has.
     ranges = tuple(
         OffsetRange(*tp, max(start, first.get(tp, start)), min(marker.offsets[tp], ends[tp].stable))
@@ -200,7 +200,7 @@ class _Replay:
         found = stage_context(self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids)
         found = self.sinks.placed(self.spec, found)
         targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in found.targets.items()}
-        context = dataclasses.replace(found, targets=targets, dead_letters_held=self._held())
+        context = dataclasses.replace(found, targets=targets, existing_dead_letters=self._held())
         return stage(context, StageTask(0, self.ranges), attempt=0, on_progress=lambda _: None), context
 
     def _held(self) -> dict[TopicPartition, bytes]:
@@ -208,8 +208,8 @@ class _Replay:
         records.
         """
         wanted = Wanted(self.topics, None, self.topic_ids, self.spec.name)
-        letters = tally(self.tables.dead_letters.refresh(), wanted)
-        return {tp: of.seen.serialize() for tp, of in letters.items() if of.seen}
+        dead_letters = tally(self.tables.dead_letters.refresh(), wanted)
+        return {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
 
     def merge_context(self, staged: StageContext, target: Target, folder: Path) -> MergeContext:
         """Return the context of a merge into a table; the merge is never committed."""

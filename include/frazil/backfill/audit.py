@@ -25,7 +25,7 @@ def whole_ranges(
     """
     found = defaultdict[TopicPartition, BitMap64](BitMap64)
     for tp in wanted.keys() & claimed.keys():
-        there = _seen(tallies, tp)
+        there = _offsets_in(tallies, tp)
         for r in claimed[tp]:
             if not r.selects and there.range_cardinality(r.start, r.end) >= r.records + r.rejected:
                 found[tp] |= between(r.start, r.end)
@@ -62,8 +62,8 @@ def spans_of(journals: Iterable[Journal]) -> Spans:
 
 def landed_elsewhere(staged: Staged) -> int:
     """Count the staged records that are also in the tables by now."""
-    own = {tp: _seen((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
-    return sum(len(offsets & _seen(staged.elsewhere, tp)) for tp, offsets in own.items())
+    own = {tp: _offsets_in((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
+    return sum(len(offsets & _offsets_in(staged.elsewhere, tp)) for tp, offsets in own.items())
 
 
 def problems(staged: Staged) -> list[str]:
@@ -79,7 +79,7 @@ def problems(staged: Staged) -> list[str]:
         if copies:
             said.append(f"{copies:,} {name} are on the branch more than once")
     for tp, offsets in (staged.source or {}).items():
-        lost = offsets - _seen((staged.rows, staged.dead_letters), tp)
+        lost = offsets - _offsets_in((staged.rows, staged.dead_letters), tp)
         if lost:
             said.append(
                 f"{tp[0]}-{tp[1]}: {len(lost):,} records that its source has are not on it, the first at {lost.min():,}"
@@ -91,12 +91,12 @@ def in_other_tables(staged: Mapping[Target, Tallies], there: Mapping[Target, Tal
     """Report staged changes whose rows are in other tables, from when the route was declared otherwise."""
     for target, own in staged.items():
         for other in there.keys() - {target}:
-            if found := sum(len(tally.seen & _seen((there[other],), tp)) for tp, tally in own.items()):
+            if found := sum(len(tally.seen & _offsets_in((there[other],), tp)) for tp, tally in own.items()):
                 of = counted(found, "record")
                 yield f"{of} for table {target} landed in {other}, when the route was declared otherwise"
 
 
-def _seen(tallies: Iterable[Tallies], tp: TopicPartition) -> BitMap64:
+def _offsets_in(tallies: Iterable[Tallies], tp: TopicPartition) -> BitMap64:
     whole = BitMap64()
     for tally in tallies:
         if tp in tally:

@@ -52,16 +52,16 @@ def tally_merged(table: Table, journals: Iterable[Journal]) -> dict[TopicPartiti
     return tally_files(table.io, (file.path for file in changes_of(journals)))
 
 
-def gone(spans: Spans, letters: Tallies) -> dict[TopicPartition, BitMap64]:
+def gone(spans: Spans, dead_letters: Tallies) -> dict[TopicPartition, BitMap64]:
     """Return those offsets of the spans that are not dead letters, or no longer."""
-    return {tp: offsets - _seen(letters, tp) for tp, offsets in bitmaps(spans).items()}
+    return {tp: offsets - _offsets_in(dead_letters, tp) for tp, offsets in bitmaps(spans).items()}
 
 
-def settled_meanwhile(rows: Tallies, letters: Tallies) -> Tallies:
+def settled_meanwhile(rows: Tallies, dead_letters: Tallies) -> Tallies:
     """Return the staged offsets that are no longer dead letters."""
-    left: Mapping[TopicPartition, BitMap64] = {tp: rows[tp].seen - _seen(letters, tp) for tp in rows}
+    left: Mapping[TopicPartition, BitMap64] = {tp: rows[tp].seen - _offsets_in(dead_letters, tp) for tp in rows}
     return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}
 
 
-def _seen(letters: Tallies, tp: TopicPartition) -> BitMap64:
-    return letters[tp].seen if tp in letters else BitMap64()
+def _offsets_in(dead_letters: Tallies, tp: TopicPartition) -> BitMap64:
+    return dead_letters[tp].seen if tp in dead_letters else BitMap64()

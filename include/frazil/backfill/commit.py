@@ -55,7 +55,7 @@ from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.merging import MergeWriter
 from frazil.commit.mode import MERGED
-from frazil.commit.replayed_letters import failed_again, settled_letters
+from frazil.commit.replayed_dead_letters import failed_again, settled_dead_letters
 from frazil.commit.row_changes import RowChangeWriter
 from frazil.commit.rules import check_same_source
 from frazil.commit.snapshot import SnapshotWriter
@@ -63,7 +63,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
 from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, WriterBusy
-from frazil.history.supervision import tell_act
+from frazil.history.supervision import record_action
 from frazil.ingest.contract import StagedFile, is_routed
 from frazil.offsets.spans import TopicPartition, merged, overlap
 from frazil.spec.units import counted
@@ -102,7 +102,7 @@ class BackfillCommitter:
 
         backfill = _append(tables, tables.main, begun)
         committer = cls(tables, _staging_tables(tables, backfill.id), backfill)
-        _append(tables, tables.dead_letters, committer._fenced_letters)
+        _append(tables, tables.dead_letters, committer._fenced_dead_letters)
         committer._settle()
         if len(backfill.batches) == 1:
             committer._add_to_history(f"begins, for the run {request.run}" if request.run else "begins")
@@ -176,8 +176,8 @@ class BackfillCommitter:
             return Done(backfill) if backfill.has(journal.key) else backfill.with_chunk(journal, planned=planned)
 
         commits = [self._change(self.tables.main, with_chunk, files=journal.staged_for("main"))]
-        if letters := journal.staged_for("dead-letters"):
-            commits.insert(0, self._change(self.tables.dead_letters, with_chunk, files=letters))
+        if dead_letters := journal.staged_for("dead-letters"):
+            commits.insert(0, self._change(self.tables.dead_letters, with_chunk, files=dead_letters))
         self.backfill = commit_snapshots(commits, retry_policy=self.tables.retry_policy)
         sweep_batch(self.own, journal, is_merged=False)
         return self.backfill
@@ -198,7 +198,7 @@ class BackfillCommitter:
         rows = tuple(file for file in files if file.content not in MERGED)
         return _commit_of(self.tables, handle, decide, files=rows)
 
-    def _fenced_letters(self, _: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
+    def _fenced_dead_letters(self, _: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
         if found and found.epoch >= self.backfill.epoch:  # epochs count up over all backfills of the stream
             return Done(check_mine(found, self.backfill))
         if found is None or found.id != self.backfill.id:
@@ -304,7 +304,7 @@ def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = 
 
 def _add_to_history(tables: StreamTables, sentence: str) -> None:
     """Append a sentence to the stream's history."""
-    tell_act(tables.main.current(), tables.stream, sentence, at_ms=tables.clock_ms())
+    record_action(tables.main.current(), tables.stream, sentence, at_ms=tables.clock_ms())
 
 
 def unfinished(tables: StreamTables) -> BackfillMarker | None:
@@ -314,8 +314,8 @@ def unfinished(tables: StreamTables) -> BackfillMarker | None:
     backfill = _backfill_of(tables.main, tables.stream)
     if backfill is None or backfill.is_open or backfill.state is not BackfillState.PUBLISHED:
         return backfill if backfill and backfill.is_open else None
-    letters = _backfill_of(tables.dead_letters, tables.stream)
-    return backfill if letters and letters.id == backfill.id and letters.is_open else None
+    dead_letters = _backfill_of(tables.dead_letters, tables.stream)
+    return backfill if dead_letters and dead_letters.id == backfill.id and dead_letters.is_open else None
 
 
 def clear_ended(tables: StreamTables) -> str | None:
@@ -362,7 +362,7 @@ def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
             record, ids = record_of(tables.journals, backfill), topic_ids(own_chunks)
             again = failed_again(tables.dead_letters.current(), rejected)
             operation = "replay"
-            written = RowChangeWriter(settled_letters(backfill.stream, record.replayed, ids, again))
+            written = RowChangeWriter(settled_dead_letters(backfill.stream, record.replayed, ids, again))
         summary = {
             "frazil.operation": operation,
             "frazil.backfill": backfill.id,

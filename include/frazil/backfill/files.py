@@ -125,7 +125,7 @@ class FileSource:
                 raise StaleBatch(
                     f"stream {request.stream!r} was moved behind dead letters that were being replayed, to {name} "
                     f"offset {live or 0:,}: nothing was changed. Run `frazil dlq replay {request.stream}` again: it "
-                    "leaves out letters that the stream reads again"
+                    "leaves out dead letters that the stream reads again"
                 )
             if live is None:
                 raise SpecError(

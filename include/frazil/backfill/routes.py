@@ -27,7 +27,7 @@ from frazil.commit.missing_rows import missing_rows
 from frazil.commit.rules import files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, commit_snapshot
-from frazil.commit.waiting_files import written_anew
+from frazil.commit.waiting_files import written_again
 from frazil.errors import (
     AdoptionRequired,
     CommitUnavailable,
@@ -175,7 +175,7 @@ def _follow(tables: StreamTables, backfill: BackfillMarker, target: Target, file
         return
     _check_followed(table, tables.stream, target)
     folder = f"{data_location(table)}/{staging_stream(tables.stream, backfill.id)}/{backfill.epoch:08d}/{1:08d}"
-    written = written_anew(tables, table, files, target, folder=folder)
+    written = written_again(tables, table, files, target, folder=folder)
     writer = merging_older(tables, written)
     summary = {
         "frazil.operation": "replay" if backfill.replays else "backfill",

@@ -39,7 +39,7 @@ def check_has_own(spec: StreamSpec, marker: Marker | None) -> Marker:
     Raises AdoptionRequired if the marker does not exist.
     """
     if marker is None:
-        raise AdoptionRequired(f"stream {spec.name!r} has no marker: nothing tells which letters are its own")
+        raise AdoptionRequired(f"stream {spec.name!r} has no marker: nothing tells which dead letters are its own")
     return marker
 
 
@@ -102,9 +102,9 @@ def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
     `found` is the stream's last backfill.
     """
     if found is not None and found.id == backfill_id and found.abandoned_by:
-        act = "the replay of dead letters" if found.replays else "backfill"
+        operation = "the replay of dead letters" if found.replays else "backfill"
         raise BackfillAbandoned(
-            _abandoned(f"{found.abandoned_by} abandoned {act} {found.id} of stream {found.stream!r}")
+            _abandoned(f"{found.abandoned_by} abandoned {operation} {found.id} of stream {found.stream!r}")
         )
 
 
@@ -164,9 +164,9 @@ def read_on(backfill: BackfillMarker) -> str:
 
 def ended_meanwhile(backfill: BackfillMarker) -> str:
     """Return the message for a run during whose start another backfill or replay ended."""
-    act = "replay of dead letters" if backfill.replays else "backfill"
+    operation = "replay of dead letters" if backfill.replays else "backfill"
     return (
-        f"another {act} of stream {backfill.stream!r}, {backfill.id}, ended while this command began (it is "
+        f"another {operation} of stream {backfill.stream!r}, {backfill.id}, ended while this command began (it is "
         f"{backfill.state}). "
         "This command changed nothing: run it again"
     )
@@ -176,12 +176,11 @@ def ended_before(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
     """Return the message for an operator who abandons a backfill that has ended; `last` is the stream's last
     backfill.
     """
-    act = "replay of dead letters" if backfill.replays else "backfill"
+    operation = "replay of dead letters" if backfill.replays else "backfill"
     now = f"its last one is {last.id}, which is {last.state}" if last else "its table no longer names one"
     return (
-        f"it was not abandoned: the {act} {backfill.id} of stream {backfill.stream!r} had ended, and {now}. Nothing "
-        "was "
-        "changed. *What happened* on the page says whether it was published"
+        f"it was not abandoned: the {operation} {backfill.id} of stream {backfill.stream!r} had ended, and {now}. "
+        "Nothing was changed. *What happened* on the page says whether it was published"
     )
 
 

@@ -136,10 +136,10 @@ class Backfill:
         held = [bitmaps(spans_of(staged))]
         if self.request.dead_letters:
             held.append(self._gone(wanted, marker.source))
-        if not self._by_letters:
-            *rows, letters = tallies = self._tallies(table, marker, wanted, claimed)
+        if not self._by_dead_letters:
+            *rows, dead_letters = tallies = self._tallies(table, marker, wanted, claimed)
             whole = backfill_audit.whole_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
-            held += [whole, seen(letters)]
+            held += [whole, seen(dead_letters)]
             exact = self.source.holding(missing(wanted, union([*held, *map(seen, rows)])))
             if _pieces(exact) <= MAX_SPANS or not self._drops_its_own(table):
                 return BackfillPlan(self._in_pieces(exact), self.source.max_records(wanted), identity)
@@ -262,12 +262,12 @@ class Backfill:
         if self.request.dead_letters:
             claimed = claimed or claims(self.opened.tables.journals, marker, table.metadata)
             spans = missing(spans, claimed.former_offsets(marker.source.topic_ids))
-        letters: Tallies = {} if self.request.dead_letters else self._letters(spans, marker.source)
+        dead_letters: Tallies = {} if self.request.dead_letters else self._dead_letters(spans, marker.source)
         if self.spec.mode == "upsert":
-            return (letters,)
+            return (dead_letters,)
         wanted = Wanted({topic for topic, _ in spans}, spans)
         rows = tally(table, wanted), tally(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name)))
-        return (*rows, *self._routed(table, marker, spans, claimed).values(), letters)
+        return (*rows, *self._routed(table, marker, spans, claimed).values(), dead_letters)
 
     def _routed(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
@@ -283,14 +283,14 @@ class Backfill:
             raise RouteBehind(f"stream {self.spec.name!r} is not backfilled: what it landed is unknown. {problems[0]}")
         return {one.renamed or one.target: one.rows for one in found}
 
-    def _letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
+    def _dead_letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
         """Tally the dead-letter table; for a replay, without discarded dead letters."""
         requested = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
         wanted = dataclasses.replace(requested, discarded=not self.request.dead_letters)
         return tally(self.opened.tables.dead_letters.refresh(), wanted)
 
     def _gone(self, spans: Spans, source: SourceIdentity) -> dict[TopicPartition, BitMap64]:
-        return gone(spans, self._letters(spans, source))
+        return gone(spans, self._dead_letters(spans, source))
 
     @property
     def _merges(self) -> bool:
@@ -298,7 +298,7 @@ class Backfill:
         return merging_mode(self.spec) is not None
 
     @property
-    def _by_letters(self) -> bool:
+    def _by_dead_letters(self) -> bool:
         """Whether the dead-letter table, instead of the stream's table, shows what a replay still has to land."""
         return self.request.dead_letters is not None and (self._merges or self.route is not None)
 
@@ -331,12 +331,12 @@ class Backfill:
         rows = together([default, *routed.values()])
         if self.spec.mode == "upsert":  # a record may be several changes, but lands as a whole
             rows = {tp: OffsetTally([*of.seen]) for tp, of in rows.items()}
-        if self._by_letters:
+        if self._by_dead_letters:
             elsewhere: tuple[Tallies, ...] = ()
         else:
             elsewhere = self._tallies(table, marker, spans)[-1 if self._drops_its_own(table) else 0 :]
         if self.request.dead_letters:
-            elsewhere = (*elsewhere, settled_meanwhile(rows, self._letters(spans, marker.source)))
+            elsewhere = (*elsewhere, settled_meanwhile(rows, self._dead_letters(spans, marker.source)))
         is_whole = self.request.event_times_us is None and not self._skips_records
         staged = Staged(
             journals,

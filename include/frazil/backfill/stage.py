@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 
 
 def run(
-    backfill: Backfill, engine: Engine, tell: Callable[[BackfillMarker], None] = lambda _: None
+    backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage, audit and publish. Returns None if no record is missing. Calls `tell` after each chunk.
+    """Stage, audit and publish. Returns None if no record is missing. Calls `on_chunk` after each chunk.
 
     Starts over if the stream was reset, and stages the rest if the stream has read further.
     """
     for attempt in range(ATTEMPTS):
         try:
-            return backfill.publish() if stage(backfill, engine, tell) else None
+            return backfill.publish() if stage(backfill, engine, on_chunk) else None
         except (StaleBatch, WriterBusy):
             if attempt == ATTEMPTS - 1:
                 raise
@@ -40,7 +40,7 @@ def run(
 
 
 def stage(
-    backfill: Backfill, engine: Engine, tell: Callable[[BackfillMarker], None] = lambda _: None
+    backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
     """Stage all missing records on the branch, one chunk at a time; returns None if no record is missing.
 
@@ -64,7 +64,7 @@ def stage(
         if plan is None or backfill.request.dead_letters:  # letters may have been discarded until the lane began
             plan = backfill.plan(committer.backfill)
         for done in _chunks(backfill, engine, committer, plan):
-            tell(done)
+            on_chunk(done)
         return committer.staged()
     except StaleBatch:
         backfill.drop()
@@ -126,7 +126,7 @@ def _chunk(
         source=source,
         progress=tuple(p for result in results for p in result.progress),
         files=tuple(f for result in results for f in result.files),
-        letters_seen=None,
+        newest_dead_letters=None,
         idle=frozenset(),
         offsets_after={},
     )

@@ -13,14 +13,14 @@ from frazil.backfill.commit import abandon
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import json_option, person, stream_argument, streams_option
+from frazil.cli.options import current_user, json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo, echo_fields, echo_json, working
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nested
 from frazil.commit.opened import OpenStream, open_stream, read_stream
 from frazil.commit.reset import Offsets
-from frazil.kafka.admin import PERSON_WAITS_S
+from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
@@ -80,7 +80,7 @@ def backfill(  # noqa: PLR0913 - a command's options
     if status or end_it:
         opened = read_stream(spec) if status else open_stream(spec)
         last = read_backfill(opened.tables.main.refresh().metadata.properties, stream)
-        _tell(last, spec, as_json=as_json) if status else _abandon(opened, last, yes=yes)
+        _print_result(last, spec, as_json=as_json) if status else _abandon(opened, last, yes=yes)
         return
     request = _request(stream, wanted)
     if not dry_run:
@@ -88,7 +88,7 @@ def backfill(  # noqa: PLR0913 - a command's options
         return
     from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - loads the decoders, only for a dry run
 
-    with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S, read_only=True) as requested:
+    with open_backfill(spec, request, kafka_timeout_s=INTERACTIVE_TIMEOUT_S, read_only=True) as requested:
         found = estimate(requested, requested.plan(requested.last()))
     echo_json(found) if as_json else echo("\n".join(sentences(found, stream=stream)))
 
@@ -102,15 +102,15 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     with working("starting Spark") as step, open_backfill(spec, request) as requested:
         requested.check()
 
-        def tell(done: BackfillMarker) -> None:
+        def show_progress(done: BackfillMarker) -> None:
             step(done.chunks, done.planned, f"{counted(done.records, 'row')} staged")
 
         with SparkEngine(small) as engine:
-            last = run(requested, engine, tell)
+            last = run(requested, engine, show_progress)
     if last is None and not as_json:
         echo(f"Stream {spec.name}: no requested record is missing.")
     else:
-        _tell(last, spec, as_json=as_json)
+        _print_result(last, spec, as_json=as_json)
 
 
 def _request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
@@ -134,7 +134,7 @@ def _absolute(files: str | None) -> str | None:
     return files if not files or "://" in files else str(Path(files).absolute())
 
 
-def _tell(last: BackfillMarker | None, spec: StreamSpec, *, as_json: bool) -> None:
+def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: bool) -> None:
     if as_json:
         echo_json(last)
     elif last is None:
@@ -167,4 +167,4 @@ def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> N
     echo(f"Backfill {last.id} has staged {staged} in {counted(last.chunks, 'chunk')}; main has none of them.")
     ask(f"Abandon it, and remove them{on_branch}?", yes=yes)
     # It may have been published while the prompt waited.
-    echo(f"Backfill {last.id} is {abandon(opened.tables, last, by=person()).state}.")
+    echo(f"Backfill {last.id} is {abandon(opened.tables, last, by=current_user()).state}.")

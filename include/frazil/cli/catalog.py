@@ -10,7 +10,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import TableAlreadyExistsError
 
 from frazil.cli.options import json_option
-from frazil.cli.output import Teller, echo, echo_json
+from frazil.cli.output import CommandOutput, echo, echo_json
 from frazil.errors import SpecError
 from frazil.spark.jars import ROOTS
 from frazil.spark.java import require_pyspark
@@ -60,7 +60,7 @@ def register(table: str, metadata: str, *, name: str | None, older: bool, as_jso
     Example:
       frazil register city.rides file:///lake/city/rides/metadata/00412-….metadata.json
     """
-    teller, catalog = Teller(as_json), load_catalog(name)
+    output, catalog = CommandOutput(as_json), load_catalog(name)
     namespace = Catalog.namespace_from(table)
     if not namespace:
         raise SpecError(f"{table!r} is not a table identifier; write namespace.table")
@@ -76,8 +76,8 @@ def register(table: str, metadata: str, *, name: str | None, older: bool, as_jso
         except TableAlreadyExistsError:
             raise SpecError(f"the catalog {catalog.name!r} has a table {table}: nothing was registered") from None
     snapshots = counted(len(found.metadata.snapshots), "snapshot")
-    teller.say(f"{table} is in the catalog {catalog.name!r} again, with {snapshots}, in {found.location()}.")
-    teller.end(catalog=catalog.name, table=table, metadata=metadata, location=found.location())
+    output.say(f"{table} is in the catalog {catalog.name!r} again, with {snapshots}, in {found.location()}.")
+    output.end(catalog=catalog.name, table=table, metadata=metadata, location=found.location())
 
 
 @click.command()
@@ -103,6 +103,6 @@ def package(target: Path, storage: tuple[str, ...], *, as_json: bool) -> None:
     storages = storage or installed_storages()
     make_package(target, storages=storages, say=lambda text: echo(text, err=True))
     where = ", ".join(("folders", *storages))
-    size, teller = target.stat().st_size, Teller(as_json)
-    teller.say(f"{target}: {size / 2**20:.0f} MiB, for tables in {where}")
-    teller.end(package=target, bytes=size, storages=storages)
+    size, output = target.stat().st_size, CommandOutput(as_json)
+    output.say(f"{target}: {size / 2**20:.0f} MiB, for tables in {where}")
+    output.end(package=target, bytes=size, storages=storages)

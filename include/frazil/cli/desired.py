@@ -13,12 +13,12 @@ from typing import Any
 import click
 
 from frazil import clock
-from frazil.cli.options import checked_reason, json_option, person, stream_argument, streams_option
-from frazil.cli.output import Teller, echo
+from frazil.cli.options import checked_reason, current_user, json_option, stream_argument, streams_option
+from frazil.cli.output import CommandOutput, echo
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.spec.application import find_application
-from frazil.spec.last_sound import find_or_recall
+from frazil.spec.last_valid import find_or_recall
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired
@@ -35,13 +35,13 @@ def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
 
     @wraps(command)
     def each(stream: str, streams_folder: Path, reason: str, *, as_json: bool, **more: Any) -> None:
-        teller = Teller(as_json)
+        output = CommandOutput(as_json)
         application = find_application(streams_folder, stream)
         names = [spec.name for spec in application.streams] if application else [stream]
-        stores = {name: command(name, streams_folder, reason, teller=teller, **more) for name in names}
+        stores = {name: command(name, streams_folder, reason, output=output, **more) for name in names}
         if application and command.__name__ != "pause":  # its task in Airflow may have been marked failed
-            DesiredStore.of_application(stream).resume(by=person(), reason=reason)
-        teller.end(
+            DesiredStore.of_application(stream).resume(by=current_user(), reason=reason)
+        output.end(
             streams={
                 name: {"desired": store.read(), "on-every-host": store.beside_table} for name, store in stores.items()
             }
@@ -53,7 +53,7 @@ def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
 
 @click.command()
 @_arguments
-def pause(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -> DesiredStore:
+def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutput) -> DesiredStore:
     """Stop the writer of STREAM, and keep it stopped.
 
     The name of a shared application selects all of its streams.
@@ -68,12 +68,12 @@ def pause(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -> 
     """
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke continues, and can be stopped
     desired = open_desired(spec)
-    desired.pause(by=person(), reason=reason)
+    desired.pause(by=current_user(), reason=reason)
     stops = _foreground(stream) or "its writer stops after the current batch"
     if spec.resources.driver_in_cluster:
         stops = "its driver in the cluster notices within half a minute, and stops after its current batch"
-    teller.say(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
-    _say_where(spec, desired, _lost(spec, desired), teller)
+    output.say(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
+    _say_where(spec, desired, _lost(spec, desired), output)
     if problem:
         echo(problem, err=True)
     return desired
@@ -87,7 +87,7 @@ def pause(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -> 
     help="After CircuitOpen: accept the rejected records that Kafka has now as dead letters, however many they are. "
     "Later ones count again.",
 )
-def resume(stream: str, streams_folder: Path, reason: str, *, teller: Teller, accept: bool) -> DesiredStore:
+def resume(stream: str, streams_folder: Path, reason: str, *, output: CommandOutput, accept: bool) -> DesiredStore:
     """Let the writer of STREAM run again.
 
     The name of a shared application selects all of its streams.
@@ -101,23 +101,23 @@ def resume(stream: str, streams_folder: Path, reason: str, *, teller: Teller, ac
     """
     spec = find_stream(streams_folder, stream)
     if accept:
-        _accept_rejects(spec, reason, teller)
+        _accept_rejects(spec, reason, output)
     desired = open_desired(spec)
-    desired.resume(by=person(), reason=reason)
+    desired.resume(by=current_user(), reason=reason)
     lost = _lost(spec, desired)
     starts = "its supervisor (Airflow) starts it within seconds, if its DAG is not paused"
     if _foreground(stream):
         starts = "it runs in the foreground"
     elif lost:
         starts = "its writer cannot continue before its table is back"
-    teller.say(f"{stream} is to run: {starts}.")
-    _say_where(spec, desired, lost, teller)
+    output.say(f"{stream} is to run: {starts}.")
+    _say_where(spec, desired, lost, output)
     return desired
 
 
 @click.command()
 @_arguments
-def restart(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -> DesiredStore:
+def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOutput) -> DesiredStore:
     """Replace the writer of STREAM with a new one.
 
     The name of a shared application selects all of its streams.
@@ -132,19 +132,19 @@ def restart(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -
     spec = find_stream(streams_folder, stream)
     desired = open_desired(spec)
     if how := _foreground(stream):
-        teller.say(f"{stream} is not restarted: {how}. Nothing was changed: it stays {desired.read().mode}.")
+        output.say(f"{stream} is not restarted: {how}. Nothing was changed: it stays {desired.read().mode}.")
         return desired
-    desired.restart(by=person(), reason=reason)
+    desired.restart(by=current_user(), reason=reason)
     lost = _lost(spec, desired)
     starts = "its supervisor (Airflow) starts it once the current batch has committed, if its DAG is not paused"
     if lost:
         starts = "it cannot continue before its table is back"
-    teller.say(f"{stream} gets a new writer: {starts}.")
-    _say_where(spec, desired, lost, teller)
+    output.say(f"{stream} gets a new writer: {starts}.")
+    _say_where(spec, desired, lost, output)
     return desired
 
 
-def _accept_rejects(spec: StreamSpec, reason: str, teller: Teller) -> None:
+def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> None:
     """Accept rejected records up to the current ends of the topics, so that unseen records are not included."""
     from frazil.commit.accepted_rejects import AcceptedRejects, accept  # noqa: PLC0415 - with librdkafka, for --accept
     from frazil.commit.opened import open_kafka, open_stream  # noqa: PLC0415
@@ -153,10 +153,10 @@ def _accept_rejects(spec: StreamSpec, reason: str, teller: Teller) -> None:
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
         ends = kafka.ends(topics.partitions)
-    accept(opened.tables, AcceptedRejects(ends, topics.identity, person(), reason, clock.now_ms()))
+    accept(opened.tables, AcceptedRejects(ends, topics.identity, current_user(), reason, clock.now_ms()))
     named = [f"{topic}[{partition}]@{end}" for (topic, partition), end in sorted(ends.items())]
     more = f" and {len(named) - ENDS_NAMED:,} more" if len(named) > ENDS_NAMED else ""
-    teller.say(f"Rejected records before {', '.join(named[:ENDS_NAMED])}{more} become dead letters, however many.")
+    output.say(f"Rejected records before {', '.join(named[:ENDS_NAMED])}{more} become dead letters, however many.")
 
 
 def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:
@@ -164,11 +164,11 @@ def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:
     return None if desired.beside_table else lost_table(spec)
 
 
-def _say_where(spec: StreamSpec, desired: DesiredStore, lost: str | None, teller: Teller) -> None:
+def _say_where(spec: StreamSpec, desired: DesiredStore, lost: str | None, output: CommandOutput) -> None:
     """Report on which hosts the desired state applies: without a table, on this host only."""
     if not desired.beside_table:
         why = lost or f"the catalog has no table {spec.table.identifier} yet"
-        teller.say(f"This holds on this host only, because {why}.")
+        output.say(f"This holds on this host only, because {why}.")
 
 
 def _foreground(stream: str) -> str | None:

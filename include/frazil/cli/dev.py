@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from frazil.cli.options import json_option
-from frazil.cli.output import Teller, echo, echo_json
+from frazil.cli.output import CommandOutput, echo, echo_json
 from frazil.dev import process
 from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
 from frazil.dev.catalogs import FILE, write_configuration
@@ -86,65 +86,67 @@ def up(  # noqa: PLR0913 - a command's options
     Example:
       frazil dev up --kafka-port 19092 --object-store --airflow
     """
-    teller = Teller(as_json)
+    output = CommandOutput(as_json)
     kafka = _kafka(kafka_port).start()
-    teller.say(f"Kafka    {kafka.bootstrap}   log {_short(kafka.log)}")
-    schemas = _start_registry(registry_port, teller) if registry else None
-    store = _start_object_store(object_store_port, catalog_port, teller) if object_store else None
-    database = _start_postgres(postgres_port, teller) if postgres else None
+    output.say(f"Kafka    {kafka.bootstrap}   log {_short(kafka.log)}")
+    schemas = _start_registry(registry_port, output) if registry else None
+    store = _start_object_store(object_store_port, catalog_port, output) if object_store else None
+    database = _start_postgres(postgres_port, output) if postgres else None
     if spark_cluster:
-        _start_spark_cluster(spark_port, teller)
+        _start_spark_cluster(spark_port, output)
     if airflow:
         started = _airflow(airflow_port, kafka.bootstrap).start()
-        teller.say(f"Airflow  {started.url}   sign in as admin with the password {started.password}")
-    _tell_settings(kafka, schemas, teller)
+        output.say(f"Airflow  {started.url}   sign in as admin with the password {started.password}")
+    _print_settings(kafka, schemas, output)
     if store or database:
-        _tell_catalogs(store, database, teller)
-    teller.end(**_document(parts()))
+        _print_catalogs(store, database, output)
+    output.end(**_document(parts()))
 
 
-def _start_registry(port: int | None, teller: Teller) -> EmbeddedRegistry:
+def _start_registry(port: int | None, output: CommandOutput) -> EmbeddedRegistry:
     schemas = _registry(port).start()
-    teller.say(f"Registry {schemas.url}   log {_short(schemas.log)}")
+    output.say(f"Registry {schemas.url}   log {_short(schemas.log)}")
     return schemas
 
 
-def _start_object_store(port: int | None, catalog_port: int | None, teller: Teller) -> EmbeddedObjectStore:
+def _start_object_store(port: int | None, catalog_port: int | None, output: CommandOutput) -> EmbeddedObjectStore:
     store = _object_store(port, catalog_port).start()
-    teller.say(f"S3       {store.endpoint}   log {_short(store.log)}")
-    teller.say(f"REST     {store.catalog_uri}   the catalog of the bucket {LAKE}")
+    output.say(f"S3       {store.endpoint}   log {_short(store.log)}")
+    output.say(f"REST     {store.catalog_uri}   the catalog of the bucket {LAKE}")
     return store
 
 
-def _start_postgres(port: int | None, teller: Teller) -> EmbeddedPostgres:
+def _start_postgres(port: int | None, output: CommandOutput) -> EmbeddedPostgres:
     database = _postgres(port).start()
-    teller.say(f"Postgres {database.address}   log {_short(database.log)}")
+    output.say(f"Postgres {database.address}   log {_short(database.log)}")
     return database
 
 
-def _start_spark_cluster(port: int | None, teller: Teller) -> None:
+def _start_spark_cluster(port: int | None, output: CommandOutput) -> None:
     master = _spark_cluster(port).start().master
-    teller.say(
+    output.say(
         f"Spark    {master.address}   for resources.master; rest-port {master.rest_port}; log {_short(master.log)}"
     )
 
 
-def _tell_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, teller: Teller) -> None:
+def _print_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, output: CommandOutput) -> None:
     """Print the settings with which streams find the servers."""
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
-        teller.say(f"\nStreams look for Kafka on port {DEFAULT_KAFKA_PORT} unless told:\n")
-        teller.say(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
+        output.say(f"\nStreams look for Kafka on port {DEFAULT_KAFKA_PORT} unless told:\n")
+        output.say(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
     if schemas:
-        teller.say("\nA stream of Avro finds its schemas there with:\n\n  source:")
-        teller.say(f"    format: {{type: avro, registry: {{url: '{schemas.url}'}}}}")
+        output.say("\nA stream of Avro finds its schemas there with:\n\n  source:")
+        output.say(f"    format: {{type: avro, registry: {{url: '{schemas.url}'}}}}")
 
 
-def _tell_catalogs(store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None, teller: Teller) -> None:
+def _print_catalogs(
+    store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None, output: CommandOutput
+) -> None:
     folder = home() / "dev"
     names = write_configuration(folder, store=store, database=database, local_warehouse=home() / "warehouse")
-    teller.say(f"\nThe catalogs {' and '.join(names)} are in {_short(folder / FILE)}, with their passwords.")
+    output.say(f"\nThe catalogs {' and '.join(names)} are in {_short(folder / FILE)}, with their passwords.")
     if os.environ.get("PYICEBERG_HOME") != str(folder):
-        teller.say(f"PyIceberg and frazil use them after:\n\n  export PYICEBERG_HOME={folder}")
+        output.say(f"PyIceberg and frazil use them after:\n\n  export PYICEBERG_HOME={folder}")
 
 
 @dev.command()
@@ -162,9 +164,9 @@ def down(*, as_json: bool) -> None:
         all_parts.airflow, all_parts.spark, all_parts.kafka, all_parts.registry, all_parts.store, all_parts.database
     ):  # fmt: skip
         part.stop()
-    teller = Teller(as_json)
-    teller.say(f"ended {', '.join(running)}" if running else "nothing was running")
-    teller.end(ended=running)
+    output = CommandOutput(as_json)
+    output.say(f"ended {', '.join(running)}" if running else "nothing was running")
+    output.end(ended=running)
 
 
 @dev.command()

@@ -15,14 +15,14 @@ from frazil import clock
 from frazil.backfill.commit import unfinished
 from frazil.backfill.eligible import check_coordinates
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import checked_reason, json_option, person, stream_argument, streams_option
+from frazil.cli.options import checked_reason, current_user, json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, working
 from frazil.cli.positions import MomentText
 from frazil.commit.opened import OpenStream, read_stream
 from frazil.dead_letters.counts import counts, samples
 from frazil.dead_letters.discard import Mark, discard
 from frazil.dead_letters.left_out import LeftOut, left_out, sentences
-from frazil.dead_letters.letters import ERROR_CLASS, Selection
+from frazil.dead_letters.selection import ERROR_CLASS, Selection
 from frazil.safe_text import safe
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
@@ -85,9 +85,9 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
     elif not found:
         echo(f"Stream {stream} has no such dead letters.")
     else:
-        rows = [(f"{c.day}", c.reason, f"{c.letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
-        numbers = frozenset({"letters", "replayed in vain", "discarded"})
-        echo_table(["day", "reason", "letters", "replayed in vain", "discarded"], rows, numbers=numbers)
+        rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
+        numbers = frozenset({"dead letters", "replayed in vain", "discarded"})
+        echo_table(["day", "reason", "dead letters", "replayed in vain", "discarded"], rows, numbers=numbers)
     if (backfill := unfinished(opened.tables)) and backfill.replays:
         echo(
             f"A replay of stream {stream} ({backfill.request['dead-letters']}) runs, or was interrupted: "
@@ -112,18 +112,18 @@ def show(  # noqa: PLR0913 - a command's options
     """
     opened = _open(stream, streams_folder, which["reasons"])
     selection = _selection(discarded=discarded, **which)
-    letters = opened.tables.dead_letters.current()
-    found = samples(letters, opened.spec, selection, limit=limit, decrypt=decrypt)
+    dead_letters = opened.tables.dead_letters.current()
+    found = samples(dead_letters, opened.spec, selection, limit=limit, decrypt=decrypt)
     if as_json:
         echo_json(found)
         return
-    for letter in found:
-        echo(f"{letter.where}  {utc(letter.rejected_at_ms)}  {letter.reason}: {letter.error}")
-        value = "none (a tombstone)" if letter.value is None else letter.value
-        for name, text in (("key", letter.key), ("value", value), ("discarded", letter.discarded)):
+    for dead_letter in found:
+        echo(f"{dead_letter.where}  {utc(dead_letter.rejected_at_ms)}  {dead_letter.reason}: {dead_letter.error}")
+        value = "none (a tombstone)" if dead_letter.value is None else dead_letter.value
+        for name, text in (("key", dead_letter.key), ("value", value), ("discarded", dead_letter.discarded)):
             if text is not None:
                 echo(f"    {name}: {_cut(text)}")
-        for name, values in letter.headers.items():
+        for name, values in dead_letter.headers.items():
             for text in values:
                 echo(f"    header {_cut(name)}: {'null' if text is None else _cut(text)}")
     if not found:
@@ -133,7 +133,9 @@ def show(  # noqa: PLR0913 - a command's options
 @dlq.command("discard")
 @_selecting
 @click.option("--because", required=True, callback=checked_reason, help="Reason; kept with each dead letter.")
-@click.option("--by", default=person, show_default="the user who runs the command", help="Who; kept with each one.")
+@click.option(
+    "--by", default=current_user, show_default="the user who runs the command", help="Who; kept with each one."
+)
 @click.option("--dry-run", is_flag=True, help="Count the dead letters, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 def discard_(  # noqa: PLR0913 - a command's options
@@ -148,14 +150,14 @@ def discard_(  # noqa: PLR0913 - a command's options
       frazil dlq discard flights --reason InvalidJson --because "a test of the producer's" --dry-run
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
-    meant = sum(c.letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
+    meant = sum(c.dead_letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
     if dry_run or not meant:
         said = f"{counted(meant, 'dead letter')} of stream {stream} would be discarded."
-        _tell(as_json, said if meant else _nothing(stream, "to discard", selection), discarded=0, meant=meant)
+        _print_result(as_json, said if meant else _nothing(stream, "to discard", selection), discarded=0, meant=meant)
         return
     ask(f"Discard {counted(meant, 'dead letter')} of stream {stream}?", yes=yes)
     done = discard(opened, selection, Mark(by, because, clock.now_ms()))
-    _tell(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
+    _print_result(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
     backfill = unfinished(opened.tables) if done < meant else None
     if backfill and backfill.replays and not backfill.is_open:
         echo(
@@ -185,19 +187,19 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
     check_coordinates(opened.spec)
-    letters = opened.tables.dead_letters.current()
+    dead_letters = opened.tables.dead_letters.current()
     left = left_out(opened, selection)
     for sentence in sentences(left, stream):
         echo(sentence, err=True)
     if dry_run:
-        meant = sum(c.letters for c in counts(letters, opened.spec, selection)) - left.total()
+        meant = sum(c.dead_letters for c in counts(dead_letters, opened.spec, selection)) - left.total()
         said = (
             f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again. Only the replay shows how "
             "many of them land; what fails again stays. If the declaration has new columns, start the writer first: "
             "its start adds them to the table."
         )
         said = said if meant else _nothing(stream, "to replay", selection, left_out=bool(left))
-        _tell(as_json, said, landed=0, failed=0, meant=meant, **_document(left))
+        _print_result(as_json, said, landed=0, failed=0, meant=meant, **_document(left))
         return
     allow_pandas()
     from frazil.dead_letters.replay import NOTHING_DONE, replay  # noqa: PLC0415 - loads the decoders for replays only
@@ -215,12 +217,12 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     if own.backfill:
         echo(_came_to(opened.spec, own))
     else:
-        act = "else to replay" if earlier else "to replay"
-        there = sum(c.letters for c in counts(opened.tables.dead_letters.refresh(), opened.spec, selection))
-        echo(_nothing(stream, act, selection, left_out=bool(left), are_rows=there > left.total()))
+        purpose = "else to replay" if earlier else "to replay"
+        there = sum(c.dead_letters for c in counts(opened.tables.dead_letters.refresh(), opened.spec, selection))
+        echo(_nothing(stream, purpose, selection, left_out=bool(left), are_rows=there > left.total()))
 
 
-def _nothing(stream: str, act: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False) -> str:
+def _nothing(stream: str, purpose: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False) -> str:
     match = "" if selection == Selection() else " that match"
     if are_rows:
         why = f"the dead letters{match} are rows already"
@@ -228,7 +230,7 @@ def _nothing(stream: str, act: str, selection: Selection, *, left_out: bool = Fa
         why = f"all dead letters{match} are left out"
     else:
         why = f"no dead letters are left{match}"
-    return f"Stream {stream}: nothing {act}, for {why}."
+    return f"Stream {stream}: nothing {purpose}, for {why}."
 
 
 def _counts(done: Replayed) -> dict[str, int]:
@@ -253,7 +255,7 @@ def _cut(text: str) -> str:
     return f"{safe(text[:SHOWN], lines=False)}{'…' if len(text) > SHOWN else ''}"
 
 
-def _tell(as_json: bool, sentence: str, **document: Any) -> None:
+def _print_result(as_json: bool, sentence: str, **document: Any) -> None:
     if as_json:
         echo_json(document)
     else:

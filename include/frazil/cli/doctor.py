@@ -66,7 +66,9 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
     if as_json:
         echo_json({"findings": found, "counts": {state.value: counts[state] for state in State}})
     else:
-        echo(f"\n{counts[State.WRONG]} wrong, {counts[State.WARNING]} to look at, {counts[State.OK]} in order")
+        skipped = f", {counts[State.SKIPPED]} not checked" if counts[State.SKIPPED] else ""
+        counted = f"{counts[State.WRONG]} wrong, {counts[State.WARNING]} to look at, {counts[State.OK]} in order"
+        echo(f"\n{counted}{skipped}")
     if counts[State.WRONG]:
         raise SystemExit(1)
 

@@ -9,7 +9,7 @@ import click
 from pyiceberg.table import Table
 
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import Teller, ask
+from frazil.cli.output import CommandOutput, ask
 from frazil.commit.opened import read_stream
 from frazil.errors import SpecError
 from frazil.spec.coordinates import RESERVED
@@ -62,7 +62,7 @@ def evolve(  # noqa: PLR0913 - one for each option
       frazil evolve flights --rename dep_delay=departure_delay
       frazil evolve flights --drop tailnum
     """
-    wanted, teller = ColumnChanges(dict(renames), drops), Teller(as_json)
+    wanted, output = ColumnChanges(dict(renames), drops), CommandOutput(as_json)
     if not wanted:
         raise click.UsageError("give --rename or --drop")
     spec = find_stream(streams_folder, stream)
@@ -75,7 +75,7 @@ def evolve(  # noqa: PLR0913 - one for each option
     routed = tables_of(table.catalog, spec.route, stream=stream) if spec.route else {}
     where = spec.table.identifier + (f" and {counted(len(routed), 'table')} of its route" if routed else "")
     if wanted.drops:
-        teller.say(f"Readers of {where} will no longer see: {', '.join(wanted.drops)}.")
+        output.say(f"Readers of {where} will no longer see: {', '.join(wanted.drops)}.")
     changes = [f"{old} to {new}" for old, new in wanted.renames.items()]
     changes += [f"{name} to nothing" for name in wanted.drops]
     ask(f"Change columns of {where}: {', '.join(changes)}?", yes=yes)
@@ -89,13 +89,13 @@ def evolve(  # noqa: PLR0913 - one for each option
     for each, mine in changes_of:  # if one fails, the writer's next start does it
         change_columns(each, mine, fixed=fixed)
     for old, new in wanted.renames.items():
-        teller.say(f"Column {old} is now {new}; records fill it by either name.")
+        output.say(f"Column {old} is now {new}; records fill it by either name.")
     for name in wanted.drops:
-        teller.say(f"Column {name} is dropped; records' fields of that name are ignored.")
+        output.say(f"Column {name} is dropped; records' fields of that name are ignored.")
     declared = {column.name for column in spec.columns} & {*wanted.renames, *wanted.drops}
     if declared:
-        teller.say(f"In the declaration of {stream}, {_edits(wanted, declared)}, when it suits you.")
-    teller.end(stream=stream, table=spec.table.identifier, renamed=wanted.renames, dropped=wanted.drops)
+        output.say(f"In the declaration of {stream}, {_edits(wanted, declared)}, when it suits you.")
+    output.end(stream=stream, table=spec.table.identifier, renamed=wanted.renames, dropped=wanted.drops)
 
 
 def _edits(wanted: ColumnChanges, declared: set[str]) -> str:

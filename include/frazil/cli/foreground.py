@@ -53,9 +53,9 @@ class Voice(logging.Handler):
     def say(self, line: str) -> None:
         self._write("say", line)
 
-    def tell(self, document: Mapping[str, object]) -> None:
+    def report(self, document: Mapping[str, object]) -> None:
         """Send one JSON document for a program, if a program reads standard output."""
-        self._write("tell", json.dumps(document))
+        self._write("report", json.dumps(document))
 
     def complain(self, line: str) -> None:
         self._write("complain", line)
@@ -118,7 +118,7 @@ class Terminal:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 kind, text = json.loads(line)
-                {"complain": self.complain, "warn": self.warn, "tell": self.tell}.get(kind, self.say)(text)
+                {"complain": self.complain, "warn": self.warn, "report": self.report}.get(kind, self.say)(text)
 
     @staticmethod
     def _read(fd: int) -> bytes:
@@ -143,7 +143,7 @@ class Terminal:
         """Show a line soon. Safe to call in signal handlers."""
         self._queue(self._words, line)
 
-    def tell(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """Print a JSON document for the program that reads standard output."""
         if self._as_json:
             self._queue(sys.stdout, line)

@@ -26,14 +26,14 @@ from frazil.maintenance.measure import measure
 from frazil.maintenance.routed import made_tables
 from frazil.maintenance.stream_rules import stream_readings
 from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, made_table, maintained_tables, routes
-from frazil.spec.last_sound import declared_streams
+from frazil.spec.last_valid import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
 from frazil.status.missing import missing_tables
 from frazil.status.state import StreamState
 from frazil.status.stream import stream_state
 from frazil.table.catalogs import existing_catalog
-from frazil.table.lost import lost_letters
+from frazil.table.lost import lost_dead_letters
 from frazil.table.tables import load_stream_table
 from frazil.timetext import ago, utc
 
@@ -156,7 +156,7 @@ def _with_missing(
     for table, report in measured:
         _, said = gone.pop((table.catalog, table.identifier), (None, None))
         if said is None and report.problem is None and report.health is None and table.kind is TableKind.DEAD_LETTERS:
-            said = _letters_dropped(table)
+            said = _dead_letters_dropped(table)
         found.append(replace(report, problem=said, missing=True) if said and report.health is None else report)
     for (_, name), (spec, said) in sorted(gone.items(), key=lambda item: (item[0][0] or "", item[0][1])):
         found.append(TableReport(made_table(spec, name, specs).name, TableKind.ROUTED, problem=said, missing=True))
@@ -169,13 +169,13 @@ def _with_missing(
     return found, unknown
 
 
-def _letters_dropped(table: MaintainedTable) -> str | None:
+def _dead_letters_dropped(table: MaintainedTable) -> str | None:
     """Return why a dead-letter table is missing; None if no stream of this table has begun."""
     try:
         for spec in table.streams:
             main = load_stream_table(spec)
             if main is not None and property_name(spec.name) in main.properties:
-                return str(lost_letters(spec))
+                return str(lost_dead_letters(spec))
     except Exception:  # as above
         return None
     return None

@@ -17,15 +17,15 @@ from frazil import clock
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option, table_argument
 from frazil.cli.output import echo, echo_json, echo_table, working
-from frazil.lineage.jobs import telling
+from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import ExpiryPlan
-from frazil.maintenance.lineage import tell
+from frazil.maintenance.lineage import report_maintenance
 from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spark.catalog_jars import catalog_jars
-from frazil.spec.load import sound_streams
+from frazil.spec.load import valid_streams
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.units import counted
 from frazil.table.catalogs import existing_catalog
@@ -73,7 +73,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
       frazil maintain demo.flights --dry-run
       frazil maintain demo.flights --actions compaction
     """
-    specs, problems = sound_streams(streams_folder)
+    specs, problems = valid_streams(streams_folder)
     for problem in problems:
         echo(problem, err=True)
     found = find_maintained(specs, table)
@@ -117,8 +117,8 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
         with working("measuring the table, and doing what is due"):
             began_ms = clock.now_ms()
             outcomes = run.maintain(spark, catalog, found, actions=tuple(actions), now_ms=began_ms)
-            with telling() as jobs:
-                tell(jobs, found, outcomes, began_ms=began_ms)
+            with openlineage_jobs() as jobs:
+                report_maintenance(jobs, found, outcomes, began_ms=began_ms)
     echo_json(outcomes) if as_json else echo("\n".join(map(str, outcomes)))
     sys.exit(next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0))
 

@@ -12,8 +12,8 @@ import click
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.cli.options import json_option, person, stream_argument, streams_option
-from frazil.cli.output import Teller, ask
+from frazil.cli.options import current_user, json_option, stream_argument, streams_option
+from frazil.cli.output import CommandOutput, ask
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued, forgotten_reader, readers_of
@@ -76,7 +76,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
         choice = ResetTarget(**wanted)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    teller = Teller(as_json)
+    output = CommandOutput(as_json)
     spec = find_stream(streams_folder, stream)
     opened = read_stream(spec)
     with open_kafka(spec) as kafka:
@@ -88,12 +88,12 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
         except NotInKafka as error:
             raise click.BadParameter(str(error), param_hint="--offsets") from error
     plan = moves_of(spec, target, seen=seen, now=now)
-    _tell_moves(plan, spec, seen, now, teller)
+    _print_moves(plan, spec, seen, now, output)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
-    marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=person())
-    teller.say(goes_on(stream, marker.at.epoch, open_launcher(stream).observe().process))
+    marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=current_user())
+    output.say(goes_on(stream, marker.at.epoch, open_launcher(stream).observe().process))
     moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
-    teller.end(stream=stream, epoch=marker.at.epoch, moves=moved)
+    output.end(stream=stream, epoch=marker.at.epoch, moves=moved)
 
 
 def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
@@ -108,13 +108,15 @@ def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
     )
 
 
-def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now: Available, teller: Teller) -> None:
+def _print_moves(
+    plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now: Available, output: CommandOutput
+) -> None:
     """Show which offsets a reset skips and reads again, and the consequences."""
-    _show(plan, teller)
+    _show(plan, output)
     for sentence in consequences_for(spec, plan, seen=seen, now=now):
-        teller.say(sentence)
+        output.say(sentence)
     if open_launcher(spec.name).observe().process.is_alive:
-        teller.say(
+        output.say(
             f"A writer of {spec.name} runs on this host, and a reset fences it. It is gentler to answer no, and to run "
             f"`frazil pause {spec.name}` first."
         )
@@ -136,36 +138,36 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     Example:
       frazil adopt flights
     """
-    teller = Teller(as_json)
+    output = CommandOutput(as_json)
     spec = find_stream(streams_folder, stream)
     table = load_stream_table(spec)
     if table is None:
         if lost := lost_table(spec):
             raise TableLost(lost)
-        teller.say(f"Table {spec.table.identifier} does not exist yet: nothing to adopt, the first start creates it.")
-        teller.end(stream=stream, adopted=False)
+        output.say(f"Table {spec.table.identifier} does not exist yet: nothing to adopt, the first start creates it.")
+        output.end(stream=stream, adopted=False)
         return
     if property_name(stream) in table.properties:
-        teller.say(f"Stream {stream} has its marker in table {spec.table.identifier} already: nothing to adopt.")
-        teller.end(stream=stream, adopted=False)
+        output.say(f"Stream {stream} has its marker in table {spec.table.identifier} already: nothing to adopt.")
+        output.end(stream=stream, adopted=False)
         return
-    teller.say(f"Table {spec.table.identifier} has {_rows_since(table)}.")
+    output.say(f"Table {spec.table.identifier} has {_rows_since(table)}.")
     with open_kafka(spec) as kafka:
         found = kafka.describe()
         offsets = kafka.starts(spec.source.start, found.partitions)
     others = readers_of(table.properties, found.identity, stream=stream)
-    teller.say(f"Stream {stream} would append to it, from {spec.source.start} of {spec.source.topics_in_words}.")
+    output.say(f"Stream {stream} would append to it, from {spec.source.start} of {spec.source.topics_in_words}.")
     forgotten = forgotten_reader(table.properties, found.identity, stream=stream)
     for sentence in _earlier_readers(stream, others, forgotten=forgotten):
-        teller.say(sentence)
+        output.say(sentence)
     ask(f"Let stream {stream} append to {spec.table.identifier}?", yes=yes)
     check_can_hold(table.catalog, spec, now_ms=clock.now_ms())
     ensure_table(table.catalog, spec)
     opened = open_stream(spec)
     begin = continued(offsets, others)
     marker = marker_change.adopt(opened.tables, offsets=begin, source=found.identity)
-    teller.say(f"Adopted: stream {stream} begins at {nested(marker.offsets)}. `frazil run {stream}` starts it.")
-    teller.end(stream=stream, adopted=True, offsets=nested(marker.offsets))
+    output.say(f"Adopted: stream {stream} begins at {nested(marker.offsets)}. `frazil run {stream}` starts it.")
+    output.end(stream=stream, adopted=True, offsets=nested(marker.offsets))
 
 
 def _earlier_readers(
@@ -201,7 +203,7 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
     Example:
       frazil forget flights
     """
-    teller, removed = Teller(as_json), 0
+    output, removed = CommandOutput(as_json), 0
     spec = find_stream(streams_folder, stream)
     folder = run_folder(stream)
     with WriterLock(folder, streams=(stream,)):
@@ -209,17 +211,17 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
         if table is None and (lost := lost_table(spec)):
             raise TableLost(lost)
         where = f"from {spec.table.identifier} and {spec.dead_letter_table}" if table else "(there is no table)"
-        teller.say(f"The marker of {stream} is removed {where}, with its journals, desired state and {folder}.")
-        teller.say("The rows stay. A later start begins at source.start, after `frazil adopt`.")
+        output.say(f"The marker of {stream} is removed {where}, with its journals, desired state and {folder}.")
+        output.say("The rows stay. A later start begins at source.start, after `frazil adopt`.")
         ask(f"Forget stream {stream}?", yes=yes)
         if table is not None:
             opened = open_stream(spec)
             _check_none_wait(opened.tables, stream)
             removed = marker_change.forget(opened.tables, state=opened.tables.state)
-            teller.say(f"Removed the markers and {counted(removed, 'object')} next to the table.")
+            output.say(f"Removed the markers and {counted(removed, 'object')} next to the table.")
         shutil.rmtree(folder, ignore_errors=True)
-    teller.say(f"Stream {stream} is forgotten.")
-    teller.end(stream=stream, removed_objects=removed, run_folder=folder)
+    output.say(f"Stream {stream} is forgotten.")
+    output.end(stream=stream, removed_objects=removed, run_folder=folder)
 
 
 def _check_none_wait(tables: StreamTables, stream: str) -> None:
@@ -243,9 +245,9 @@ def _check_started(seen: BeforeReset, *, stream: str, table: str) -> None:
         )
 
 
-def _show(plan: tuple[Move, ...], teller: Teller) -> None:
+def _show(plan: tuple[Move, ...], output: CommandOutput) -> None:
     columns = ("topic-partition", "table holds up to", "Kafka has", "goes on at", "skips", "reads again")
-    teller.table(
+    output.table(
         columns,
         [
             (

@@ -51,11 +51,11 @@ def _completed(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., li
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
         from frazil.errors import SpecError  # noqa: PLC0415 - only when a shell asks
-        from frazil.spec.load import sound_streams  # noqa: PLC0415 - as above
+        from frazil.spec.load import valid_streams  # noqa: PLC0415 - as above
 
         given = ctx.params.get("streams_folder") or os.environ.get(STREAMS_VARIABLE) or DEFAULT_STREAMS
         try:
-            specs, _ = sound_streams(Path(given))
+            specs, _ = valid_streams(Path(given))
         except SpecError:  # the folder declares no stream
             return []
         offered = {name for spec in specs for name in names(spec)}
@@ -87,7 +87,7 @@ def table_argument(**options: Any) -> Callable[..., Any]:
     return click.argument("table", shell_complete=_completed(_table_names), **options)
 
 
-def person() -> str:
+def current_user() -> str:
     """Return the user's name; `uid 50000` if the system has no name for the user, as in many containers."""
     try:
         return getpass.getuser()

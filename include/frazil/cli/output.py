@@ -46,7 +46,7 @@ def echo_json(document: object) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Teller:
+class CommandOutput:
     """Output of a command that changes something: sentences while it runs, and with --json one document at its end.
 
     With --json, sentences go to standard error, so that standard output has only the document.

@@ -11,14 +11,14 @@ import click
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.cli.options import checked_reason, json_option, person, streams_option, table_argument
+from frazil.cli.options import checked_reason, current_user, json_option, streams_option, table_argument
 from frazil.cli.output import echo, echo_fields, echo_json, echo_table
 from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_to, moment
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import Assessment, assess, release, send_again
 from frazil.signals.signal import Signal
-from frazil.spec.load import sound_streams, streams_of
+from frazil.spec.load import streams_of, valid_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import never_complete
 from frazil.spec.units import format_duration
@@ -92,7 +92,7 @@ def partitions(  # noqa: PLR0913 - a command's options
     specs = _feeding(streams_folder, table)
     table = specs[0].table.identifier
     catalog = existing_catalog(specs[0].table.catalog)
-    by = f"by {person()}, frazil partitions"
+    by = f"by {current_user()}, frazil partitions"
     seen = _assess(catalog, specs)
     if held and reason:
         release(catalog, specs[0], _window(held), note=f"released {by}: {reason}", clock_ms=clock.now_ms())
@@ -108,7 +108,7 @@ def partitions(  # noqa: PLR0913 - a command's options
 
 def _feeding(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
     """Return the streams of a table. `name` is the table, or one of its streams, whose name has no dot."""
-    specs = sound_streams(streams_folder)[0] if "." not in name else []
+    specs = valid_streams(streams_folder)[0] if "." not in name else []
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
     if table is None:
         return streams_of(streams_folder, name)

@@ -11,7 +11,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import Teller, ask, said_of
+from frazil.cli.output import CommandOutput, ask, said_of
 from frazil.commit import following
 from frazil.commit.backfill_records import give_up_rows
 from frazil.commit.followers import Behind, check_routed_not_rolled_back
@@ -23,7 +23,7 @@ from frazil.commit.waiting_files import note_of
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
-from frazil.stream.dropped_tables import DroppedTable, behind_default_table, made_anew, route_has, value_of_dropped
+from frazil.stream.dropped_tables import DroppedTable, behind_default_table, recreate_table, route_has, value_of_dropped
 from frazil.stream.routed_tables import is_in_the_place
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import tables_of
@@ -59,7 +59,7 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
       frazil route shop
       frazil route shop --give-up shop.orders --give-up shop.refunds
     """
-    teller = Teller(as_json)
+    output = CommandOutput(as_json)
     opened = (open_stream if given_up else read_stream)(find_stream(streams_folder, stream))
     marker = opened.tables.marker()
     if marker is None or (marker.routed is None and opened.spec.route is None):
@@ -67,10 +67,10 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
         raise SpecError(f"stream {stream!r} {what}")
     with catalog_errors(opened.tables.main.catalog_name):
         found = _Differences.of(opened, marker)
-        done = [table for table in given_up if _give_up(opened, marker, found, table, _Asking(teller, yes))]
+        done = [table for table in given_up if _give_up(opened, marker, found, table, _Asking(output, yes))]
         if not given_up:
-            _show(found, stream, teller)
-    teller.end(
+            _show(found, stream, output)
+    output.end(
         stream=stream,
         behind=found.behind,
         coming=found.coming,
@@ -84,7 +84,7 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    teller: Teller
+    output: CommandOutput
     yes: bool
 
 
@@ -142,27 +142,27 @@ def _ahead(opened: OpenStream, default_marker: Marker, there: Mapping[str, Table
     return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
 
 
-def _show(found: _Differences, stream: str, teller: Teller) -> None:
+def _show(found: _Differences, stream: str, output: CommandOutput) -> None:
     if found.behind:
         rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms)) for b in found.behind]
-        teller.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
+        output.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
     for behind in found.behind:
-        teller.say(said_of(behind.target, behind.reason))
+        output.say(said_of(behind.target, behind.reason))
     for dropped in found.dropped:
-        teller.say(dropped.reason)
+        output.say(dropped.reason)
     for table in found.ahead:
-        teller.say(
+        output.say(
             f"{table} has batches that the default table does not have: the default table is another one than "
             "before, or the stream was "
             f"forgotten. `frazil route {stream} --give-up {table}` lets it go on"
         )
     for coming in found.coming:
         last = f"{counted(coming.rows, 'row')} of the default table's last batch, of {utc(coming.since_ms)}"
-        teller.say(
+        output.say(
             f"{coming.target} is missing {last}: its writer brings them right after the default table's, if it runs."
         )
     if not (found.coming or found.is_amiss):
-        teller.say(f"All tables of the route of {stream} have all rows that its default table has.")
+        output.say(f"All tables of the route of {stream} have all rows that its default table has.")
 
 
 def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, asking: _Asking) -> bool:
@@ -175,9 +175,9 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, ta
     if not rows and _is_well(opened, default_marker, found, table, there=there):
         waiting = found.backfill_for(table)
         more = f" {waiting}." if waiting else ""
-        asking.teller.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
+        asking.output.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
         return False
-    asking.teller.say(
+    asking.output.say(
         f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits of the time of these rows, and "
         "of what a dropped table had, go on to miss them."
         if rows
@@ -185,15 +185,15 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, ta
     )
     ask(f"Let {table} go on as it stands?", yes=asking.yes)
     if not has and _let_rows_go(opened, default_marker, found, table, there=there):
-        asking.teller.say(f"The route no longer has {table}: the stream goes on without these rows.")
+        asking.output.say(f"The route no longer has {table}: the stream goes on without these rows.")
         return True
     try:
         if not there:
-            made_anew(opened.spec, opened.tables, table)
+            recreate_table(opened.spec, opened.tables, table)
         elif is_in_the_place(opened.spec, opened.tables, table):
             following.give_up_beside(opened.tables, table, default_marker)
             forget_member(opened.tables, table)
-            asking.teller.say(
+            asking.output.say(
                 f"{table} was not made for these rows, and stays as it is. The stream goes on without it: records "
                 "that it would get become dead letters, unless the declaration adds it to route.tables."
             )
@@ -203,9 +203,9 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, ta
     except Exception as error:  # catalogs' clients raise anything
         if note_of(opened.tables, table) is None:
             raise
-        asking.teller.say(f"It is still not there ({error}): it gets what comes from now on, once it is.")
+        asking.output.say(f"It is still not there ({error}): it gets what comes from now on, once it is.")
         following.give_up_beside(opened.tables, table, default_marker)
-    asking.teller.say(f"{table} goes on. `frazil resume {default_marker.stream}` starts the writer, if it has ended.")
+    asking.output.say(f"{table} goes on. `frazil resume {default_marker.stream}` starts the writer, if it has ended.")
     return True
 
 

@@ -41,7 +41,7 @@ from frazil.host.writer_log import LOG_FILE, redirect, rotate
 from frazil.safe_text import safe
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.application import Application, find_application
-from frazil.spec.last_sound import find_and_remember
+from frazil.spec.last_valid import find_and_remember
 from frazil.spec.load import check_tables_are_free
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
@@ -119,7 +119,7 @@ def in_foreground(
     lock = WriterLock(folder, streams=streams or (stream,))
     lock.acquire()
     rotate(folder)
-    hear, tell = os.pipe()
+    read_end, write_end = os.pipe()
     lifeline, life = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -128,12 +128,12 @@ def in_foreground(
     follower.listen()
     writer = os.fork()
     if writer == 0:
-        os.close(hear)
+        os.close(read_end)
         os.close(life)
-        _be_the_writer(lock, folder, Voice(tell), write, lifeline=lifeline)
-    os.close(tell)
+        _be_the_writer(lock, folder, Voice(write_end), write, lifeline=lifeline)
+    os.close(write_end)
     os.close(lifeline)
-    code = follower.follow(writer, hear)
+    code = follower.follow(writer, read_end)
     if launch := read_launch(folder):
         try:
             record_exit(folder, launch, code=code, ended_at_ms=clock.now_ms(), error=follower.ended_by)
@@ -161,7 +161,7 @@ class Follower:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._pass_on)
 
-    def follow(self, writer: int, hear: int) -> int:
+    def follow(self, writer: int, read_end: int) -> int:
         """Show the writer's messages until the writer and its process group end.
 
         Return its exit code as a shell reports it.
@@ -169,7 +169,7 @@ class Follower:
         self._writer = writer
         if self._prompted:
             self._ask()
-        self.terminal.listen(hear, writer=writer)
+        self.terminal.listen(read_end, writer=writer)
         # Until it is reaped, no other process gets its id; from then on, no signal may be sent to it.
         while os.waitid(os.P_PID, writer, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             time.sleep(ENDED_SEEN_S)  # a call that blocks may miss a signal that arrives just before it
@@ -284,12 +284,12 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
         if isinstance(event.what, BatchCommitted):
             waits.committed()
             voice.say(totals.add(event.what))
-            voice.tell({"stream": spec.name, **batch_document(event.what)})
+            voice.report({"stream": spec.name, **batch_document(event.what)})
 
     stopped = write(spec, say, until_caught_up=until_caught_up)
     waiting = _rows_that_wait(spec) if stopped else 0
     voice.say(totals.end(stopped=stopped, waiting=waiting))
-    voice.tell({"stream": spec.name, **totals.document(stopped=stopped, waiting=waiting)})
+    voice.report({"stream": spec.name, **totals.document(stopped=stopped, waiting=waiting)})
 
 
 def _rows_that_wait(spec: StreamSpec) -> int:
@@ -350,12 +350,12 @@ def _write_application(application: Application, folder: Path, voice: Voice, *, 
 
         if isinstance(event.what, BatchCommitted) and event.stream in totals:
             voice.say(f"{event.stream}: {totals[event.stream].add(event.what)}")
-            voice.tell({"stream": event.stream, **batch_document(event.what)})
+            voice.report({"stream": event.stream, **batch_document(event.what)})
 
     codes = write_application(application.name, folder, say_batch, until_caught_up=until_caught_up)
     for name, total in totals.items():
         code, stopped = codes.get(name, 0), not until_caught_up
         voice.say(f"{name}: {f'ended with exit code {code}' if code else total.end(stopped=stopped)}")
-        voice.tell({"stream": name, **total.document(stopped=stopped), "exit-code": code})
+        voice.report({"stream": name, **total.document(stopped=stopped), "exit-code": code})
     if code := next((code for _, code in sorted(codes.items()) if code), 0):
         sys.exit(code)

@@ -17,9 +17,9 @@ from frazil.cli.output import echo, echo_json, echo_lines, fields_of, is_narrow,
 from frazil.errors import SpecError
 from frazil.host.heartbeat import Phase
 from frazil.host.launchers import open_launcher
-from frazil.operations.letters import rejected_of, treated
+from frazil.operations.dead_letters import rejected_of, treated
 from frazil.spec.application import find_application
-from frazil.spec.last_sound import declared_streams, find_or_recall
+from frazil.spec.last_valid import declared_streams, find_or_recall
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.derive import exit_words
@@ -125,7 +125,7 @@ def _read(stream: str | None, streams_folder: Path) -> Report:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(partial(stream_state, now_ms=now_ms), specs))
     if application is None:
-        left = _letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
+        left = _dead_letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
         return Report(now_ms, found, errors, in_full=stream is not None, left=left)
     state = f"application {application.name}: {open_launcher(application.name).observe().process}"
     return Report(now_ms, found, errors, in_full=False, application=state)
@@ -144,7 +144,7 @@ def _sentences(streams: list[StreamState]) -> list[str]:
     return lines
 
 
-def _letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
+def _dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
     """Return how many of the last day's rejected records are still dead letters, from the metadata of both tables.
 
     Returns None if all of them are, or if the count by error class is incomplete: rejected records that an operator
@@ -154,12 +154,12 @@ def _letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | N
         return None
     try:
         main = load_stream_table(spec)
-        letters = main and main.catalog.load_table(spec.dead_letter_table)
+        dead_letters = main and main.catalog.load_table(spec.dead_letter_table)
     except Exception:  # catalogs' clients raise anything, and the reason is shown with the stream
         return None
-    if main is None or letters is None:
+    if main is None or dead_letters is None:
         return None
-    treatments = treated(letters.metadata, main.metadata, spec.name, since_ms=now_ms - DAY_MS)
+    treatments = treated(dead_letters.metadata, main.metadata, spec.name, since_ms=now_ms - DAY_MS)
     found = rejected_of(main.metadata, spec.name, treatments, now_ms=now_ms)
     there, of_classes = sum(reason.there for reason in found), sum(reason.count for reason in found)
     return there if there < of_classes == one.flow.rejected_last_day else None

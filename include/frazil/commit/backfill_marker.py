@@ -165,14 +165,14 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
 
 
 def unsettled(
-    default_marker: Mapping[str, str], letters: Mapping[str, str], stream: str, *, abandoned: bool = False
+    default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
     """Return the backfill that only the default table has ended: routed tables may not have its rows.
 
     With `abandoned`, also one that was abandoned in the default table: no table gets its rows, and the dead letters of
     a replay stay. Takes the properties of both tables.
     """
-    backfill, own = read_backfill(default_marker, stream), read_backfill(letters, stream)
+    backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
     if backfill is None or own is None or own.id != backfill.id or not own.is_open:
         return None
     return backfill if backfill.state is BackfillState.PUBLISHED or (abandoned and not backfill.is_open) else None

@@ -15,9 +15,9 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.commit.adoption import check_adopted
+from frazil.commit.existing_dead_letters import existing_dead_letters, reach
 from frazil.commit.followers import Followers
-from frazil.commit.held_letters import held_letters, reach
-from frazil.commit.journal import NO_LETTERS, Journal
+from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.late_rows import windows_summary
 from frazil.commit.marked_update import append, commit_of, merge_of, preview
 from frazil.commit.marker import (
@@ -218,8 +218,8 @@ class Committer:
                 source=merged_identity(marker.source, journal.source),
             )
 
-        letters = self._tables.dead_letters
-        return commit_of(self._tables, letters, decide, files=files, summary=self._history(journal))
+        dead_letters = self._tables.dead_letters
+        return commit_of(self._tables, dead_letters, decide, files=files, summary=self._history(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
         """Move the marker to Kafka's first available offsets where the marker is behind them.
@@ -241,7 +241,7 @@ class Committer:
         summary = {"frazil.operation": "skip-gap", "frazil.lost": lost[:MAX_SUMMARY_CHARACTERS]}
         return append(self._tables, self._tables.main, decide, summary=summary)
 
-    def held_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:
+    def existing_dead_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:
         """Return the offsets, from the marker's position on, whose records are already dead letters, as serialised
         `BitMap64`s.
 
@@ -250,19 +250,19 @@ class Committer:
         """
         if self._held is None:
             table = self._tables.dead_letters.current()
-            self._held = held_letters(table, self._letters_marker(), marker)
+            self._held = existing_dead_letters(table, self._dead_letter_marker(), marker)
         return {
             tp: offsets.serialize()
             for tp, offsets in self._held.items()
             if offsets and offsets.max() >= marker.offsets.get(tp, 0)
         }
 
-    def letters_seen(self) -> BatchKey:
+    def newest_dead_letters(self) -> BatchKey:
         """Return the key of the batch with the newest dead letters in the dead-letter table."""
-        marker = self._letters_marker()
-        return (marker and marker.settled) or NO_LETTERS
+        marker = self._dead_letter_marker()
+        return (marker and marker.settled) or NO_DEAD_LETTERS
 
-    def _letters_marker(self) -> Marker | None:
+    def _dead_letter_marker(self) -> Marker | None:
         return read_marker(self._tables.dead_letters.current().metadata.properties, self._tables.stream)
 
     def _history(self, journal: Journal) -> dict[str, str]:

@@ -148,16 +148,16 @@ def cut_of(streams: Sequence[StreamHistory], tables: Mapping[str, Table], *, at_
     left_out = dict[str, Callable[[Snapshot], bool]]()
     for history in streams:
         mains[history.main], left_out[history.stream] = _settled(history, lines, mains[history.main])
-    letters: dict[str, int] = {}
+    dead_letters: dict[str, int] = {}
     routed: dict[str, int] = {}
     for history in streams:
-        for places, names in ((letters, (history.dead_letters,)), (routed, history.routed)):
+        for places, names in ((dead_letters, (history.dead_letters,)), (routed, history.routed)):
             for name in names:
                 place = _follower_place(lines[name], left_out[history.stream], at_ms)
                 places[name] = max(place, places.get(name, 0))
     found = [
         *(_table(streams, lines[name], place, "rows", tables[name]) for name, place in {**mains, **routed}.items()),
-        *(_table(streams, lines[name], place, "dead letters", tables[name]) for name, place in letters.items()),
+        *(_table(streams, lines[name], place, "dead letters", tables[name]) for name, place in dead_letters.items()),
     ]
     return Cut(watermark, tuple(found))
 

@@ -36,7 +36,7 @@ VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 """The content under the key of a batch that must never be committed: the batch's files are, or will be, deleted."""
 
 
-NO_LETTERS = BatchKey(0, 0)
+NO_DEAD_LETTERS = BatchKey(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Journal:
     progress: tuple[RangeProgress, ...]
     files: tuple[StagedFile, ...]
     """The files for all tables; `StagedFile.target` names the table of a file."""
-    letters_seen: BatchKey | None
+    newest_dead_letters: BatchKey | None
     """The batch with the newest dead letters in the dead-letter table when this batch was staged.
 
-    `NO_LETTERS` if the table had no dead letters. None in a journal of an earlier version, which did not check for new
-    dead letters.
+    `NO_DEAD_LETTERS` if the table had no dead letters. None in a journal of an earlier version, which did not check for
+    new dead letters.
     """
     idle: frozenset[TopicPartition]
     offsets_after: Mapping[TopicPartition, int]
@@ -109,7 +109,7 @@ class Journal:
                 "topic-ids": dict(self.source.topic_ids),
                 "progress": [dataclasses.asdict(p) for p in self.progress],
                 "files": [f.to_json() for f in self.files],
-                "letters-seen": self.letters_seen,
+                "letters-seen": self.newest_dead_letters,
                 # No longer read: a frazil that knows no `letters-seen` needs it, should a user go back to it, and
                 # takes a batch then that begins where all dead letters end.
                 "dead-letter-floor": {},
@@ -147,7 +147,7 @@ class Journal:
             source=SourceIdentity(raw["cluster-id"], raw["topic-ids"]),
             progress=tuple(RangeProgress(**p) for p in raw["progress"]),
             files=tuple(StagedFile.from_json(f) for f in raw["files"]),
-            letters_seen=BatchKey(*raw["letters-seen"]) if raw.get("letters-seen") else None,
+            newest_dead_letters=BatchKey(*raw["letters-seen"]) if raw.get("letters-seen") else None,
             idle=frozenset(flat(raw["idle"])),
             offsets_after=flat(raw["offsets-after"]),
             leader_epochs=flat(raw.get("leader-epochs", {})),

@@ -22,7 +22,7 @@ from pyiceberg.table.update import (
 
 from frazil.commit.adoption import forgotten
 from frazil.commit.branch_end import BranchEnd
-from frazil.commit.journal import NO_LETTERS, Journal
+from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import Marker, open_branch, property_name, read_marker
 from frazil.commit.merging import MergeWriter
@@ -204,7 +204,7 @@ def merge_of(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]
             f"batch {journal.key} of stream {journal.stream!r} was staged for {needs}, with which the stream is "
             "no longer declared. Declare it so again until the batch is committed, then start again"
         )
-    traced = bool(journal.rejected) or journal.letters_seen != NO_LETTERS
+    traced = bool(journal.rejected) or journal.newest_dead_letters != NO_DEAD_LETTERS
     return MergeWriter(journal.stream, staged, merging, tables.landed, traced)
 
 

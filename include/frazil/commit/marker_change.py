@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.adoption import rows_of
-from frazil.commit.held_letters import reach
+from frazil.commit.existing_dead_letters import reach
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate

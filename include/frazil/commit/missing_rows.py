@@ -31,30 +31,30 @@ from frazil.errors import TableLost
 from frazil.ingest.contract import Target
 from frazil.table.parallel import in_parallel
 
-Mending = Callable[[Target], "str | None"]
+Remedy = Callable[[Target], "str | None"]
 """Returns a sentence that says what happened to a table that is missing in the catalog, and what to do; None if
 unknown.
 """
 
 
-def missing_rows(tables: StreamTables, default_marker: Marker, mending: Mending = lambda _: None) -> list[Behind]:
+def missing_rows(tables: StreamTables, default_marker: Marker, remedy: Remedy = lambda _: None) -> list[Behind]:
     """Return the routed tables that miss rows, ordered by name. Loads the tables and commits nothing."""
-    return missing_rows_of(tables, default_marker, Followers.of(tables, default_marker).waiting, mending)
+    return missing_rows_of(tables, default_marker, Followers.of(tables, default_marker).waiting, remedy)
 
 
 def missing_rows_of(
-    tables: StreamTables, default_marker: Marker, waiting: Mapping[Target, list[Journal]], mending: Mending
+    tables: StreamTables, default_marker: Marker, waiting: Mapping[Target, list[Journal]], remedy: Remedy
 ) -> list[Behind]:
     """Return which tables with waiting batches miss rows. Loads these tables in parallel."""
 
     def step(item: tuple[Target, list[Journal]]) -> Behind | None:
-        return _missing_rows(tables, default_marker, *item, mending)
+        return _missing_rows(tables, default_marker, *item, remedy)
 
     return [found for found in in_parallel(step, sorted(waiting.items())) if found] if waiting else []
 
 
 def _missing_rows(
-    tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], mending: Mending
+    tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], remedy: Remedy
 ) -> Behind | None:
     journals, reason = waiting, "its writer commits them with the next batch, or reports why that fails"
     is_well, gone = False, None
@@ -69,7 +69,7 @@ def _missing_rows(
         if isinstance(error, NoSuchTableError):
             gone = Gone.MISSING
             if note is None:
-                reason = mending(target) or reason
+                reason = remedy(target) or reason
             journals = [*never_had(tables, target, waiting)]
     if not journals:
         return None
@@ -83,7 +83,7 @@ def missing_backfilled(tables: StreamTables, there: Mapping[Target, Table]) -> l
     `there` has tables that are loaded already. Costs nothing once the dead-letter table has ended it too: all tables
     have its rows then.
     """
-    backfill = unsettled(tables.main.current().properties, _letters_properties(tables), tables.stream)
+    backfill = unsettled(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
         return []
     gone = given_up(tables.journals, backfill.id)
@@ -100,7 +100,7 @@ def missing_backfilled(tables: StreamTables, there: Mapping[Target, Table]) -> l
     ]
 
 
-def _letters_properties(tables: StreamTables) -> Mapping[str, str]:
+def _dead_letter_properties(tables: StreamTables) -> Mapping[str, str]:
     """Return the dead-letter table's properties; empty if that table is lost.
 
     Without these properties, each routed table itself shows whether it has the rows.

@@ -15,10 +15,10 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.errors import SpecError, TableLost
 from frazil.ingest.contract import Target
-from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets
+from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaOffsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.table.lost import lost_letters, lost_table
+from frazil.table.lost import lost_dead_letters, lost_table
 from frazil.table.tables import ensure_dead_letters, load_stream_table
 
 RETRY_TIMEOUT_S = 60.0
@@ -45,7 +45,7 @@ class _ReadOnlyDeadLetters(TableHandle):
         try:
             return super().refresh()
         except NoSuchTableError:
-            raise lost_letters(self._spec) from None
+            raise lost_dead_letters(self._spec) from None
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
@@ -89,7 +89,7 @@ def _opened(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
     )
 
 
-def open_kafka(spec: StreamSpec, *, timeout_s: float = PERSON_WAITS_S) -> KafkaOffsets:
+def open_kafka(spec: StreamSpec, *, timeout_s: float = INTERACTIVE_TIMEOUT_S) -> KafkaOffsets:
     """Open the stream's source in Kafka. Raises SpecError if a reference cannot be resolved."""
     # By default librdkafka writes every lost connection to stderr; the error that is raised says it once.
     properties = {"log_level": "2", **kafka_properties(spec, os.environ)}

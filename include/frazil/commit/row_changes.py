@@ -24,7 +24,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
-from frazil.commit.letter_counts import letters_summary, listed
+from frazil.commit.dead_letter_counts import dead_letter_summary, listed
 from frazil.commit.manifest_lists import manifests_of
 from frazil.commit.manifest_writing import metadata_folder, write_without
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
@@ -37,13 +37,13 @@ from frazil.table.file_bounds import FileBounds, Within
 from frazil.table.storage import open_store
 from frazil.table.tables import data_location
 
-LETTER_COLUMNS = ("kafka_topic", "kafka_partition", "topic_id", "kafka_offset")
-IDENTITY = (*LETTER_COLUMNS, "stream")
+DEAD_LETTER_COLUMNS = ("kafka_topic", "kafka_partition", "topic_id", "kafka_offset")
+IDENTITY = (*DEAD_LETTER_COLUMNS, "stream")
 """The columns that identify rows."""
 
-LetterSource = tuple[str, int, str | None]
+DeadLetterSource = tuple[str, int, str | None]
 """Topic, partition and topic id. A recreated topic has other records, and another topic id."""
-Letters = Mapping[LetterSource, BitMap64]
+DeadLetterOffsets = Mapping[DeadLetterSource, BitMap64]
 """The offsets of one stream's dead letters, by their source."""
 
 Choose = Callable[[pa.Table], NDArray[np.bool_]]
@@ -52,14 +52,14 @@ Replace = Callable[[pa.Table], pa.Table]
 """Returns the replacement of the chosen rows; returns no rows to remove the chosen rows."""
 
 
-def chosen(stream: str, letters: Letters) -> Choose:
+def chosen(stream: str, dead_letters: DeadLetterOffsets) -> Choose:
     """Return a function that chooses these dead letters, except those that another stream rejected."""
 
     def choose(rows: pa.Table) -> NDArray[np.bool_]:
-        of_letters = zip(*(rows[name].to_pylist() for name in LETTER_COLUMNS), strict=True)
+        of_dead_letters = zip(*(rows[name].to_pylist() for name in DEAD_LETTER_COLUMNS), strict=True)
         there = [
-            (found := letters.get((topic, partition, topic_id))) is not None and offset in found
-            for topic, partition, topic_id, offset in of_letters
+            (found := dead_letters.get((topic, partition, topic_id))) is not None and offset in found
+            for topic, partition, topic_id, offset in of_dead_letters
         ]
         mine: NDArray[np.bool_] = pc.fill_null(pc.equal(rows["stream"], stream), True).to_numpy()
         return mine & np.array(there, np.bool_)
@@ -67,10 +67,10 @@ def chosen(stream: str, letters: Letters) -> Choose:
     return choose
 
 
-def within(letters: Letters) -> Within:
+def within(dead_letters: DeadLetterOffsets) -> Within:
     """Return offset spans that contain the dead letters, one span for each topic-partition."""
     found: dict[TopicPartition, Span] = {}
-    for (topic, partition, _), offsets in sorted(letters.items(), key=str):
+    for (topic, partition, _), offsets in sorted(dead_letters.items(), key=str):
         lowest, end = found.get((topic, partition), (offsets.min(), 0))
         found[topic, partition] = min(lowest, offsets.min()), max(end, offsets.max() + 1)
     return {tp: (span,) for tp, span in found.items()}
@@ -126,7 +126,7 @@ class RowChangeWriter:
         self.rows = copied.chosen
         snapshot_id = table.metadata.new_snapshot_id()
         writer = SnapshotWriter(copied.staged, base=copied.base(snapshot_id), snapshot_id=snapshot_id)
-        summary = {**summary, **letters_summary(copied.letters)}
+        summary = {**summary, **dead_letter_summary(copied.dead_letters)}
         self.attempts.append(_Attempt(writer, tuple(f.path for f in copied.staged), head, summary))
         return writer.prepare(table, summary=summary, now_ms=now_ms)
 
@@ -149,8 +149,8 @@ class _FileRewrite:
     replaced: dict[str, DataFile] = field(default_factory=dict)
     """The files that the copies replace, by path."""
     chosen: int = 0
-    letters: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """The change of the number of dead letters, as in `frazil.commit.letter_counts`."""
+    dead_letters: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """The change of the number of dead letters, as in `frazil.commit.dead_letter_counts`."""
 
     def run(self) -> None:
         head = head_of(self.table.metadata)
@@ -185,8 +185,8 @@ class _FileRewrite:
             self.chosen += int(chosen.sum())
             stays, goes = rows.filter(pa.array(~chosen)), rows.filter(pa.array(chosen))
             comes = self.change.replace(goes) if goes.num_rows else goes.slice(0, 0)
-            self.letters.update(listed(comes, now_ms=self.now_ms))
-            self.letters.subtract(listed(goes, now_ms=self.now_ms))
+            self.dead_letters.update(listed(comes, now_ms=self.now_ms))
+            self.dead_letters.subtract(listed(goes, now_ms=self.now_ms))
             for part in (stays, comes):
                 if part.num_rows:
                     writer.add(part.select(schema.names).cast(schema))

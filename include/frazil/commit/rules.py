@@ -15,7 +15,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import ancestors
-from frazil.commit.journal import NO_LETTERS, Journal
+from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import Fate, Marker, of_same_topics, open_branch
 from frazil.errors import Fenced, RolledBack, TopicRecreated
 from frazil.ingest.contract import StagedFile
@@ -169,8 +169,12 @@ def dead_letter_continuity(marker: Marker, journal: Journal) -> Continuity:
     """
     if marker.fate(journal.key) is Fate.COMMITTED:
         return Continuity.COMMITTED
-    if journal.letters_seen is not None:
-        return Continuity.COMMIT if journal.letters_seen == (marker.settled or NO_LETTERS) else Continuity.STALE
+    if journal.newest_dead_letters is not None:
+        return (
+            Continuity.COMMIT
+            if journal.newest_dead_letters == (marker.settled or NO_DEAD_LETTERS)
+            else Continuity.STALE
+        )
     offsets = of_same_topics(marker.offsets, marker.source, journal.source)
     fits = all(offsets.get(p.topic_partition, -1) <= p.start for p in journal.progress)
     return Continuity.COMMIT if fits else Continuity.STALE

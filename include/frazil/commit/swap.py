@@ -265,7 +265,7 @@ class RetryPolicy:
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], object] = time.sleep
     """Waits for a number of seconds. Returns early, with a true value, if the caller is asked to end."""
-    tell: Callable[[str], None] = lambda _: None
+    report: Callable[[str], None] = lambda _: None
     """Receives a sentence for each failed round, except for lost races."""
 
     def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
@@ -388,7 +388,7 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
             wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
             log.log(outage.level(setback), "%s in %.1f s, for %.0f s at most", setback.now, wait_s, left_s)
             if setback.level >= logging.WARNING:
-                retry_policy.tell(setback.now)
+                retry_policy.report(setback.now)
         else:
             outage.over()
             return result

@@ -94,13 +94,13 @@ def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) 
         there = {bare_path(file.path) for file in store.list_files(record.rsplit("/", 1)[0])}
         if there.issuperset(bare_path(file.path) for file in known):
             return (*own, *known)
-    known = written_anew(tables, table, [f for f in files if f not in own], target, folder=record.rsplit("/", 1)[0])
+    known = written_again(tables, table, [f for f in files if f not in own], target, folder=record.rsplit("/", 1)[0])
     said = {"table": str(table.metadata.table_uuid), "files": [file.to_json() for file in known]}
     store.put(record, json.dumps(said).encode())
     return (*own, *known)
 
 
-def written_anew(
+def written_again(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
     """Rewrite the rows of `files`, which are files of the default table or of a former table, as new files of the

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.table import Table
 
-from frazil.dead_letters.letters import Selection, read
+from frazil.dead_letters.selection import Selection, read
 from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unsealer_of
 from frazil.spec.model import StreamSpec
 from frazil.table.file_bounds import COORDINATES, of_topics
@@ -26,14 +26,14 @@ class Count:
 
     day: date
     reason: str
-    letters: int
+    dead_letters: int
     replayed: int
     """Number of dead letters that were replayed and rejected again."""
     discarded: int
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """One dead letter. Bytes that are not UTF-8 text are escaped."""
 
     where: str
@@ -62,12 +62,14 @@ def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
         days = rows.append_column("day", rows["rejected_at"].cast(pa.date32()))
         for one in days.group_by(["day", "error_class"]).aggregate(wanted).to_pylist():
             found[one["day"], one["error_class"]].update(
-                letters=one["count_all"], replayed=one["replays_count"], discarded=one["discarded_at_count"]
+                dead_letters=one["count_all"], replayed=one["replays_count"], discarded=one["discarded_at_count"]
             )
-    return sorted(Count(*key, of["letters"], of["replayed"], of["discarded"]) for key, of in found.items())
+    return sorted(Count(*key, of["dead_letters"], of["replayed"], of["discarded"]) for key, of in found.items())
 
 
-def samples(table: Table, spec: StreamSpec, selection: Selection, *, limit: int, decrypt: bool = False) -> list[Letter]:
+def samples(
+    table: Table, spec: StreamSpec, selection: Selection, *, limit: int, decrypt: bool = False
+) -> list[DeadLetter]:
     """Return the first `most` of the selected dead letters, ordered by topic, partition and offset.
 
     Raises SpecError if `decrypt` is set and the secret does not match. Of the other dead letters, only the coordinates
@@ -81,7 +83,7 @@ def samples(table: Table, spec: StreamSpec, selection: Selection, *, limit: int,
     # A table of an earlier version gets `headers` at its writer's next start.
     headers = ("headers",) if "headers" in table.schema().column_names else ()
     found = _first(read(table, f"{row_filter} and {_around(places)}", (*columns, *headers)), limit)
-    return [] if found is None else list(_letters(found, spec, decrypt=decrypt))
+    return [] if found is None else list(_dead_letters(found, spec, decrypt=decrypt))
 
 
 def _first(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
@@ -103,7 +105,7 @@ def _around(places: pa.Table) -> str:
     )
 
 
-def _letters(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[Letter]:
+def _dead_letters(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[DeadLetter]:
     unseal = unsealer_of(spec)
 
     def shown(value: bytes | None, place: str) -> str | None:
@@ -111,7 +113,7 @@ def _letters(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[Let
 
     for row in rows.to_pylist():
         place = partial(place_of, row["kafka_topic"], row["kafka_partition"], row["kafka_offset"])
-        yield Letter(
+        yield DeadLetter(
             where=f"{row['kafka_topic']}[{row['kafka_partition']}]@{row['kafka_offset']}",
             rejected_at_ms=int(row["rejected_at"].timestamp() * 1000),
             reason=row["error_class"],

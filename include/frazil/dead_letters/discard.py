@@ -14,18 +14,18 @@ from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_
 from frazil.commit.backfill_records import chunks, record_of, topic_ids
 from frazil.commit.branch_end import stands
 from frazil.commit.opened import OpenStream
-from frazil.commit.replayed_letters import letters_at
+from frazil.commit.replayed_dead_letters import dead_letters_at
 from frazil.commit.row_changes import (
-    LETTER_COLUMNS,
-    Letters,
-    LetterSource,
+    DEAD_LETTER_COLUMNS,
+    DeadLetterOffsets,
+    DeadLetterSource,
     RowChange,
     RowChangeWriter,
     chosen,
     within,
 )
 from frazil.commit.swap import Change, Done, commit_snapshot
-from frazil.dead_letters.letters import Selection, read
+from frazil.dead_letters.selection import Selection, read
 from frazil.errors import WriterBusy
 
 MARKS = ("discarded_at", "discarded_by", "discard_reason")
@@ -49,16 +49,16 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     stream is under way.
     """
     handle = opened.tables.dead_letters
-    letters = identities(opened, selection)
+    dead_letters = identities(opened, selection)
     own, default_marker = handle.current().properties, opened.tables.main.refresh().properties
     decided = unsettled(default_marker, own, opened.spec.name, abandoned=True)
-    if decided is not None and letters:
-        letters = _without_rows(opened, letters, decided)
-    if not letters:
+    if decided is not None and dead_letters:
+        dead_letters = _without_rows(opened, dead_letters, decided)
+    if not dead_letters:
         return 0
-    meant = chosen(opened.spec.name, letters)
+    meant = chosen(opened.spec.name, dead_letters)
     change = RowChange(
-        within(letters),
+        within(dead_letters),
         lambda rows: meant(rows) & rows["discarded_at"].is_null().to_numpy(),
         lambda rows: _marked(rows, mark),
         wanted=("discarded_at",),
@@ -83,13 +83,13 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     return commit_snapshot(handle, propose, (writer,), retry_policy=opened.tables.retry_policy)
 
 
-def _without_rows(opened: OpenStream, letters: Letters, replay: BackfillMarker) -> Letters:
+def _without_rows(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: BackfillMarker) -> DeadLetterOffsets:
     """Return the dead letters, except those that this published replay turned into rows of the default table."""
     if replay.state is not BackfillState.PUBLISHED:
-        return letters
+        return dead_letters
     journals = opened.tables.journals
-    rows = letters_at(record_of(journals, replay).replayed, topic_ids(chunks(journals, replay)))
-    left = {source: offsets - rows.get(source, BitMap64()) for source, offsets in letters.items()}
+    rows = dead_letters_at(record_of(journals, replay).replayed, topic_ids(chunks(journals, replay)))
+    left = {source: offsets - rows.get(source, BitMap64()) for source, offsets in dead_letters.items()}
     return {source: offsets for source, offsets in left.items() if offsets}
 
 
@@ -103,12 +103,12 @@ def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker
         )
 
 
-def identities(opened: OpenStream, selection: Selection) -> Letters:
+def identities(opened: OpenStream, selection: Selection) -> DeadLetterOffsets:
     """Return the coordinates of the selected dead letters."""
-    found: dict[LetterSource, BitMap64] = defaultdict(BitMap64)
+    found: dict[DeadLetterSource, BitMap64] = defaultdict(BitMap64)
     table = opened.tables.dead_letters.refresh()
-    for rows in read(table, selection.row_filter(opened.spec), LETTER_COLUMNS):
-        for topic, partition, topic_id, offset in zip(*(rows[n].to_pylist() for n in LETTER_COLUMNS), strict=True):
+    for rows in read(table, selection.row_filter(opened.spec), DEAD_LETTER_COLUMNS):
+        for topic, partition, topic_id, offset in zip(*(rows[n].to_pylist() for n in DEAD_LETTER_COLUMNS), strict=True):
             found[topic, partition, topic_id].add(offset)
     return dict(found)
 

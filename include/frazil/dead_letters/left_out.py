@@ -13,7 +13,7 @@ from frazil.audit.claims import claims
 from frazil.backfill.rules import check_has_own
 from frazil.commit.marker import Marker
 from frazil.commit.opened import OpenStream
-from frazil.dead_letters.letters import Selection, read
+from frazil.dead_letters.selection import Selection, read
 from frazil.ingest.sealing import OMITTED
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec

@@ -31,10 +31,10 @@ from frazil.commit.backfill_records import chunks, given_up
 from frazil.commit.history import changes_of
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.left_out import former_ends, omits, own_marker, reasons
-from frazil.dead_letters.letters import Selection, read
+from frazil.dead_letters.selection import Selection, read
 from frazil.errors import Fenced
-from frazil.ingest.contract import LETTERS, StageTask, Target
-from frazil.ingest.record_files import LETTER_COLUMNS
+from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, StageTask, Target
+from frazil.ingest.record_files import DEAD_LETTER_COLUMNS
 from frazil.ingest.sealing import Unsealer, place_of, unsealer_of
 from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
@@ -154,18 +154,18 @@ def _copy(opened: OpenStream, selection: Selection, folder: str) -> int:
     """Write a copy of the selected dead letters that can be replayed, and return their number."""
     marker, former = own_marker(opened), former_ends(opened)
     table = opened.tables.dead_letters.refresh()
-    columns = (*LETTER_COLUMNS, "topic_id")
+    columns = (*DEAD_LETTER_COLUMNS, "topic_id")
     unseal, may_omit = unsealer_of(opened.spec), omits(opened.spec)
 
     def chosen(rows: pa.Table) -> pa.Table:
         kept = [reason is None for reason in reasons(rows, marker, former, omits=may_omit)]
-        return _readable(rows.filter(pa.array(kept, pa.bool_())).select(LETTER_COLUMNS), unseal)
+        return _readable(rows.filter(pa.array(kept, pa.bool_())).select(DEAD_LETTER_COLUMNS), unseal)
 
-    letters = (chosen(rows) for rows in read(table, selection.row_filter(opened.spec), columns))
+    dead_letters = (chosen(rows) for rows in read(table, selection.row_filter(opened.spec), columns))
     io = opened.tables.main.current().io
     count = 0
-    for number, part in enumerate(_parts(letters)):
-        with io.new_output(f"{folder}/{number:05d}{LETTERS}").create() as sink:
+    for number, part in enumerate(_parts(dead_letters)):
+        with io.new_output(f"{folder}/{number:05d}{DEAD_LETTERS_SUFFIX}").create() as sink:
             pq.write_table(part, sink, compression="zstd")
         count += part.num_rows
     return count

@@ -123,7 +123,7 @@ def _kafka(spec: StreamSpec) -> str:
     Raises SpecError, AccessDenied and KafkaUnavailable.
     """
     from frazil.commit.opened import open_kafka  # noqa: PLC0415 - librdkafka, only where it is asked
-    from frazil.kafka.admin import PERSON_WAITS_S  # noqa: PLC0415 - as above
+    from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S  # noqa: PLC0415 - as above
     from frazil.kafka.readable import check_readable  # noqa: PLC0415 - as above
 
     with open_kafka(spec) as kafka:
@@ -131,7 +131,7 @@ def _kafka(spec: StreamSpec) -> str:
         kafka.earliest(partitions)
     properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
     ends = _of_transactions(spec, properties)
-    check_readable(properties, [*partitions, *(ends or ())], stream=spec.name, within_s=PERSON_WAITS_S)
+    check_readable(properties, [*partitions, *(ends or ())], stream=spec.name, within_s=INTERACTIVE_TIMEOUT_S)
     if spec.source.topic_pattern is not None:
         count = len({topic for topic, _ in partitions})
         return f"{spec.source.topics_in_words}: {counted(count, 'topic')} now, {counted(len(partitions), 'partition')}"
@@ -145,12 +145,12 @@ def _of_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequenc
 
     None if the stream declares no such topic; empty if the topic does not exist.
     """
-    from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets  # noqa: PLC0415 - librdkafka, only where it is asked
+    from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaOffsets  # noqa: PLC0415 - librdkafka, only where it is asked
 
     envelope = envelope_of(spec.source.format)
     if envelope is None or envelope.transactions is None:
         return None
-    with KafkaOffsets(properties, [envelope.transactions], stream=spec.name, timeout_s=PERSON_WAITS_S) as kafka:
+    with KafkaOffsets(properties, [envelope.transactions], stream=spec.name, timeout_s=INTERACTIVE_TIMEOUT_S) as kafka:
         try:
             return kafka.describe().partitions
         except TopicMissing:

@@ -52,8 +52,8 @@ def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
         )  # fmt: skip
         return streams, [none]
     found = [Finding("declarations", State.WRONG, error) for error in errors]
-    sound = [Finding("declarations", State.OK, f"{counted(len(streams), 'sound stream')} in {folder}")]
-    return streams, found or sound
+    valid = [Finding("declarations", State.OK, f"{counted(len(streams), 'valid stream')} in {folder}")]
+    return streams, found or valid
 
 
 def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:

@@ -56,7 +56,7 @@ class Past:
         self.minutes[at] = known_minute.then(point) if known_minute else dataclasses.replace(point, at_ms=at)
         return Part.MINUTES
 
-    def tell(self, what: Happened) -> Part:
+    def record(self, what: Happened) -> Part:
         sentence = what.sentence
         if len(sentence) > MAX_SENTENCE_CHARACTERS:
             what = dataclasses.replace(what, sentence=f"{sentence[: MAX_SENTENCE_CHARACTERS - 4]} ...")
@@ -73,7 +73,7 @@ class Past:
             self.add(point)
         own_happened, self.happened = self.happened, []
         for what in (*earlier.happened, *own_happened):
-            self.tell(what)
+            self.record(what)
 
     def age(self, now_ms: int) -> set[Part]:
         """Merge old minutes into ten-minute points, and drop points and events that are too old.

@@ -83,11 +83,11 @@ class Kind(StrEnum):
     """Rows had event times too far in the future."""
     END = "end"
     """A writer ended with an error."""
-    LETTERS = "dead letters"
+    DEAD_LETTERS = "dead letters"
     """Dead letters were replayed or discarded. The table has this event; it is never stored in a history."""
     SUPERVISION = "supervision"
     """A supervisor acted: starts, restarts with their reason, stops, giving up."""
-    ACT = "act"
+    USER_ACTION = "action"
     """A user acted on the stream or its backfill: resets, backfills, abandonments."""
 
 

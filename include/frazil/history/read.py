@@ -8,7 +8,7 @@ from frazil.errors import FrazilError
 from frazil.history.objects import Objects
 from frazil.history.past import Part, Past
 from frazil.history.points import Happened, History
-from frazil.history.supervision import Acts, read_acts
+from frazil.history.supervision import ActionLog, read_actions
 from frazil.spec.model import StreamSpec
 from frazil.table.tables import load_stream_table
 
@@ -33,7 +33,7 @@ def history_of(table: Table, stream: str, *, since_ms: int) -> History:
     try:
         objects = Objects.of(table, stream)
         past, problems = _read(objects, since_ms=since_ms)
-        by_others = [read_acts(objects, recorded) for recorded in Acts]
+        by_others = [read_actions(objects, recorded) for recorded in ActionLog]
     except Exception as error:  # storages raise what their clients raise
         return History(problem=f"the history cannot be read: {_words(error)}")
     recorded = [what for found, _ in by_others for what in found]

@@ -79,7 +79,7 @@ class Recorder:
             if point := self._point(event):
                 self._changed.add(self._past.add(point))
             if happened := self._happened(event):
-                self._changed.add(self._past.tell(happened))
+                self._changed.add(self._past.record(happened))
             if abs(event.at_ms - self._aged_ms) >= EVERY_MS:  # however long the storage is down
                 self._aged_ms = event.at_ms
                 self._changed |= self._past.age(event.at_ms)
@@ -87,7 +87,7 @@ class Recorder:
     def ended(self, error: str, *, at_ms: int) -> None:
         """Record that the writer ended with this error."""
         with self._lock:
-            self._changed.add(self._past.tell(Happened(at_ms, Kind.END, f"the writer ended: {error}")))
+            self._changed.add(self._past.record(Happened(at_ms, Kind.END, f"the writer ended: {error}")))
 
     def is_due(self, now_ms: int) -> bool:
         """Whether `write` should be called now."""

@@ -25,33 +25,33 @@ MAX_WAITING = 20
 AGAIN_MS = 60_000
 
 
-class Acts(StrEnum):
+class ActionLog(StrEnum):
     """Objects for actions that do not come from writers."""
 
     SUPERVISION = "supervision"
-    ACTS = "acts"
+    USERS = "acts"
     """Actions of users on the stream."""
 
 
-def read_acts(objects: Objects, acts: Acts) -> tuple[list[Happened], list[str]]:
+def read_actions(objects: Objects, action_log: ActionLog) -> tuple[list[Happened], list[str]]:
     """Return the actions in such an object, oldest first, and the problems with it. Raises the storage's errors."""
     past = Past()
-    data = objects.store.get(_path(objects, acts))
+    data = objects.store.get(_path(objects, action_log))
     try:
         if data is not None:
             decode(data, Part.HAPPENED, past, objects.table_uuid)
     except HistoryUnreadable as error:
-        return [], [f"{_path(objects, acts)}: {error}"]
+        return [], [f"{_path(objects, action_log)}: {error}"]
     return past.happened, []
 
 
-def tell_act(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
+def record_action(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
     """Record a user's action on a stream, next to the stream's loaded table.
 
     Never raises, so that it cannot fail the action.
     """
     try:
-        _add(Objects.of(table, stream), [Happened(at_ms, Kind.ACT, sentence)], Acts.ACTS, now_ms=at_ms)
+        _add(Objects.of(table, stream), [Happened(at_ms, Kind.USER_ACTION, sentence)], ActionLog.USERS, now_ms=at_ms)
     except Exception as error:  # storages raise anything
         log.info(
             "this is not in the history of stream %s, because it cannot be written: %s: %s", stream, sentence, error
@@ -70,7 +70,7 @@ class Supervision:
     _thread: threading.Thread | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def tell(self, what: Happened | None, *, subject: str, now_ms: int) -> None:
+    def record(self, what: Happened | None, *, subject: str, now_ms: int) -> None:
         """Record a supervisor's decision, if its subject differs from the previous decision's.
 
         `what` is None for a decision that the history does not need.
@@ -97,7 +97,7 @@ class Supervision:
         try:
             objects = self.open()
             if objects is not None:
-                _add(objects, waiting, Acts.SUPERVISION, now_ms=now_ms)
+                _add(objects, waiting, ActionLog.SUPERVISION, now_ms=now_ms)
         except Exception as error:  # catalogs and storages raise anything
             objects = None
             level = logging.INFO if self._failed_at_ms is None else logging.DEBUG
@@ -108,13 +108,13 @@ class Supervision:
                 self._waiting = [what for what in self._waiting if what not in waiting]
 
 
-def _add(objects: Objects, waiting: list[Happened], to: Acts, *, now_ms: int) -> None:
-    past = Past(happened=read_acts(objects, to)[0])
+def _add(objects: Objects, waiting: list[Happened], to: ActionLog, *, now_ms: int) -> None:
+    past = Past(happened=read_actions(objects, to)[0])
     for what in waiting:
-        past.tell(what)
+        past.record(what)
     past.age(now_ms)
     objects.store.put(_path(objects, to), encoded(past, Part.HAPPENED, objects.table_uuid))
 
 
-def _path(objects: Objects, acts: Acts) -> str:
-    return f"{objects.location}/{acts}.json"
+def _path(objects: Objects, action_log: ActionLog) -> str:
+    return f"{objects.location}/{action_log}.json"

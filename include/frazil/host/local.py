@@ -159,11 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WriterBusy as busy:
         print(busy, file=sys.stderr)
         return busy.exit_code
-    answer, tell = os.pipe()
+    answer, write_end = os.pipe()
     if os.fork() == 0:
         os.close(answer)
-        os._exit(_run_detached(options, lock, lock_fd=lock_fd, tell=tell))
-    os.close(tell)
+        os._exit(_run_detached(options, lock, lock_fd=lock_fd, write_end=write_end))
+    os.close(write_end)
     said = os.fdopen(answer, "rb").read()
     if said == STARTED:
         return 0
@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int, tell: int) -> int:
+def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int, write_end: int) -> int:
     """Start the writer in the background, in a separate session; report, wait, record the exit."""
     os.setsid()
     launch = Launch(
@@ -204,11 +204,11 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
         problem = f"the writer's command {options.command[0]} cannot be started: {error.strerror}"
         print(problem, file=sys.stderr, flush=True)
         record_exit(options.folder, launch, code=CANNOT_START, ended_at_ms=clock.now_ms())
-        os.write(tell, problem.encode())
+        os.write(write_end, problem.encode())
         return 1
     lock.record(dataclasses.replace(launch, writer=mark(writer.pid)))
-    os.write(tell, STARTED)
-    os.close(tell)
+    os.write(write_end, STARTED)
+    os.close(write_end)
     code = writer.wait()
     # Its JVM and Python workers must end before the lock is free for the next writer.
     end_group(writer.pid, within_s=GROUP_ENDS_WITHIN_S, ask=True)

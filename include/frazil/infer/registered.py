@@ -12,9 +12,9 @@ from typing import Any
 from frazil.errors import SpecError
 from frazil.infer.columns import Column, column_problem
 from frazil.infer.sample import Sample
-from frazil.ingest.formats.avro.beyond import few_parts, seen_type
+from frazil.ingest.formats.avro.beyond import column_type_of, few_parts
 from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, parsed
-from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Seen, StructOf, merged, seen_in
+from frazil.ingest.schema_drift import DEEPEST, MIXED, FoundType, ListOf, MapOf, StructOf, merged, type_of_value
 from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
 from frazil.spec.formats import Registry
 
@@ -102,17 +102,17 @@ def json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Column]) -> tu
 def _with_sample(column: Column, sampled: Column | None) -> Column:
     if sampled is None or sampled.type is None:
         return column
-    seen = replace(column, distinct=sampled.distinct, near_s=sampled.near_s)
+    typed = replace(column, distinct=sampled.distinct, near_s=sampled.near_s)
     if column.type is None or column.remark == _NO_TYPE:
         return replace(
             sampled, required=column.required, remark=_joined_remarks(sampled.remark, "the schema gives no type")
         )
     if column.type == "long" and sampled.unit:
-        return replace(seen, type=sampled.type, unit=sampled.unit, is_time=True)
+        return replace(typed, type=sampled.type, unit=sampled.unit, is_time=True)
     if column.type == "string" and sampled.type not in {"string", "binary"} and not sampled.remark:
         remark = f"the schema says string, all that was seen is a {sampled.type}"
-        return replace(seen, type=sampled.type, is_time=sampled.is_time, remark=_joined_remarks(column.remark, remark))
-    return seen
+        return replace(typed, type=sampled.type, is_time=sampled.is_time, remark=_joined_remarks(column.remark, remark))
+    return typed
 
 
 def _joined_remarks(remark: str, more: str) -> str:
@@ -121,7 +121,7 @@ def _joined_remarks(remark: str, more: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    seen: Seen
+    found_type: FoundType
     required: bool
 
 
@@ -142,11 +142,11 @@ def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
             continue
         before[name.lower()] = name
         having = [fields[name] for fields in schemas if name in fields]
-        seen = having[0].seen
+        found_type = having[0].found_type
         for other in having[1:]:
-            seen = merged(seen, other.seen)
-        kind = _text(seen)
-        remark = "" if seen is not None else _NO_TYPE
+            found_type = merged(found_type, other.found_type)
+        kind = _text(found_type)
+        remark = "" if found_type is not None else _NO_TYPE
         if kind is None:
             remark = "no column of one type can hold what the schemas allow"
         elif len(having) < len(schemas):
@@ -158,23 +158,23 @@ def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
     return tuple(made)
 
 
-def _text(seen: Seen) -> str | None:
+def _text(found_type: FoundType) -> str | None:
     """Return the type as written in a declaration; None if no column type fits. Struct fields without a type are
     omitted.
     """
-    match seen:
+    match found_type:
         case None:
             return "string"
         case ListOf():
-            return None if (inside := _text(seen.element)) is None else f"list<{inside}>"
+            return None if (inside := _text(found_type.element)) is None else f"list<{inside}>"
         case MapOf():
-            return None if (inside := _text(seen.value)) is None else f"map<string, {inside}>"
+            return None if (inside := _text(found_type.value)) is None else f"map<string, {inside}>"
         case StructOf():
-            distinct = {name.lower(): name for name in reversed([*seen.fields])}
-            plain = [n for n in seen.fields if distinct[n.lower()] == n and re.fullmatch(r"[A-Za-z_]\w*", n)]
-            inside = ", ".join(f"{n}: {kind}" for n in plain if (kind := _text(seen.fields[n])) is not None)
+            distinct = {name.lower(): name for name in reversed([*found_type.fields])}
+            plain = [n for n in found_type.fields if distinct[n.lower()] == n and re.fullmatch(r"[A-Za-z_]\w*", n)]
+            inside = ", ".join(f"{n}: {kind}" for n in plain if (kind := _text(found_type.fields[n])) is not None)
             return f"struct<{inside}>" if inside else None
-    return None if seen == MIXED else seen
+    return None if found_type == MIXED else found_type
 
 
 def _avro_fields(schema: SchemaText) -> dict[str, _Field]:
@@ -186,7 +186,8 @@ def _avro_fields(schema: SchemaText) -> dict[str, _Field]:
         raise SpecError(f"the registry's schema is no record, but {written}: a stream's columns are a record's fields")
     parts = zip(written.fields, written.parts, strict=True)
     return {
-        names[0]: _Field(seen_type(part) if few_parts(part) else MIXED, not _may_be_null(part)) for names, part in parts
+        names[0]: _Field(column_type_of(part) if few_parts(part) else MIXED, not _may_be_null(part))
+        for names, part in parts
     }
 
 
@@ -215,10 +216,10 @@ class _JsonSchema:
     def fields(self) -> Iterator[tuple[str, _Field]]:
         root = self._resolved(self._root, self._root)
         self._inside.add(id(root[0]))
-        for name, (seen, nullable) in self._properties(*root, depth=0).items():
-            yield name, _Field(seen, not nullable and name in _names(root[0].get("required")))
+        for name, (found_type, nullable) in self._properties(*root, depth=0).items():
+            yield name, _Field(found_type, not nullable and name in _names(root[0].get("required")))
 
-    def _properties(self, node: Mapping[str, Any], document: Any, *, depth: int) -> dict[str, tuple[Seen, bool]]:
+    def _properties(self, node: Mapping[str, Any], document: Any, *, depth: int) -> dict[str, tuple[FoundType, bool]]:
         found = {}
         for part in [*_dicts(node.get("allOf")), node]:
             inner, its = self._resolved(part, document)
@@ -227,7 +228,7 @@ class _JsonSchema:
                 found[str(name)] = self._type(of, its, depth + 1)
         return found
 
-    def _type(self, node: Any, document: Any, depth: int) -> tuple[Seen, bool]:
+    def _type(self, node: Any, document: Any, depth: int) -> tuple[FoundType, bool]:
         """Return a value's type, and whether the value may be null. The type is MIXED if the value can contain
         itself.
         """
@@ -243,7 +244,7 @@ class _JsonSchema:
 
     def _type_of(  # noqa: PLR0911 - a table
         self, node: Mapping[str, Any], document: Any, depth: int
-    ) -> tuple[Seen, bool]:
+    ) -> tuple[FoundType, bool]:
         if choices := [*_dicts(node.get("oneOf")), *_dicts(node.get("anyOf"))]:
             return self._choice([self._type(choice, document, depth + 1) for choice in choices])
         kinds = node.get("type")
@@ -262,17 +263,17 @@ class _JsonSchema:
         if kinds == "object" or "properties" in node or "allOf" in node:
             properties = self._properties(node, document, depth=depth)
             if properties:
-                return StructOf({name: seen for name, (seen, _) in properties.items()}), False
+                return StructOf({name: found_type for name, (found_type, _) in properties.items()}), False
             values = node.get("additionalProperties")
             return (MapOf(self._type(values, document, depth + 1)[0]) if isinstance(values, dict) else MIXED), False
         constants = node["enum"] if isinstance(node.get("enum"), list) else [node["const"]] if "const" in node else []
-        return self._choice([(seen_in(value), value is None) for value in constants])
+        return self._choice([(type_of_value(value), value is None) for value in constants])
 
-    def _choice(self, choices: Sequence[tuple[Seen, bool]]) -> tuple[Seen, bool]:
-        seen: Seen = None
+    def _choice(self, choices: Sequence[tuple[FoundType, bool]]) -> tuple[FoundType, bool]:
+        found_type: FoundType = None
         for other, _ in choices:
-            seen = merged(seen, other)
-        return seen, not choices or any(nullable for _, nullable in choices)
+            found_type = merged(found_type, other)
+        return found_type, not choices or any(nullable for _, nullable in choices)
 
     def _resolved(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:
         """Follow a node's references. Returns the target and its document; the target is empty if it cannot be

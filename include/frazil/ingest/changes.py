@@ -115,13 +115,13 @@ class ChangeReader:
         return found
 
 
-def as_letters(decoded: Decoded, records: int) -> Decoded:
+def as_dead_letters(decoded: Decoded, records: int) -> Decoded:
     """Reject records that change nothing. A replayed record must become a row or stay a dead letter."""
     return rejecting(decoded, np.flatnonzero(decoded.neither(records)))
 
 
 def rejecting(decoded: Decoded, unchanging: NDArray[np.int64]) -> Decoded:
-    """Reject these records as `as_letters` does."""
+    """Reject these records as `as_dead_letters` does."""
     text = "the record changes no row, and the writer skips such records: discard this dead letter"
     more = [Rejection(index, "NoChange", text) for index in unchanging.tolist()]
     return dataclasses.replace(decoded, rejections=[*decoded.rejections, *more])

@@ -60,7 +60,7 @@ class StageTask:
         return cls(value["index"], tuple(OffsetRange(**r) for r in value["ranges"]))
 
 
-LETTERS = ".letters"
+DEAD_LETTERS_SUFFIX = ".letters"
 """Suffix of Parquet files with copies of dead letters. Their bytes are decoded as if they came from Kafka."""
 
 
@@ -172,7 +172,7 @@ class StageContext:
     """
     window_us: int | None = None
     """Length (us) of an event-time window; None if the stream has no windows, so rows are not counted by window."""
-    dead_letters_held: Mapping[TopicPartition, bytes] = field(default_factory=dict)
+    existing_dead_letters: Mapping[TopicPartition, bytes] = field(default_factory=dict)
     """Offsets of records that already are dead letters, as serialised `pyroaring.BitMap64`. They count as rejected and
     are written to no table, even if they could be decoded now.
     """
@@ -236,7 +236,7 @@ class StageContext:
 
     @property
     def _as_in_kafka(self) -> bool:
-        return all(file.path.endswith(LETTERS) for file in self.files)
+        return all(file.path.endswith(DEAD_LETTERS_SUFFIX) for file in self.files)
 
     @property
     def main(self) -> TargetTable:

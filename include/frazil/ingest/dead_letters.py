@@ -42,7 +42,7 @@ Seal = Callable[[bytes | None, str], bytes | None]
 """Function that returns what a dead letter keeps of a part of the record, given the part and its coordinates."""
 
 
-class HeldLetters:
+class ExistingDeadLetters:
     """Finds the records of a chunk that already are dead letters, by their coordinates.
 
     Such a record stays a dead letter, even if it could be decoded now.

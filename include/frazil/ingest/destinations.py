@@ -66,15 +66,15 @@ class Divider:
         self._quote = quote
         self._to = destinations
         self._ranges = ranges
-        self._verdicts: dict[str | bytes | None, _Destination] = {}
+        self._destinations: dict[str | bytes | None, _Destination] = {}
         self.values: set[str] = set()
         """Values found so far that may get a table."""
 
     def __call__(self, chunk: Chunk, decoded: Decoded) -> Divided:
         codes, values = self._coded(chunk, decoded)
-        verdicts = [self._destination(value) for value in values]
-        waits = np.array([outcome is None for outcome in verdicts], np.bool_)[codes]
-        wrong = np.array([isinstance(outcome, Rejection) for outcome in verdicts], np.bool_)[codes]
+        destinations = [self._destination(value) for value in values]
+        waits = np.array([outcome is None for outcome in destinations], np.bool_)[codes]
+        wrong = np.array([isinstance(outcome, Rejection) for outcome in destinations], np.bool_)[codes]
         nothing = waits & _deletes(decoded.rows)
         for code in np.unique(codes[waits & ~nothing]).tolist():
             if len(self.values) < MAX_REPORTED:
@@ -85,7 +85,7 @@ class Divider:
         if len(unchanged):  # a record of two rows may have changed another table
             unchanged = np.setdiff1d(unchanged, decoded.kept[~nothing])
         for row in np.flatnonzero(wrong).tolist():
-            found = verdicts[codes[row]]
+            found = destinations[codes[row]]
             assert isinstance(found, Rejection)
             rejections.append(found._replace(index=int(decoded.kept[row])))
         stays = ~(waits | unwanted | np.isin(decoded.kept, decoded.kept[wrong]))
@@ -93,7 +93,7 @@ class Divider:
         if not stays.all():
             rows, kept, codes = rows.filter(pa.array(stays)), kept[stays], codes[stays]
         # A target without rows: rejected and waiting values have no target, and no code refers to one.
-        targets = tuple(outcome if isinstance(outcome, str) else MAIN for outcome in verdicts)
+        targets = tuple(outcome if isinstance(outcome, str) else MAIN for outcome in destinations)
         return Divided(Decoded(rows, kept, rejections, decoded.drift), targets, codes, unchanged)
 
     def parts(self, chunk: Chunk, located: Decoded, alike: Mapping[Target, Target]) -> Iterator[Chunk]:
@@ -129,11 +129,11 @@ class Divider:
         return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
     def _destination(self, value: str | bytes | None) -> _Destination:
-        if value not in self._verdicts:
-            if len(self._verdicts) >= MAX_KNOWN:
-                self._verdicts.clear()
-            self._verdicts[value] = self._found(value)
-        return self._verdicts[value]
+        if value not in self._destinations:
+            if len(self._destinations) >= MAX_KNOWN:
+                self._destinations.clear()
+            self._destinations[value] = self._found(value)
+        return self._destinations[value]
 
     def _found(self, value: str | bytes | None) -> _Destination:
         if value is None:

@@ -28,7 +28,7 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from frazil.errors import SpecError
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.contract import LETTERS, OffsetRange, RecordFile
+from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, OffsetRange, RecordFile
 from frazil.ingest.coordinates import NAMES
 from frazil.ingest.formats import decoder
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS
@@ -36,9 +36,9 @@ from frazil.ingest.sealing import Unsealer, header_part, place_of
 
 PARQUET = frozenset({".parquet"})
 JSON_LINES = frozenset({".jsonl", ".ndjson", ".json"})
-LETTER_COLUMNS = (*NAMES, "key", "value", "headers")
+DEAD_LETTER_COLUMNS = (*NAMES, "key", "value", "headers")
 IDENTITY = NAMES[:3]
-LETTER_ROWS = 10_000
+DEAD_LETTER_ROWS = 10_000
 
 _COORDINATES = Schema(
     NestedField(1, "kafka_topic", StringType(), required=True),
@@ -63,12 +63,12 @@ class FileRecords:
     """The columns `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp`."""
     lines: list[bytes] | None = None
     rows: pa.Table | None = None
-    letters: pa.Table | None = None
+    dead_letters: pa.Table | None = None
     """The columns `key`, `value` and `headers` of dead letters, as stored."""
 
 
 def is_record_file(path: str) -> bool:
-    return PurePosixPath(path).suffix in {*PARQUET, *JSON_LINES, LETTERS}
+    return PurePosixPath(path).suffix in {*PARQUET, *JSON_LINES, DEAD_LETTERS_SUFFIX}
 
 
 def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
@@ -77,8 +77,8 @@ def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
     Raises SpecError for a file, column or line that cannot be used, so that a file that passes can be staged.
     """
     with _named(path):
-        if PurePosixPath(path).suffix == LETTERS:
-            pieces = _letters(path, io)
+        if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
+            pieces = _dead_letters(path, io)
         elif PurePosixPath(path).suffix in PARQUET:
             needed = [f.name for f in schema.fields if f.required]
             pieces = _parquet(path, io, schema, wanted=needed)
@@ -129,8 +129,8 @@ class FileReader:
                         yield _chunk(records, kept, found[kept], self._unseal)
 
     def _read(self, path: str) -> Iterator[FileRecords]:
-        if PurePosixPath(path).suffix == LETTERS:
-            return _letters(path, self._io)
+        if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
+            return _dead_letters(path, self._io)
         if PurePosixPath(path).suffix not in PARQUET:
             return _json_lines(path, self._io)
         offset = ds.field("kafka_offset")
@@ -161,10 +161,10 @@ def _chunk(records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[n
     table = records.coordinates.take(kept)
     micros = table["kafka_timestamp"].cast(pa.int64())
     stamps = pc.fill_null(pc.divide(micros, 1000), -1).to_numpy()
-    if records.letters is not None:
-        letters = _unsealed(records.letters.take(kept).to_pylist(), table, unseal)
-        key, value = (BinaryColumn.of([letter[name] for letter in letters]) for name in ("key", "value"))
-        headers = BinaryColumn.of(_packed([letter["headers"] for letter in letters]))
+    if records.dead_letters is not None:
+        dead_letters = _unsealed(records.dead_letters.take(kept).to_pylist(), table, unseal)
+        key, value = (BinaryColumn.of([dead_letter[name] for dead_letter in dead_letters]) for name in ("key", "value"))
+        headers = BinaryColumn.of(_packed([dead_letter["headers"] for dead_letter in dead_letters]))
         return Chunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
     nothing = BinaryColumn.nulls(len(kept))
     values = nothing if records.lines is None else BinaryColumn.of([records.lines[i] for i in kept.tolist()])
@@ -172,14 +172,14 @@ def _chunk(records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[n
     return Chunk(*columns) if records.rows is None else RowChunk(*columns, records.rows.take(kept))
 
 
-def _unsealed(letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unsealer) -> list[dict[str, Any]]:
-    for letter, at in zip(letters, coordinates.select(IDENTITY).to_pylist(), strict=True):
+def _unsealed(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unsealer) -> list[dict[str, Any]]:
+    for dead_letter, at in zip(dead_letters, coordinates.select(IDENTITY).to_pylist(), strict=True):
         place = partial(place_of, at["kafka_topic"], at["kafka_partition"], at["kafka_offset"])
         for part in ("key", "value"):
-            letter[part] = unseal(letter[part], place(part))
-        for header in letter["headers"] or ():
+            dead_letter[part] = unseal(dead_letter[part], place(part))
+        for header in dead_letter["headers"] or ():
             header["value"] = unseal(header["value"], place(header_part(header["name"])))
-    return letters
+    return dead_letters
 
 
 def _parquet(
@@ -199,11 +199,11 @@ def _parquet(
             yield FileRecords(table, rows=cast_columns(path, rows, schema.select(*names)))
 
 
-def _letters(path: str, io: FileIO) -> Iterator[FileRecords]:
+def _dead_letters(path: str, io: FileIO) -> Iterator[FileRecords]:
     with io.new_input(path).open() as source:
-        for batch in pq.ParquetFile(source).iter_batches(LETTER_ROWS):
+        for batch in pq.ParquetFile(source).iter_batches(DEAD_LETTER_ROWS):
             rows = pa.Table.from_batches([batch])
-            yield FileRecords(rows.select(NAMES), letters=rows.select(LETTER_COLUMNS[len(NAMES) :]))
+            yield FileRecords(rows.select(NAMES), dead_letters=rows.select(DEAD_LETTER_COLUMNS[len(NAMES) :]))
 
 
 def _packed(headers: list[list[dict[str, Any]] | None]) -> list[bytes | None]:

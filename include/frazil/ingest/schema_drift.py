@@ -45,22 +45,22 @@ _PRIMITIVES: dict[str, type[iceberg.IcebergType]] = {
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    element: Seen
+    element: FoundType
 
 
 @dataclass(frozen=True, slots=True)
 class StructOf:
-    fields: Mapping[str, Seen]
+    fields: Mapping[str, FoundType]
 
 
 @dataclass(frozen=True, slots=True)
 class MapOf:
     """A map with string keys."""
 
-    value: Seen
+    value: FoundType
 
 
-Seen = None | str | ListOf | StructOf | MapOf
+FoundType = None | str | ListOf | StructOf | MapOf
 """A type found in values; None if all values were null. A string is a primitive type's name, or MIXED."""
 
 
@@ -95,7 +95,7 @@ class DriftDecoder(Protocol):
 class SchemaDrift:
     """New fields and types that some records have, and the schema does not."""
 
-    new: Mapping[Path, Seen] = field(default_factory=dict)
+    new: Mapping[Path, FoundType] = field(default_factory=dict)
     """Type of each new field, by path."""
     wider: Mapping[Path, str] = field(default_factory=dict)
     """Columns that could not hold a value, with the type that can: `long`, `double`, or a decimal."""
@@ -108,10 +108,12 @@ class SchemaDrift:
         """Return the drift inside these structs, with paths that begin in the struct."""
         if parts == WHOLE:
             return self
-        new = [(path[len(p) :], seen) for p, *_ in parts for path, seen in self.new.items() if _is_in(path, p)]
+        new = [
+            (path[len(p) :], found_type) for p, *_ in parts for path, found_type in self.new.items() if _is_in(path, p)
+        ]
         wider = [(path[len(p) :], kind) for p, *_ in parts for path, kind in self.wider.items() if _is_in(path, p)]
         optional = frozenset(path[len(p) :] for p, *_ in parts for path in self.optional if _is_in(path, p))
-        each = [SchemaDrift({path: seen}) for path, seen in new] + [
+        each = [SchemaDrift({path: found_type}) for path, found_type in new] + [
             SchemaDrift(wider={path: kind}) for path, kind in wider
         ]
         return joined_drift([SchemaDrift(optional=optional, records=self.records if new else 0), *each])
@@ -121,7 +123,7 @@ class SchemaDrift:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "new": [[path, _plain(seen)] for path, seen in self.new.items()],
+            "new": [[path, _plain(found_type)] for path, found_type in self.new.items()],
             "wider": [[path, kind] for path, kind in self.wider.items()],
             "optional": sorted(self.optional),
             "records": self.records,
@@ -130,7 +132,7 @@ class SchemaDrift:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SchemaDrift:
         return cls(
-            {tuple(path): _seen(plain) for path, plain in value["new"]},
+            {tuple(path): _from_plain(plain) for path, plain in value["new"]},
             {tuple(path): kind for path, kind in value["wider"]},
             frozenset(map(tuple, value["optional"])),
             value["records"],
@@ -146,13 +148,13 @@ def _is_in(path: Path, part: Path) -> bool:
 
 def joined_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
     """Join several drifts into one."""
-    new: dict[Path, Seen] = {}
+    new: dict[Path, FoundType] = {}
     wider: dict[Path, str] = {}
     optional: set[Path] = set()
     records = 0
     for part in parts:
-        for path, seen in part.new.items():
-            new[path] = merged(new.get(path), seen)
+        for path, found_type in part.new.items():
+            new[path] = merged(new.get(path), found_type)
         for path, kind in part.wider.items():
             wider[path] = wider_of(wider.get(path, kind), kind)
         optional |= part.optional
@@ -162,7 +164,7 @@ def joined_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
     return SchemaDrift(new, wider, frozenset(optional), records)
 
 
-def merged(one: Seen, other: Seen) -> Seen:  # noqa: PLR0911 - a table
+def merged(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911 - a table
     """Return the narrowest type that holds the values of both types."""
     if one is None:
         return other
@@ -182,7 +184,7 @@ def merged(one: Seen, other: Seen) -> Seen:  # noqa: PLR0911 - a table
     return MIXED
 
 
-def _merged_structs(one: StructOf, other: StructOf) -> Seen:
+def _merged_structs(one: StructOf, other: StructOf) -> FoundType:
     """Merge two struct types. The time is linear in `other`, except when `one` changes, which can happen only a limited
     number of times.
     """
@@ -192,7 +194,7 @@ def _merged_structs(one: StructOf, other: StructOf) -> Seen:
     return struct_of({**one.fields, **parts})
 
 
-def struct_of(fields: Mapping[str, Seen]) -> Seen:
+def struct_of(fields: Mapping[str, FoundType]) -> FoundType:
     """Return the type of an object with these fields; MIXED if the object has too many fields."""
     return MIXED if len(fields) > MAX_OBJECT_FIELDS else StructOf(fields)
 
@@ -206,7 +208,7 @@ def _merged_names(one: str, other: str) -> str:
     return MIXED
 
 
-def seen_in(value: object, depth: int = 0) -> Seen:  # noqa: PLR0911 - a table
+def type_of_value(value: object, depth: int = 0) -> FoundType:  # noqa: PLR0911 - a table
     """Return the type of a parsed JSON value.
 
     An integer is a long, or a double beyond 64 bits. A text is always a string.
@@ -225,25 +227,25 @@ def seen_in(value: object, depth: int = 0) -> Seen:  # noqa: PLR0911 - a table
         case str():
             return "string"
         case list():
-            element: Seen = None
+            element: FoundType = None
             for part in value:
-                element = merged(element, seen_in(part, depth + 1))
+                element = merged(element, type_of_value(part, depth + 1))
             return ListOf(element)
         case dict():
-            return struct_of({name: seen_in(part, depth + 1) for name, part in value.items()})
+            return struct_of({name: type_of_value(part, depth + 1) for name, part in value.items()})
     return MIXED
 
 
-def is_open(seen: Seen) -> bool:
+def is_open(found_type: FoundType) -> bool:
     """Return whether a part of the type is unknown, because all of its values were null or missing."""
-    match seen:
+    match found_type:
         case ListOf():
-            return is_open(seen.element)
+            return is_open(found_type.element)
         case StructOf():
-            return not seen.fields or any(map(is_open, seen.fields.values()))
+            return not found_type.fields or any(map(is_open, found_type.fields.values()))
         case MapOf():
-            return is_open(seen.value)
-    return seen is None
+            return is_open(found_type.value)
+    return found_type is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,38 +259,40 @@ class NewField:
 
 def new_fields(schema_drift: SchemaDrift) -> Iterator[NewField]:
     """Yield the new fields, followed by the problems inside each. Fields that were always null are left out."""
-    for path, seen in sorted(schema_drift.new.items()):
-        yield from _new_field(path, seen)
+    for path, found_type in sorted(schema_drift.new.items()):
+        yield from _new_field(path, found_type)
 
 
-def _new_field(path: Path, seen: Seen) -> Iterator[NewField]:
+def _new_field(path: Path, found_type: FoundType) -> Iterator[NewField]:
     if problem := name_problem(path[-1]):
         yield NewField((*path[:-1], "*") if path[-1] == CROWD else path, None, problem)
         return
     inside: list[NewField] = []
-    made = _type(path, seen, inside, count(1))
+    made = _type(path, found_type, inside, count(1))
     if made is not None:
         yield NewField(path, made)
     yield from inside
 
 
-def _type(path: Path, seen: Seen, problems: list[NewField], ids: Iterator[int]) -> iceberg.IcebergType | None:
-    if len(path) > DEEPEST + 1 and seen is not None:
-        seen = MIXED
-    match seen:
+def _type(
+    path: Path, found_type: FoundType, problems: list[NewField], ids: Iterator[int]
+) -> iceberg.IcebergType | None:
+    if len(path) > DEEPEST + 1 and found_type is not None:
+        found_type = MIXED
+    match found_type:
         case None:
             return None
         case ListOf():
-            element = _type((*path, "element"), seen.element, problems, ids)
+            element = _type((*path, "element"), found_type.element, problems, ids)
             return None if element is None else iceberg.ListType(next(ids), element, element_required=False)
         case MapOf():
-            value = _type((*path, "value"), seen.value, problems, ids)
+            value = _type((*path, "value"), found_type.value, problems, ids)
             of = (next(ids), iceberg.StringType(), next(ids))
             return None if value is None else iceberg.MapType(*of, value, value_required=False)
         case StructOf():
             fields = []
             taken: dict[str, str] = {}
-            for name, part in sorted(seen.fields.items()):
+            for name, part in sorted(found_type.fields.items()):
                 here = (*path, name)
                 problem = name_problem(name)
                 if not problem and (other := taken.get(name.lower())):
@@ -299,14 +303,14 @@ def _type(path: Path, seen: Seen, problems: list[NewField], ids: Iterator[int]) 
                     taken[name.lower()] = name
                     fields.append(iceberg.NestedField(next(ids), name, kind, required=False))
             return iceberg.StructType(*fields) if fields else None
-    if seen == MIXED:
+    if found_type == MIXED:
         problems.append(
             NewField(
                 path, None, f"has values that no column of one type can hold, or more than {MAX_OBJECT_FIELDS:,} fields"
             )
         )
         return None
-    return wide_type(seen)
+    return wide_type(found_type)
 
 
 def name_problem(name: str) -> str:  # noqa: PLR0911 - a table
@@ -349,22 +353,22 @@ def _decimal(kind: str) -> tuple[int, int] | None:
     return int(precision), int(scale)
 
 
-def _plain(seen: Seen) -> Any:
-    match seen:
+def _plain(found_type: FoundType) -> Any:
+    match found_type:
         case ListOf():
-            return {"list": _plain(seen.element)}
+            return {"list": _plain(found_type.element)}
         case StructOf():
-            return {"struct": {name: _plain(part) for name, part in seen.fields.items()}}
+            return {"struct": {name: _plain(part) for name, part in found_type.fields.items()}}
         case MapOf():
-            return {"map": _plain(seen.value)}
-    return seen
+            return {"map": _plain(found_type.value)}
+    return found_type
 
 
-def _seen(plain: Any) -> Seen:
+def _from_plain(plain: Any) -> FoundType:
     if isinstance(plain, dict):
         if "list" in plain:
-            return ListOf(_seen(plain["list"]))
+            return ListOf(_from_plain(plain["list"]))
         if "map" in plain:
-            return MapOf(_seen(plain["map"]))
-        return StructOf({name: _seen(part) for name, part in plain["struct"].items()})
+            return MapOf(_from_plain(plain["map"]))
+        return StructOf({name: _from_plain(part) for name, part in plain["struct"].items()})
     return plain  # type: ignore[no-any-return]  # None or a name

@@ -39,7 +39,7 @@ class Protector:
         schema = Schema.model_validate_json(context.main.schema_json)
         _check_dropped(declared["dropped"], schema, context.aliases)
         self._secret = Secret.of(declared["secret"], os.environ) if declared["secret"] else None
-        self._letters: str = declared["dead-letters"]
+        self._dead_letters: str = declared["dead-letters"]
         self._names = sorted(schema.column_names, key=len, reverse=True)
         self._changes = [
             (_steps(schema, name), self._change(how["as"], how["keep-last"]))
@@ -69,15 +69,15 @@ class Protector:
         name = next((name for name in self._names if error.startswith(f"{name}: ")), None)
         return WITHHELD if name is None else f"{name}: {WITHHELD}"
 
-    def letter(self, value: bytes | None, place: str) -> bytes | None:
+    def dead_letter_value(self, value: bytes | None, place: str) -> bytes | None:
         """Return what a dead letter keeps of a part of the record: the part itself, its encryption, or a
         placeholder.
         """
         if value is None:
             return None
-        if self._letters == "keep" and not value.startswith(RESERVED):
+        if self._dead_letters == "keep" and not value.startswith(RESERVED):
             return value
-        if self._letters != "encrypt":  # or a producer wrote what looks like ours
+        if self._dead_letters != "encrypt":  # or a producer wrote what looks like ours
             return OMITTED
         assert self._secret is not None, "the declaration's rules require a secret"
         return self._secret.sealed(value, place)

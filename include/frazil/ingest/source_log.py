@@ -68,7 +68,7 @@ def positions(source: Mapping[str, pa.Array]) -> pa.Array:
     return pc.coalesce(pc.binary_join_element_wise(of_time, pc.if_else(ms.is_valid(), known, None), "#"), of_time)
 
 
-def began_anew(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
+def began_again(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
     """Return the mask of positions in `new` whose log began after the log of the position in `old`.
 
     A new log is recognised by a much later time, or by another server or binlog name.

@@ -22,10 +22,10 @@ from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
 from frazil.ingest.binary_column import NULL
-from frazil.ingest.changes import as_letters, rejecting
+from frazil.ingest.changes import as_dead_letters, rejecting
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
-from frazil.ingest.dead_letters import DeadLetterTable, HeldLetters
+from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters
 from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
 from frazil.ingest.destinations import NOWHERE, Divider
 from frazil.ingest.isolate import IsolatedDecoder
@@ -250,9 +250,9 @@ class _Stage:
             task.ranges,
             stream=context.stream,
             topic_ids=context.topic_ids,
-            seal=self._protect.letter if self._protect else None,
+            seal=self._protect.dead_letter_value if self._protect else None,
         )
-        self._held = HeldLetters(task.ranges, context.dead_letters_held)
+        self._held = ExistingDeadLetters(task.ranges, context.existing_dead_letters)
         self._other_events = 0
         self._rejects = RejectCounter(task.ranges, context.rejects_accepted)
         self.progress = ProgressCounter(
@@ -325,7 +325,7 @@ class _Stage:
     def _land(self, chunk: Chunk, shaped: Decoded) -> None:
         shape = self._shape(chunk.target)
         if self._context.changes and self._context.files:
-            shaped = as_letters(shaped, len(chunk))
+            shaped = as_dead_letters(shaped, len(chunk))
         if shaped.rejections and isinstance(chunk, RowChunk):
             raise self._refused(chunk, shaped.rejections[0])
         if self._protect:

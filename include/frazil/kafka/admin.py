@@ -24,7 +24,7 @@ from frazil.spec.topics import TopicPattern
 TIMEOUT_S = 10.0
 POLL_S = 0.1
 """Interval (s) at which a client that waits for an answer is checked for connection errors."""
-PERSON_WAITS_S = 5.0
+INTERACTIVE_TIMEOUT_S = 5.0
 """Seconds that an interactive command waits for Kafka. The command gives up at the first timeout."""
 MAX_TOPICS = 1000
 """Maximum number of topics that may match a pattern, because each commit stores the offsets of all topics."""

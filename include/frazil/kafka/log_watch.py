@@ -58,7 +58,7 @@ class LogWatch:
         for tp, end in ends.items():
             if tp in cut:
                 continue
-            if answers[tp] is Answer.SOUND:
+            if answers[tp] is Answer.VALID:
                 self._update_ends(tp, max(end.stable, self.stable.get(tp, 0)), max(end.high, self.high.get(tp, 0)), end)
             elif answers[tp] is Answer.ANOTHER_LEADER:
                 self._update_ends(tp, end.stable, end.high, end)

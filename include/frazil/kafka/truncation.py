@@ -61,7 +61,7 @@ class LogEnd:
 class Answer(Enum):
     """What a leader's answer implies for an offset that was readable before."""
 
-    SOUND = "the same leader has it"
+    VALID = "the same leader has it"
     OUTDATED = "the broker was replaced without noticing: its ends mean nothing"
     SHORT = "the log ends before it"
     ANOTHER_LEADER = "the log may have been truncated, and grown again: ask the leader"
@@ -74,7 +74,7 @@ def evaluate(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
     if end.stable < offset:
         return Answer.SHORT
     same = known_epoch is None or end.leader_epoch is None or end.leader_epoch == known_epoch
-    return Answer.SOUND if same else Answer.ANOTHER_LEADER
+    return Answer.VALID if same else Answer.ANOTHER_LEADER
 
 
 def diverged(

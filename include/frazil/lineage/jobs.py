@@ -119,7 +119,9 @@ class Jobs:
 
 
 @contextmanager
-def telling(environment: Mapping[str, str] = os.environ, *, connect: Connect = connect) -> Iterator[Jobs | None]:
+def openlineage_jobs(
+    environment: Mapping[str, str] = os.environ, *, connect: Connect = connect
+) -> Iterator[Jobs | None]:
     """Yield the sender for this process's runs; None if no backend is declared."""
     settings = Settings.of(environment)
     for problem in settings.problems:

@@ -16,7 +16,9 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger(__name__)
 
 
-def tell(jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int) -> None:
+def report_maintenance(
+    jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int
+) -> None:
     """Report a finished maintenance run. Raises nothing.
 
     The start is reported only now, because before the run it is unknown whether any action is worth doing.

@@ -11,14 +11,14 @@ from pathlib import Path
 from frazil import clock
 from frazil.errors import FrazilError
 from frazil.host.process_log import log_to_stderr
-from frazil.lineage.jobs import telling
+from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.due import Action
-from frazil.maintenance.lineage import tell
+from frazil.maintenance.lineage import report_maintenance
 from frazil.maintenance.outcome import Outcome
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.spark.application import start_session
-from frazil.spec.load import sound_streams
+from frazil.spec.load import valid_streams
 from frazil.table.catalogs import existing_catalog
 
 log = logging.getLogger("frazil")
@@ -36,7 +36,7 @@ def run_maintenance(
     """
     log_to_stderr()
     try:
-        specs, problems = sound_streams(streams)
+        specs, problems = valid_streams(streams)
         for problem in problems:
             log.warning("%s", problem)
         tables = [find_maintained(specs, identifier) for identifier in identifiers]
@@ -47,12 +47,12 @@ def run_maintenance(
         log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
         return error.exit_code
     outcomes: list[Outcome] = []
-    with telling() as jobs:
+    with openlineage_jobs() as jobs:
         try:
             for table in tables:
                 now_ms, catalog = clock.now_ms(), existing_catalog(table.catalog)
                 made = maintain(lambda: spark, catalog, table, actions=actions, now_ms=now_ms)
-                tell(jobs, table, made, began_ms=now_ms)
+                report_maintenance(jobs, table, made, began_ms=now_ms)
                 outcomes += made
                 _write(report, outcomes)
         finally:

@@ -101,7 +101,7 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
 def _order_of_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
     """Return order values that put each newer log of a topic-partition above the log before it.
 
-    `began_anew` defines when a log begins again: with a change that is later than all changes before it. A change
+    `began_again` defines when a log begins again: with a change that is later than all changes before it. A change
     without a position gets the highest position before it in its log.
     """
     ordered = np.lexsort((offsets, places, keys))
@@ -114,10 +114,10 @@ def _order_of_logs(order: Numbers, completed: Logs, keys: Numbers, places: Numbe
     moved = _differs_from_last(completed.name, ordered, later, first) | _differs_from_last(
         completed.server, ordered, later, first
     )
-    anew = later & (before > 0) & (latest >= before + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
-    number, at = np.cumsum(anew), order[ordered]
+    begins_again = later & (before > 0) & (latest >= before + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
+    number, at = np.cumsum(begins_again), order[ordered]
     found = np.empty_like(order)
-    highest = _highest(at, begins | anew)
+    highest = _highest(at, begins | begins_again)
     found[ordered] = (number - number[first]) * (1 + order.max()) + np.where(at == 0, highest, at)
     return found
 
@@ -129,10 +129,10 @@ def _differs_from_last(
     group.
     """
     codes = codes_of([parts], len(parts))[ordered]
-    tells = later & pc.not_equal(parts, "").to_numpy(zero_copy_only=False)[ordered]
-    last = np.maximum.accumulate(np.where(tells, np.arange(len(codes)), -1))
+    is_named = later & pc.not_equal(parts, "").to_numpy(zero_copy_only=False)[ordered]
+    last = np.maximum.accumulate(np.where(is_named, np.arange(len(codes)), -1))
     last = np.r_[-1, last[:-1]]
-    found: NDArray[np.bool_] = tells & (last >= first) & (codes[np.maximum(last, 0)] != codes)
+    found: NDArray[np.bool_] = is_named & (last >= first) & (codes[np.maximum(last, 0)] != codes)
     return found
 
 

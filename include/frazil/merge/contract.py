@@ -49,7 +49,7 @@ class MergeRules:
     """Whether the values of `order_by` are positions in a source's log (`frazil.ingest.source_log`).
 
     If so, a change from a log that began again is not stale because of higher positions in the old log: see
-    `began_anew`. An upsert without a position takes effect at its place in Kafka, with the highest position before it.
+    `began_again`. An upsert without a position takes effect at its place in Kafka, with the highest position before it.
     """
     replays: bool = False
     """Whether the changes are dead letters, which are merged after records that follow them in Kafka.

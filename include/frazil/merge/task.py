@@ -21,9 +21,9 @@ from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.changes import Newest, column, newest_by_key
 from frazil.merge.contract import Counts, How, MergeContext, MergeResult, MergeTask, TableFile
 from frazil.merge.locate import KeyIndex, Located, located
+from frazil.merge.outcome import deletes, filled, fresh, renewed, stale, unchanged
 from frazil.merge.repeats import drop_repeats
 from frazil.merge.table_files import Reader, arrow_schema, write_position_deletes
-from frazil.merge.verdict import deletes, filled, fresh, renewed, stale, unchanged
 
 NEVER = np.iinfo(np.int64).min
 """Stands for a missing event time."""
@@ -185,10 +185,10 @@ class _Merge:
             left = {one.found.file: len(one.positions) + len(one.found.deleted) for one in of if len(one.positions)}
             files = [one.found.file for one in of]
             share = max(1, new_rows * len(files) // max(1, len(leaving)))
-            anew = rewritten(self.context.rules.how, left, files, new_rows=share if new_rows else 0)
+            rewritten_paths = rewritten(self.context.rules.how, left, files, new_rows=share if new_rows else 0)
             for one in of:
                 file, gone = one.found.file, np.union1d(one.positions, one.found.deleted)
-                if file.path in anew:
+                if file.path in rewritten_paths:
                     self._copy(file, gone)
                     replaced.append(file.path)
                 elif len(one.positions):

@@ -87,11 +87,11 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> History | None:
         marker = None
     now_ms = clock.now_ms()
     past = past_of(table, spec.name, since_ms=now_ms - past_ms)
-    letters = _letters(table, spec)
-    return history_of(table.metadata, spec, marker, past, letters, now_ms=now_ms, past_ms=past_ms)
+    dead_letters = _dead_letters(table, spec)
+    return history_of(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, past_ms=past_ms)
 
 
-def _letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
+def _dead_letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
     """Return the metadata of the dead-letter table; None if it does not exist."""
     try:
         return table.catalog.load_table(spec.dead_letter_table).metadata

@@ -15,7 +15,7 @@ from frazil.backfill.rules import (
 from frazil.commit.backfill_marker import BackfillMarker
 from frazil.commit.marker import Marker
 from frazil.errors import FrazilError
-from frazil.operations.acts import Act
+from frazil.operations.page_actions import PageAction
 from frazil.operations.stream_view import History
 from frazil.spec.model import StreamSpec
 from frazil.status.state import State, StreamState
@@ -32,7 +32,7 @@ class Standing:
     marker: Marker | None = None
     backfill: BackfillMarker | None = None
     """The stream's last backfill or replay."""
-    letters: bool = True
+    has_dead_letters: bool = True
     """Whether the stream's dead-letter table may have rows."""
     coordinates: bool = True
     """Whether the stream's table has the columns for topic, partition and offset; True if unknown."""
@@ -45,49 +45,49 @@ def standing_of(status: StreamState | None, history: History | None, *, is_read:
     """
     if status is not None and status.table_exists is False:
         history, is_read = None, True
-    found = history or History(letters=not is_read)
+    found = history or History(has_dead_letters=not is_read)
     return Standing(
         paused=status is not None and status.desired == "paused",
         given_up=status is not None and status.state is State.GIVEN_UP,
         is_read=is_read and not found.unreadable,
         marker=found.marker,
         backfill=found.last_backfill,
-        letters=found.letters,
+        has_dead_letters=found.has_dead_letters,
         coordinates=found.coordinates,
     )
 
 
-def offered(spec: StreamSpec, now: Standing) -> tuple[Act, ...]:
+def offered(spec: StreamSpec, now: Standing) -> tuple[PageAction, ...]:
     """Return the possible actions, in the order in which the page shows them."""
-    return tuple(act for act in _sensible(now) if refusal(act, spec, now) is None)
+    return tuple(action for action in _sensible(now) if refusal(action, spec, now) is None)
 
 
-def _sensible(now: Standing) -> Iterator[Act]:
-    yield Act.RESUME if now.paused else Act.PAUSE
+def _sensible(now: Standing) -> Iterator[PageAction]:
+    yield PageAction.RESUME if now.paused else PageAction.PAUSE
     if now.given_up and not now.paused:
-        yield Act.RESUME
-    yield Act.RESTART
+        yield PageAction.RESUME
+    yield PageAction.RESTART
     if now.marker is not None or not now.is_read:
-        yield Act.RESET
-    yield Act.BACKFILL
+        yield PageAction.RESET
+    yield PageAction.BACKFILL
     if now.backfill is not None and now.backfill.is_open:
-        yield Act.ABANDON
-    if now.letters:
-        yield Act.REPLAY
+        yield PageAction.ABANDON
+    if now.has_dead_letters:
+        yield PageAction.REPLAY
 
 
-def refusal(act: Act, spec: StreamSpec, now: Standing) -> str | None:
+def refusal(action: PageAction, spec: StreamSpec, now: Standing) -> str | None:
     """Return why a backfill or a replay is not possible now; None if it is possible, and for all other actions.
 
     Whether other actions are possible depends on state that is only read when the action is requested.
     """
     try:
-        if act is Act.BACKFILL:
+        if action is PageAction.BACKFILL:
             check_coordinates(spec, table_has=now.coordinates)
             check_no_replay(now.backfill)
             if now.is_read:
                 check_begun(spec, now.marker)
-        elif act is Act.REPLAY:
+        elif action is PageAction.REPLAY:
             check_coordinates(spec, table_has=now.coordinates)
             check_no_backfill(now.backfill)
             if now.is_read:

@@ -83,7 +83,7 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StreamReading:
     """The result of reading one stream. `silent_since_ms` is set while the read is unresponsive.
 
     `status` describes the stream at `at_ms`. Time that has passed since then does not make the stream look late.
@@ -189,15 +189,15 @@ def _calm(lines: Sequence[Line]) -> str:
     return "The stream is well" if one else f"All {of} are well"
 
 
-def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, now_ms: int) -> Line:
+def line_of(name: str, spec: StreamSpec | None, reading: StreamReading, around: Around, *, now_ms: int) -> Line:
     """Build the line of one stream. `around.alerts` are the alerts of the stream and of its table."""
     windows = around.windows
     if spec is None:
-        needs = tuple(Need(said, runbook_of("declaration")) for said in seen.broken.splitlines())
+        needs = tuple(Need(said, runbook_of("declaration")) for said in reading.broken.splitlines())
         return Line(name, None, Level.BROKEN, "declaration broken", needs)
-    status = seen.status
-    state = _state(spec, seen, now_ms=now_ms)
-    needs = (*_needs(state, seen, around), *_unsupervised(state, status, around.paused_dag))
+    status = reading.status
+    state = _state(spec, reading, now_ms=now_ms)
+    needs = (*_needs(state, reading, around), *_unsupervised(state, status, around.paused_dag))
     line = Line(
         name,
         around.names.get(spec.table.identifier, spec.table.identifier),
@@ -208,8 +208,8 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         promise_ms=promise_ms(spec),
         windows=windows,
         has_windows=spec.window is not None,
-        health=None if seen.outdated or seen.problem else around.health,
-        at_ms=seen.at_ms,
+        health=None if reading.outdated or reading.problem else around.health,
+        at_ms=reading.at_ms,
     )
     if status is None:
         return replace(line, notes=_quiet_words(state))
@@ -217,7 +217,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
     return replace(
         line,
         notes=tuple(dict.fromkeys((*_quiet_words(state), *status.notices))),
-        freshness_ms=freshness_ms(status, now_ms=_known_at(seen, now_ms)),
+        freshness_ms=freshness_ms(status, now_ms=_known_at(reading, now_ms)),
         lag=status.lag,
         records_per_s=flow.records_per_s if flow else None,
         last_hour=flow.last_hour if flow else (),
@@ -226,45 +226,54 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         rejected_since_ms=flow.rejected_since_ms if flow else None,
         rejected_since_reset=flow is not None and flow.rejected_since_reset,
         rows=status.rows,
-        health=around.health if status.table_exists and not seen.outdated else None,
+        health=around.health if status.table_exists and not reading.outdated else None,
     )
 
 
-def _state(spec: StreamSpec, seen: Seen, *, now_ms: int) -> StreamState:
+def _state(spec: StreamSpec, reading: StreamReading, *, now_ms: int) -> StreamState:
     shown = partial(StreamState, spec.name, spec.table.identifier)
-    if seen.outdated:
-        return shown(State.RESTART_NEEDED, Level.TROUBLE, seen.outdated)
-    waited_ms = 0 if seen.silent_since_ms is None else now_ms - seen.silent_since_ms
-    if seen.silent_since_ms is not None and (seen.status is None or waited_ms >= GRACE_MS):
+    if reading.outdated:
+        return shown(State.RESTART_NEEDED, Level.TROUBLE, reading.outdated)
+    waited_ms = 0 if reading.silent_since_ms is None else now_ms - reading.silent_since_ms
+    if reading.silent_since_ms is not None and (reading.status is None or waited_ms >= GRACE_MS):
         said = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not answered since"
         level = Level.TROUBLE if waited_ms >= GRACE_MS else Level.UNKNOWN
-        return shown(State.NO_ANSWER, level, f"{said} {utc(seen.silent_since_ms)}", "unmeasured")
-    if seen.status is not None:
-        return seen.status
-    return shown(State.UNREADABLE, Level.BROKEN, seen.problem, "unmeasured") if seen.problem else shown(State.LOADING)
+        return shown(State.NO_ANSWER, level, f"{said} {utc(reading.silent_since_ms)}", "unmeasured")
+    if reading.status is not None:
+        return reading.status
+    return (
+        shown(State.UNREADABLE, Level.BROKEN, reading.problem, "unmeasured")
+        if reading.problem
+        else shown(State.LOADING)
+    )
 
 
-def _known_at(seen: Seen, now_ms: int) -> int:
-    return now_ms if seen.at_ms is None else seen.at_ms
+def _known_at(reading: StreamReading, now_ms: int) -> int:
+    return now_ms if reading.at_ms is None else reading.at_ms
 
 
 def _quiet_words(state: StreamState) -> tuple[str, ...]:
     return (state.sentence,) if state.sentence and state.level > Level.TROUBLE else ()
 
 
-def _needs(state: StreamState, seen: Seen, around: Around) -> tuple[Need, ...]:
+def _needs(state: StreamState, reading: StreamReading, around: Around) -> tuple[Need, ...]:
     said, windows = {}, around.windows
     if state.level <= Level.TROUBLE:
         said[state.sentence or state.state] = runbook_of(state.rule) if state.rule else None
-    said |= dict.fromkeys(_of_file(seen), runbook_of("declaration"))
-    if seen.status is not None and seen.problem:
-        since = f" since {utc(seen.at_ms)}" if seen.at_ms is not None else ""
-        said[f"It could not be looked at{since}, and is shown as it was then: {seen.problem}"] = runbook_of(
+    said |= dict.fromkeys(_of_file(reading), runbook_of("declaration"))
+    if reading.status is not None and reading.problem:
+        since = f" since {utc(reading.at_ms)}" if reading.at_ms is not None else ""
+        said[f"It could not be looked at{since}, and is shown as it was then: {reading.problem}"] = runbook_of(
             "unmeasured"
         )
-    if seen.status is not None and state.level <= Level.TROUBLE:
-        said |= dict.fromkeys(one for one in seen.status.problems if one not in state.sentence)
-    if around.windows_problem is not None and seen.problem is None and seen.status and seen.status.table_exists:
+    if reading.status is not None and state.level <= Level.TROUBLE:
+        said |= dict.fromkeys(one for one in reading.status.problems if one not in state.sentence)
+    if (
+        around.windows_problem is not None
+        and reading.problem is None
+        and reading.status
+        and reading.status.table_exists
+    ):
         said[f"Its windows cannot be read, so it is not known which are complete or held: {around.windows_problem}"] = (
             runbook_of("unmeasured")
         )
@@ -277,11 +286,11 @@ def _needs(state: StreamState, seen: Seen, around: Around) -> tuple[Need, ...]:
     return tuple(Need(sentence, runbook) for sentence, runbook in said.items())
 
 
-def _of_file(seen: Seen) -> Iterator[str]:
+def _of_file(reading: StreamReading) -> Iterator[str]:
     """Yield the errors and conflicts of the declaration, up to `MAX_MISTAKES` of each."""
     for said, lines in (
-        ("The last sound declaration is in use, because the file has a problem", seen.broken.splitlines()),
-        ("The declaration is in use, and is in conflict with another", seen.conflict.splitlines()),
+        ("The last valid declaration is in use, because the file has a problem", reading.broken.splitlines()),
+        ("The declaration is in use, and is in conflict with another", reading.conflict.splitlines()),
     ):
         yield from (f"{said}: {line}" for line in lines[:MAX_MISTAKES])
         if len(lines) > MAX_MISTAKES:

@@ -14,8 +14,8 @@ from frazil.commit.opened import open_kafka, open_stream, read_stream
 from frazil.commit.reset import Available, BeforeReset, Move, Offsets, before_reset, moves
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, FrazilError, SpecError
-from frazil.history.supervision import tell_act
-from frazil.operations.acts import Prepared
+from frazil.history.supervision import record_action
+from frazil.operations.page_actions import Prepared
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.reset_target import Merged, ResetTarget, available_now, consequences, target_of
@@ -37,12 +37,12 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -
     plan = moves_of(spec, target, seen=seen, now=now)
     says = consequences_for(spec, plan, seen=seen, now=now)
     # Not the target itself: the end of a topic moves while a person reads.
-    seal = hashlib.sha256(f"{seen.marker_text}|{wanted.to}|{wanted.at}".encode()).hexdigest()
+    version_token = hashlib.sha256(f"{seen.marker_text}|{wanted.to}|{wanted.at}".encode()).hexdigest()
 
     def carry_out() -> object:
         return carry_out_reset(open_stream(spec).tables, wanted, target, plan=plan, seen=seen, now=now, by=by)
 
-    return Prepared(tuple(says), seal, carry_out)
+    return Prepared(tuple(says), version_token, carry_out)
 
 
 def moves_of(spec: StreamSpec, target: Offsets, *, seen: BeforeReset, now: Available) -> tuple[Move, ...]:
@@ -86,7 +86,7 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     Raises the errors of `marker_change.reset`.
     """
     marker = marker_change.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
-    tell_act(tables.main.current(), tables.stream, was_reset(wanted, plan, by=by), at_ms=tables.clock_ms())
+    record_action(tables.main.current(), tables.stream, was_reset(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
 
 

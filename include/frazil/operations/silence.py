@@ -9,7 +9,7 @@ from frazil.timetext import ago, utc
 
 ALIVE_MS = 60_000
 MEANS = {
-    "scheduler": "no run and no task begins, so nothing is measured, maintained or signalled, and your acts wait",
+    "scheduler": "no run and no task begins, so nothing is measured, maintained or signalled, and your actions wait",
     "triggerer": "writers go on, but nothing supervises them: one that ends stays so, and a pause or a resume waits",
     "dag-processor": "new streams and changed DAG files do not reach Airflow",
 }

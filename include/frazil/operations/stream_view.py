@@ -21,9 +21,9 @@ from frazil.history.points import History as Past
 from frazil.host.launcher import Observation
 from frazil.host.records import ExitRecord, LaunchKind
 from frazil.offsets.spans import TopicPartition
-from frazil.operations.acts import Act
-from frazil.operations.letters import Rejected, published, rejected_of, summary_of, treated, with_treatments
+from frazil.operations.dead_letters import Rejected, published, rejected_of, summary_of, treated, with_treatments
 from frazil.operations.overview import Line
+from frazil.operations.page_actions import PageAction
 from frazil.operations.rates import Rate
 from frazil.operations.routed_view import RoutedTables
 from frazil.partitions.watermark import holding_back
@@ -123,7 +123,7 @@ class History:
     past: Past = NO_PAST
     last_backfill: BackfillMarker | None = None
     """The stream's last backfill or replay."""
-    letters: bool = False
+    has_dead_letters: bool = False
     """Whether the stream's dead-letter table has rows."""
     unreadable: bool = False
     """Whether the stream's marker cannot be read."""
@@ -185,7 +185,7 @@ class StreamView:
     """Its last audit, in words; None if unknown."""
     pending: bool = False
     may_act: bool = False
-    acts: tuple[Act, ...] = ()
+    actions: tuple[PageAction, ...] = ()
     """The actions that users with permission can take."""
     problems: tuple[str, ...] = ()
     """Sentences about parts of this view that could not be read."""
@@ -212,14 +212,14 @@ def history_of(  # noqa: PLR0913 - all facts about a stream's past
     spec: StreamSpec,
     marker: Marker | None,
     past: Past = NO_PAST,
-    letters: TableMetadata | None = None,
+    dead_letters: TableMetadata | None = None,
     *,
     now_ms: int,
     past_ms: int = DAY_MS,
 ) -> History:
     """Return the newest commits and the last day's rejected records, from snapshot summaries alone.
 
-    `letters` is the dead-letter table's metadata; `past_ms` is the period of the events.
+    `dead_letters` is the dead-letter table's metadata; `past_ms` is the period of the events.
     """
     newest = [snapshot for snapshot, _ in islice(commit_records(metadata, spec.name), MAX_COMMITS)]
     changes: Counter[str] = Counter()
@@ -229,12 +229,12 @@ def history_of(  # noqa: PLR0913 - all facts about a stream's past
         changes.update(changes_of(summary_of(snapshot)))
     for summary in published(metadata, spec.name, since_ms=now_ms - DAY_MS):
         changes.update(changes_of(summary))
-    treatments = treated(letters, metadata, spec.name, since_ms=now_ms - max(past_ms, DAY_MS))
+    treatments = treated(dead_letters, metadata, spec.name, since_ms=now_ms - max(past_ms, DAY_MS))
     rejected = rejected_of(metadata, spec.name, treatments, now_ms=now_ms)
     shown = (one for one in treatments if one.at_ms >= now_ms - past_ms)
     past = replace(past, happened=with_treatments(past.happened, shown))
     commits = tuple(map(_commit, reversed(newest)))
-    there = head_of(letters) if letters else None
+    there = head_of(dead_letters) if dead_letters else None
     return History(
         commits,
         tuple(rejected),
@@ -242,7 +242,7 @@ def history_of(  # noqa: PLR0913 - all facts about a stream's past
         marker,
         past,
         last_backfill=_last_backfill(metadata, spec.name),
-        letters=there is not None and live_rows(there) != 0,
+        has_dead_letters=there is not None and live_rows(there) != 0,
         unreadable=marker is None and property_name(spec.name) in metadata.properties,
         coordinates=has_coordinates(metadata.schema()),
     )

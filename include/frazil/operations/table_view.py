@@ -25,7 +25,7 @@ MAX_PAST_RUNS = 12
 MAX_LOST_CHARACTERS = 200
 """Maximum of characters shown of the list of lost offsets."""
 STREAMS = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
-OF_LETTERS = {"replay": "replayed", "discard-dead-letters": "discarded"}
+DEAD_LETTER_OPERATIONS = {"replay": "replayed", "discard-dead-letters": "discarded"}
 """Operations on dead letters, with their labels."""
 LABELS = {
     "batch": "batch",
@@ -34,7 +34,7 @@ LABELS = {
     "compaction": "compaction",
     "manifests": "manifests rewritten",
     "expiry": "expiry",
-    "letters": "replay or discard",
+    "dead-letters": "replay or discard",
     "others": "by others",
 }
 OF_MARKERS = {
@@ -217,7 +217,7 @@ def _mark(snapshot: Snapshot) -> Mark:
         "batch": f"{_number(summary, 'frazil.records'):,} records",
         "merge": f"{_number(summary, 'frazil.records'):,} changes",
         "compaction": f"{gone:,} files became {added:,}",
-        "letters": OF_LETTERS.get(operation, ""),
+        "dead-letters": DEAD_LETTER_OPERATIONS.get(operation, ""),
     }
     lost = f": {summary['frazil.lost'][:MAX_LOST_CHARACTERS]}" if summary.get("frazil.lost") else ""
     said = f"{did}{lost}" if did else words.get(kind, f"{added:,} files added, {gone:,} removed")
@@ -229,8 +229,8 @@ def _kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
     """Return a key of LABELS, or position for a snapshot that changed a stream's marker without a batch."""
     if summary.get("frazil.stream") and summary.get("frazil.commit-record"):
         return "merge" if summary.get("frazil.inserted") is not None else "batch"
-    if summary.get("frazil.operation") in OF_LETTERS:
-        return "letters"
+    if summary.get("frazil.operation") in DEAD_LETTER_OPERATIONS:
+        return "dead-letters"
     if summary.get("frazil.backfill-stream") or summary.get("frazil.backfill"):
         return "backfill"
     if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
@@ -260,7 +260,7 @@ def state_of(
     if found is not None and found.level is Level.TROUBLE:
         return found
     if alerts or amiss or (calendar and any(cell.state == "held" for cell in calendar.cells)):
-        return Health(Level.TROUBLE, "needs a person")
+        return Health(Level.TROUBLE, "needs attention")
     return found or Health(Level.UNKNOWN, "unknown")
 
 

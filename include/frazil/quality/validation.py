@@ -17,8 +17,8 @@ from great_expectations.render.view.view import DefaultJinjaPageView
 from pydantic.v1 import ValidationError
 
 from frazil.errors import SpecError
+from frazil.quality.expectation_text import failure, problem
 from frazil.quality.suite import Suite
-from frazil.quality.verdict import failure, problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from frazil.home import make_folder, run_folder
 from frazil.host.agents import KILL, record_agent
 from frazil.host.process_log import log_to_stderr
 from frazil.remote.driver_folder import DriverFolder, DriverReport, LogEnd, Order, Wanted
-from frazil.remote.follow import KILLED, Act, Seen, Step, decide
+from frazil.remote.follow import KILLED, AgentAction, DriverObservation, Step, decide
 from frazil.remote.mirror import Mirror
 from frazil.remote.preparing import Prepared, prepare
 from frazil.remote.submitter import Submitter, submitter
@@ -129,20 +129,20 @@ class Agent:
         """
         while True:
             try:
-                seen = self._observe()
+                observation = self._observe()
             except Exception as error:  # a storage outage must not make this agent abandon its driver
                 self._mirror.outage(f"the driver's report cannot be read: {type(error).__name__}: {error}")
                 log.warning("the driver's report cannot be read: %s", error)
             else:
                 self._mirror.outage(None)
-                step = decide(seen)
-                if step.act is Act.END:
+                step = decide(observation)
+                if step.action is AgentAction.END:
                     return self._end(step)
-                self._act(step)
+                self._carry_out(step)
             self._signals.wake.wait(POLL_INTERVAL_S)
             self._signals.wake.clear()
 
-    def _observe(self) -> Seen:
+    def _observe(self) -> DriverObservation:
         if self._order is None:
             self._order = self._folder.order()
         if self._order is not None:
@@ -151,7 +151,7 @@ class Agent:
         now_s = self._monotonic()
         followed = self._status.state in {DriverState.WAITING, DriverState.RUNNING}
         self._followed = self._followed or followed or (self._report is not None and self._number_heard > 1)
-        return Seen(
+        return DriverObservation(
             wanted=self._wanted(),
             master=self._prepared.resources.master,
             order=self._order,
@@ -208,19 +208,19 @@ class Agent:
             return None
         return self._cluster.find(self._cluster_driver(order))
 
-    def _act(self, step: Step) -> None:
-        if step.act is not Act.WAIT or step.reason != self._said:
-            if step.act is not Act.WAIT:
-                log.info("driver of stream %r: %s: %s", self._prepared.spec.name, step.act, step.reason)
+    def _carry_out(self, step: Step) -> None:
+        if step.action is not AgentAction.WAIT or step.reason != self._said:
+            if step.action is not AgentAction.WAIT:
+                log.info("driver of stream %r: %s: %s", self._prepared.spec.name, step.action, step.reason)
             self._said = step.reason
-        match step.act:
-            case Act.SUBMIT:
+        match step.action:
+            case AgentAction.SUBMIT:
                 self._submit()
-            case Act.ADOPT:
+            case AgentAction.ADOPT:
                 self._put(submission=step.reason)
-            case Act.ASK_TO_STOP:
+            case AgentAction.ASK_TO_STOP:
                 self._put(stop=step.reason)
-            case Act.KILL:
+            case AgentAction.KILL:
                 self._kill()
 
     def _submit(self) -> None:

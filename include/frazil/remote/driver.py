@@ -69,23 +69,23 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
         # Loaded again: a catalog may give credentials that last for an hour.
         return DesiredStore(stream, found.load_table(table)).read().mode is DesiredMode.PAUSED
 
-    with DriverReporter(folder, order, stream=stream, is_paused=is_paused) as telling:
+    with DriverReporter(folder, order, stream=stream, is_paused=is_paused) as reporter:
         try:
             check_version(order.wanted.version)
             spec = validate_stream(order.declared, Path(f"{stream}.yaml"))
             write(spec, until_caught_up=order.wanted.until_caught_up)
         except SystemExit:
-            telling.ended = Exit(0)
+            reporter.ended = Exit(0)
             raise
         except FrazilError as error:
             log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
-            telling.ended = Exit(error.exit_code, f"{type(error).__name__}: {error}")
+            reporter.ended = Exit(error.exit_code, f"{type(error).__name__}: {error}")
             return error.exit_code
         except Exception as error:
             log.exception("the writer crashed")
-            telling.ended = Exit(CRASHED, f"{type(error).__name__}: {error}")
+            reporter.ended = Exit(CRASHED, f"{type(error).__name__}: {error}")
             raise
-        telling.ended = Exit(0)
+        reporter.ended = Exit(0)
     return 0
 
 
@@ -109,19 +109,19 @@ class DriverReporter:
         stream: str,
         is_paused: Callable[[], bool],
         stop: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
-        tell_s: float = REPORT_INTERVAL_S,
+        interval_s: float = REPORT_INTERVAL_S,
     ) -> None:
         self.ended: Exit | None = None
         """How the writer ended; reported when this is closed."""
         self._folder, self._order, self._is_paused, self._stop = folder, order, is_paused, stop
-        self._exchange, self._tell_s = open_exchange(run_folder(stream)), tell_s
+        self._exchange, self._interval_s = open_exchange(run_folder(stream)), interval_s
         self._number = int(time.time() * 1000)  # above those of an earlier process with the same order
         self._stopping = False
         self._polled_s = float("-inf")
         self._tail = LogTail()
         self._logged = 0
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="telling", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="driver-reporter", daemon=True)
 
     def __enter__(self) -> Self:
         logging.getLogger().addHandler(self._tail)
@@ -136,7 +136,7 @@ class DriverReporter:
         logging.getLogger().removeHandler(self._tail)
         for wait_s in (1.0, 5.0, 15.0, 0.0):  # the agent also asks the cluster, if the storage stays down
             try:
-                self._tell(ended=self.ended)
+                self._write_report(ended=self.ended)
                 break
             except Exception as failure:
                 log.warning("the driver cannot report its end: %s", failure)
@@ -144,7 +144,7 @@ class DriverReporter:
 
     def step(self) -> None:
         """Report once, and obey the order."""
-        self._tell(ended=None)
+        self._write_report(ended=None)
         if self._stopping:
             return
         if reason := self._why_stop():
@@ -153,7 +153,7 @@ class DriverReporter:
             self._stop()
 
     def _run(self) -> None:
-        while not self._over.wait(self._tell_s):
+        while not self._over.wait(self._interval_s):
             try:
                 self.step()
             except Exception as error:  # the storage may be down for a while, which the writer reports itself
@@ -171,14 +171,16 @@ class DriverReporter:
                 return "the stream is paused"
         return None
 
-    def _tell(self, *, ended: Exit | None) -> None:
+    def _write_report(self, *, ended: Exit | None) -> None:
         end = self._tail.end()
         if end.bytes > self._logged:
             self._folder.put_log_end(self._order.id, end)
             self._logged = end.bytes
         self._number += 1
         heartbeat = Heartbeat.read(self._exchange)
-        self._folder.tell(self._order.id, DriverReport(self._number, heartbeat, own_submission(), end.bytes, ended))
+        self._folder.write_report(
+            self._order.id, DriverReport(self._number, heartbeat, own_submission(), end.bytes, ended)
+        )
 
 
 class LogTail(logging.Handler):

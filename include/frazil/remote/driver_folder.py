@@ -121,7 +121,7 @@ class DriverFolder:
         ended = Exit(**_known(Exit, value["exit"])) if value.get("exit") else None
         return DriverReport(**{**_known(DriverReport, value), "heartbeat": heartbeat, "exit": ended})
 
-    def tell(self, driver: str, report: DriverReport) -> None:
+    def write_report(self, driver: str, report: DriverReport) -> None:
         self._write(f"{driver}/status.json", dataclasses.asdict(report))
 
     def log_end(self, driver: str) -> LogEnd | None:

@@ -18,7 +18,7 @@ KILLED = 137
 CRASHED = 1
 
 
-class Act(StrEnum):
+class AgentAction(StrEnum):
     SUBMIT = "submit"
     ADOPT = "adopt"
     """Record the name that the cluster gave the driver."""
@@ -30,7 +30,7 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    act: Act
+    action: AgentAction
     reason: str
     """A sentence for operators."""
     code: int = 0
@@ -38,7 +38,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DriverObservation:
     """An agent's observation at one time. Times are seconds of the agent's own clock."""
 
     wanted: Wanted
@@ -62,88 +62,92 @@ class Seen:
     """Whether this agent was asked to kill the driver."""
 
 
-def decide(seen: Seen) -> Step:  # noqa: PLR0911 - a return for each rule
+def decide(observation: DriverObservation) -> Step:  # noqa: PLR0911 - a return for each rule
     """Return the step of the first rule that applies.
 
     An agent never submits a driver next to one that may still run.
     """
-    order = seen.order
+    order = observation.order
     if order is None:
-        return _begin(seen, "none was submitted before")
-    if over := _over(seen):
-        return _after(seen, order, over)
+        return _begin(observation, "none was submitted before")
+    if over := _over(observation):
+        return _after(observation, order, over)
     if order.submission is None:
-        return _unanswered(seen, order)
-    if seen.force or order.kill:
-        return Step(Act.KILL, "it did not end when it was asked" if order.kill else "the supervisor ends it by force")
-    why = seen.stop or _differs(seen, order)
+        return _unanswered(observation, order)
+    if observation.force or order.kill:
+        return Step(
+            AgentAction.KILL, "it did not end when it was asked" if order.kill else "the supervisor ends it by force"
+        )
+    why = observation.stop or _differs(observation, order)
     if why is not None and order.stop is None:
-        if seen.report is None and seen.status.state is DriverState.WAITING:
-            return Step(Act.KILL, f"{why}, and it has not started yet")
-        return Step(Act.ASK_TO_STOP, why)
-    return Step(Act.WAIT, seen.status.reason)
+        if observation.report is None and observation.status.state is DriverState.WAITING:
+            return Step(AgentAction.KILL, f"{why}, and it has not started yet")
+        return Step(AgentAction.ASK_TO_STOP, why)
+    return Step(AgentAction.WAIT, observation.status.reason)
 
 
-def _begin(seen: Seen, why: str) -> Step:
-    if seen.force:
-        return Step(Act.END, "the supervisor ends it by force, and no driver runs", KILLED)
-    if seen.stop is not None:
-        return Step(Act.END, f"{seen.stop}, and no driver runs")
-    return Step(Act.SUBMIT, why)
+def _begin(observation: DriverObservation, why: str) -> Step:
+    if observation.force:
+        return Step(AgentAction.END, "the supervisor ends it by force, and no driver runs", KILLED)
+    if observation.stop is not None:
+        return Step(AgentAction.END, f"{observation.stop}, and no driver runs")
+    return Step(AgentAction.SUBMIT, why)
 
 
-def _over(seen: Seen) -> Step | None:
+def _over(observation: DriverObservation) -> Step | None:
     """Return how the order's driver ended; None if it may still run."""
-    ended = seen.report.exit if seen.report else None
-    state = seen.status.state
-    if ended is not None and (state.has_ended or seen.report_age_s >= LEAVES_S or seen.status.state is state.UNKNOWN):
+    ended = observation.report.exit if observation.report else None
+    state = observation.status.state
+    if ended is not None and (
+        state.has_ended or observation.report_age_s >= LEAVES_S or observation.status.state is state.UNKNOWN
+    ):
         how = f"it ended with exit code {ended.code}" if ended.code else "it ended in order"
-        return Step(Act.END, ended.error or how, ended.code)
-    if not state.has_ended or (state is DriverState.GONE and seen.report and seen.report_age_s < FRESH_S):
+        return Step(AgentAction.END, ended.error or how, ended.code)
+    if not state.has_ended or (state is DriverState.GONE and observation.report and observation.report_age_s < FRESH_S):
         return None
     if state is DriverState.SUCCEEDED:
-        return Step(Act.END, seen.status.reason)
-    code = seen.status.exit_code or (KILLED if state is DriverState.KILLED else CRASHED)
-    return Step(Act.END, f"it left no message, and {seen.status.reason}", code)
+        return Step(AgentAction.END, observation.status.reason)
+    code = observation.status.exit_code or (KILLED if state is DriverState.KILLED else CRASHED)
+    return Step(AgentAction.END, f"it left no message, and {observation.status.reason}", code)
 
 
-def _after(seen: Seen, order: Order, over: Step) -> Step:
+def _after(observation: DriverObservation, order: Order, over: Step) -> Step:
     """Return the step after the end of the order's driver: submit another driver, or report this end."""
-    if seen.stop is not None or seen.force:
-        return over if seen.followed else _begin(seen, over.reason)
-    if not seen.followed:
-        return Step(Act.SUBMIT, f"the last one has ended: {over.reason}")
-    if order.stop is not None and (why := _differs(seen, order)) is not None:
-        return Step(Act.SUBMIT, f"{why}, and the last one has ended")
+    if observation.stop is not None or observation.force:
+        return over if observation.followed else _begin(observation, over.reason)
+    if not observation.followed:
+        return Step(AgentAction.SUBMIT, f"the last one has ended: {over.reason}")
+    if order.stop is not None and (why := _differs(observation, order)) is not None:
+        return Step(AgentAction.SUBMIT, f"{why}, and the last one has ended")
     return over
 
 
-def _unanswered(seen: Seen, order: Order) -> Step:
+def _unanswered(observation: DriverObservation, order: Order) -> Step:
     """Return the step while the cluster's name of the driver is unknown: it may run, start later, or not exist."""
-    if name := (seen.report.submission if seen.report else None) or seen.found:
-        return Step(Act.ADOPT, name)
-    if seen.force and not order.kill:
-        return Step(Act.KILL, "the supervisor ends it by force")
-    why = seen.stop or _differs(seen, order)
+    if name := (observation.report.submission if observation.report else None) or observation.found:
+        return Step(AgentAction.ADOPT, name)
+    if observation.force and not order.kill:
+        return Step(AgentAction.KILL, "the supervisor ends it by force")
+    why = observation.stop or _differs(observation, order)
     if why is not None and order.stop is None:  # the cluster may start it after this agent has ended
-        return Step(Act.ASK_TO_STOP, why)
-    if seen.report is not None and seen.report_age_s < FRESH_S:
-        return Step(Act.WAIT, "the driver runs, and the cluster's name of it is not known")
-    if seen.ordered_since_s < UNHEARD_S:
-        return Step(Act.WAIT, "the cluster did not answer its submission, so it may start yet")
-    return _begin(seen, f"the last one did not report for {UNHEARD_S:.0f} s")
+        return Step(AgentAction.ASK_TO_STOP, why)
+    if observation.report is not None and observation.report_age_s < FRESH_S:
+        return Step(AgentAction.WAIT, "the driver runs, and the cluster's name of it is not known")
+    if observation.ordered_since_s < UNHEARD_S:
+        return Step(AgentAction.WAIT, "the cluster did not answer its submission, so it may start yet")
+    return _begin(observation, f"the last one did not report for {UNHEARD_S:.0f} s")
 
 
-def _differs(seen: Seen, order: Order) -> str | None:
+def _differs(observation: DriverObservation, order: Order) -> str | None:
     """Return why the order's driver is not the wanted one; None if it is."""
-    if order.master != seen.master:
+    if order.master != observation.master:
         return f"resources.master was {order.master}"
-    if order.wanted.fingerprint != seen.wanted.fingerprint:
+    if order.wanted.fingerprint != observation.wanted.fingerprint:
         return "the declaration has changed"
-    if order.wanted.version != seen.wanted.version:
+    if order.wanted.version != observation.wanted.version:
         return f"it was submitted by frazil {order.wanted.version}"
-    if order.wanted.restart_generation < seen.wanted.restart_generation:
+    if order.wanted.restart_generation < observation.wanted.restart_generation:
         return "a restart was requested"
-    if order.wanted.until_caught_up != seen.wanted.until_caught_up:
+    if order.wanted.until_caught_up != observation.wanted.until_caught_up:
         return "it was to run until another end"
     return None

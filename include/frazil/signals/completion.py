@@ -168,7 +168,7 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
         return ()
     rows = window_rows(seen.table, windows, column=seen.specs[0].event_time.column, snapshot_id=head.snapshot_id)
     filled = [window for window in windows if rows[window]]
-    verdicts = gates(seen, filled) if gates and filled else {}
+    gate_results = gates(seen, filled) if gates and filled else {}
     revisions, rejected = _revisions(seen), _rejected_since(seen)
     made = [
         Signal(
@@ -188,7 +188,7 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
             note=gate.note,
         )
         for window in windows
-        for gate in [verdicts.get(window, Gate(passed=True))]
+        for gate in [gate_results.get(window, Gate(passed=True))]
     ]
     held = (cursor.held - {s.start_us for s in made}) | {s.start_us for s in made if not s.sent}
     moved = dataclasses.replace(cursor, held=held)

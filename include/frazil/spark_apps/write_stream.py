@@ -14,7 +14,7 @@ from frazil.errors import FrazilError
 from frazil.extras import extras_named
 from frazil.safe_text import safe
 from frazil.spark_apps import DRIVE_STREAM
-from frazil.spec.last_sound import find_and_remember
+from frazil.spec.last_valid import find_and_remember
 from frazil.spec.load import check_tables_are_free
 from frazil.table.configuration import check_configuration
 

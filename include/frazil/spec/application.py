@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frazil import clock
-from frazil.spec.last_sound import STREAMS, find_declared
+from frazil.spec.last_valid import STREAMS, find_declared
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import connections, environment_names
 from frazil.spec.resources import Resources

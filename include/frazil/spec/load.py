@@ -99,7 +99,7 @@ def load_streams(folder: Path) -> dict[str, StreamSpec]:
     return {spec.name: spec for spec in sorted(loaded.values(), key=lambda spec: spec.name)}
 
 
-def sound_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
+def valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
     """Return the valid streams of a folder, sorted by name, and the problems of the other files.
 
     Raises SpecError if there are neither streams nor problems.
@@ -183,19 +183,19 @@ def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     Raises SpecError with the known tables if no stream feeds the table. Also raises it if a broken file mentions the
     table, because the table's streams are then unknown.
     """
-    sound: list[StreamSpec] = []
+    valid: list[StreamSpec] = []
     failures: list[str] = []
     for path in stream_files(folder):
         try:
-            sound.append(load_stream(path))
+            valid.append(load_stream(path))
         except SpecError as error:
             if table in path.read_text(errors="replace"):
                 raise
             failures.append(str(error))
-    ordered = sorted(sound, key=lambda s: s.name)
+    ordered = sorted(valid, key=lambda s: s.name)
     feeding = tuple(seen for spec in ordered if (seen := seen_by(spec, table)) is not None)
     if not feeding:
-        known = sorted({each.table.identifier for spec in sound for each in with_windows(spec)})
+        known = sorted({each.table.identifier for spec in valid for each in with_windows(spec)})
         message = f"no stream in {folder} feeds the table {table!r}; known tables: {', '.join(known) or 'none'}"
         raise SpecError("\n".join([message, *failures]))
     return feeding

@@ -128,10 +128,10 @@ def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Proble
     locations = [_untagged(details["loc"]) for details in error.errors() if details["loc"]]
     if not locations:
         return []
-    sound = _with_stand_ins(declared, locations)
+    valid = _with_stand_ins(declared, locations)
     wrong = frozenset(_key(location, declared) for location in locations)
     try:
-        StreamSpec.model_validate(sound, by_alias=True, by_name=False, context={"wrong": wrong})
+        StreamSpec.model_validate(valid, by_alias=True, by_name=False, context={"wrong": wrong})
     except ValidationError as again:
         between = (details for details in again.errors() if not details["loc"])
         return [problem for details in between for problem in _translate(details, declared)]
@@ -140,8 +140,8 @@ def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Proble
 
 def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
     """Return the declaration without its wrong parts, with harmless placeholders for required parts."""
-    sound: dict[str, Any] = {key: _copied(value) for key, value in declared.items() if isinstance(key, str)}
-    columns = sound.get("schema")
+    valid: dict[str, Any] = {key: _copied(value) for key, value in declared.items() if isinstance(key, str)}
+    columns = valid.get("schema")
     kept = dict(columns) if isinstance(columns, dict) else {}
     names = list(kept)
     for location in locations:
@@ -149,17 +149,17 @@ def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[in
         if first == "schema" and rest and isinstance(rest[0], int) and rest[0] < len(names):
             kept[names[rest[0]]] = Column.model_construct(name=str(names[rest[0]]), type="", required=False, doc=None)
         elif first != "schema":
-            _remove(sound, location)
+            _remove(valid, location)
         elif not rest:
             kept = {}
     named = [c if isinstance(c, Column) else column_of(str(name), c) for name, c in kept.items()]
-    sound["schema"] = tuple(named) or (Column(name="stand-in", type="timestamptz"),)
-    return _filled(sound, _STAND_INS)
+    valid["schema"] = tuple(named) or (Column(name="stand-in", type="timestamptz"),)
+    return _filled(valid, _STAND_INS)
 
 
-def _remove(sound: dict[str, Any], location: Sequence[int | str]) -> None:
+def _remove(valid: dict[str, Any], location: Sequence[int | str]) -> None:
     """Remove the part at a path, or its nearest ancestor that is the value of a mapping."""
-    inner: Any = sound
+    inner: Any = valid
     for part, below in zip(location, [*location[1:], None], strict=True):
         if not isinstance(inner, dict) or part not in inner:
             return
@@ -169,13 +169,13 @@ def _remove(sound: dict[str, Any], location: Sequence[int | str]) -> None:
         inner = inner[part]
 
 
-def _filled(sound: dict[str, Any], stand_ins: Mapping[str, Any]) -> dict[str, Any]:
+def _filled(valid: dict[str, Any], stand_ins: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in stand_ins.items():
-        if isinstance(value, Mapping) and isinstance(sound.get(key, {}), dict):
-            sound[key] = _filled(sound.get(key, {}), value)
+        if isinstance(value, Mapping) and isinstance(valid.get(key, {}), dict):
+            valid[key] = _filled(valid.get(key, {}), value)
         else:
-            sound.setdefault(key, value)
-    return sound
+            valid.setdefault(key, value)
+    return valid
 
 
 def _copied(value: Any) -> Any:

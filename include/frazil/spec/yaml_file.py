@@ -18,6 +18,9 @@ MAX_BYTES = 4 * 2**20
 MAX_NESTING = 50
 """Largest nesting depth. PyYAML's C code is recursive, so deeper nesting could crash the process."""
 
+MAX_REPEATED = 100_000
+"""Largest number of nodes that aliases may repeat. Aliases of aliases would multiply a few lines without end."""
+
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -65,7 +68,7 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
 def _read(path: Path) -> Mapping[str, Any]:
     text = _text(path)
     try:
-        _check_depth(text)
+        _check_size(text)
         loaded = yaml.load(text, Loader=_StreamLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -99,15 +102,32 @@ def _text(path: Path) -> str:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _check_depth(text: str) -> None:
-    depth = 0
+def _check_size(text: str) -> None:
+    """Check the nesting, and the number of nodes once each alias is replaced by the node that it names."""
+    repeated = 0
+    anchored: dict[str | None, int] = {}
+    sizes: list[int] = [0]  # of the collections that are open
+    anchors: list[str | None] = []
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
+            sizes.append(1)
+            anchors.append(event.anchor)
         elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_NESTING:
+            size = sizes.pop()
+            sizes[-1] += size
+            anchored[anchors.pop()] = size
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[-1] += 1
+            anchored[event.anchor] = 1
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in anchors:
+                raise yaml.YAMLError(f"its aliases repeat what they are in: *{event.anchor}")
+            sizes[-1] += anchored.get(event.anchor, 1)
+            repeated += anchored.get(event.anchor, 1)
+        if len(sizes) > MAX_NESTING + 1:
             raise yaml.YAMLError(f"it is nested over {MAX_NESTING} levels deep")
+        if repeated > MAX_REPEATED:
+            raise yaml.YAMLError(f"its aliases repeat more than {MAX_REPEATED:,} values; write fewer aliases")
 
 
 def _hint(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:

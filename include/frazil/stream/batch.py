@@ -146,7 +146,7 @@ class BatchRunner:
         self.landed = journal
         self.fence.committed()
         if self.route:
-            self.route.tell()
+            self.route.report()
 
     def follow(self) -> None:
         """Retry, between batches, routed tables that miss rows, and check whether another writer took over.
@@ -211,7 +211,7 @@ class BatchRunner:
             lambda: self.tables.journals.put(journal),
             f"the journal of batch {journal.key} cannot be written",
             wait=self.wait,
-            tell=self._tell_outage,
+            report=self._report_outage,
         )
         if not written:
             raise Fenced(
@@ -265,11 +265,11 @@ class BatchRunner:
             lambda: self.staged(stage, key, end, tasks=tasks),
             f"batch {key} cannot be staged",
             wait=self.wait,
-            tell=self._tell_outage,
+            report=self._report_outage,
             again=again,
         )
 
-    def _tell_outage(self, sentence: str) -> None:
+    def _report_outage(self, sentence: str) -> None:
         self.emit(OutageMet(sentence))
 
     def staged(
@@ -308,7 +308,7 @@ class BatchRunner:
             answers = stage(StageRows(context, progress))
         return context, answers
 
-    def _tell_ignored(self, refused: Iterable[Refusal], table: str) -> None:
+    def _report_ignored(self, refused: Iterable[Refusal], table: str) -> None:
         """Report each ignored field once in this epoch."""
         new = [refusal for refusal in refused if (table, *refusal.path) not in self.ignored]
         if new and len(self.ignored) < MAX_IGNORED_FIELDS:
@@ -336,7 +336,7 @@ class BatchRunner:
     def _grown(self, context: StageContext, target: Target, found: Evolved) -> bool:
         """Report how a table evolved. Returns whether it has other columns than those with which rows were staged."""
         handle = self.tables.handle(target)
-        self._tell_ignored(found.refused, handle.identifier)
+        self._report_ignored(found.refused, handle.identifier)
         if found.changes:
             table = "the table" if target == "main" else f"table {target}"
             self.emit(TableEvolved(BatchKey(context.epoch, context.batch), found.changes, table))
@@ -405,11 +405,11 @@ class BatchRunner:
         if self.route:
             self.route.try_again(self.marker)
             context = self.route.placed(context, key)
-        held = self.committer.held_letters(self.marker)
+        held = self.committer.existing_dead_letters(self.marker)
         window_us = None if self.spec.window is None else Grain(self.spec.window).us
         return dataclasses.replace(
             context,
-            dead_letters_held=held,
+            existing_dead_letters=held,
             window_us=window_us,
             rejects_accepted=self.rejects_accepted,
             evolution=self.spec.evolution.mode,
@@ -444,7 +444,7 @@ class BatchRunner:
             source=source,
             progress=join_ranges(p for result in results for p in result.progress),
             files=tuple(f for result in results for f in result.files),
-            letters_seen=self.committer.letters_seen(),
+            newest_dead_letters=self.committer.newest_dead_letters(),
             idle=end.idle,
             offsets_after=end.offsets,
             leader_epochs=end.leader_epochs,

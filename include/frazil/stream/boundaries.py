@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from frazil.commit.marker import NO_TRANSACTION, LastTransaction
+from frazil.errors import SpecError
 from frazil.ingest.source_log import is_after, is_before
+from frazil.safe_text import safe
 
 MAX_ENDS = 200_000
 """Maximum number of transaction ends to remember, because a restarted connector sends the last ends again."""
+MAX_OPEN_POSITIONS = 200
+"""Maximum number of positions at which transactions may be open at once.
+
+In a log of one source, a later transaction closes those before it. Events whose positions only fall would all stay
+open, and comparing them would take time quadratic in their number.
+"""
 
 
 @dataclass(slots=True)
@@ -47,6 +55,12 @@ class _Open:
         self.positions[transaction] = position
         if position is not None:
             self._at.setdefault(position, {})[transaction] = None
+        if len(self._at) > MAX_OPEN_POSITIONS:
+            raise SpecError(
+                f"source.format.envelope.transactions: transactions at more than {MAX_OPEN_POSITIONS} positions of the "
+                f"source's log are open at once, the last at {safe(position or '', lines=False)}: the events are not "
+                "in the order of one log. Check what writes into the topic, or leave envelope.transactions out"
+            )
 
     def remove(self, transaction: str) -> None:
         self._leave(transaction)
@@ -107,19 +121,20 @@ class Boundaries:
     def settle(self, *, whole: bool) -> str:
         """Move `at` to the last boundary; returns the transaction that it waits for, or "" if there is none.
 
-        Unless `whole`, more records follow at once, perhaps of the last transaction.
+        Unless `whole`, more records follow at once, perhaps of the last transaction. Raises SpecError if the records
+        are not in the order of one log.
         """
         open_ones = _Open()
         newest, behind, begins, end = self.newest, False, 0, self.at
         for i, run in enumerate(self._runs if whole else self._runs[:-1]):
             for one, position in open_ones.before(run) if run.transaction else ():
                 open_ones.remove(one)
-                newest, behind = _seen(newest, one, position)
+                newest, behind = _advanced(newest, one, position)
                 if not open_ones.positions and not behind:
                     self.at, self.newest, begins = end, newest, i
             if run.transaction and self._is_whole(run):
                 open_ones.remove(run.transaction)
-                newest, behind = _seen(newest, run.transaction, run.position)
+                newest, behind = _advanced(newest, run.transaction, run.position)
             elif run.transaction:
                 open_ones.add(run.transaction, run.position)
             end = run.end
@@ -134,7 +149,7 @@ class Boundaries:
         return count is not None and run.order <= count <= run.order + run.unreadable
 
 
-def _seen(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
+def _advanced(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
     """Return the newest transaction after a complete transaction, and whether the complete transaction lies before
     it.
     """

@@ -121,14 +121,14 @@ def behind_default_table(
     """
     dropped = {found.target: found for found in dropped_tables(spec, tables, there)}
 
-    def mending(target: Target) -> str:
+    def remedy(target: Target) -> str:
         known = dropped.get(target)
         return known.reason if known else dropped_sentence(spec, tables, _member_or_like(spec, tables, target))
 
     catalog, waiting = tables.main.current().catalog, Followers.of(tables, default_marker).waiting
     if only_gone:
         waiting = {target: waiting[target] for target in _absent(catalog, waiting.keys())}
-    behind = missing_rows_of(tables, default_marker, waiting, mending)
+    behind = missing_rows_of(tables, default_marker, waiting, remedy)
     if there is None:
         for b in behind:
             dropped |= _made_again_meanwhile(spec, tables, b.target)
@@ -139,7 +139,7 @@ def behind_default_table(
     backfilled = [
         b
         if route_has(spec, tables, b.target) or catalog.table_exists(b.target)
-        else dataclasses.replace(b, reason=mending(b.target), gone=Gone.MISSING)
+        else dataclasses.replace(b, reason=remedy(b.target), gone=Gone.MISSING)
         for b in missing_backfilled(tables, there or {})
     ]
     return [*sentences, *backfilled], list(dropped.values())
@@ -261,7 +261,7 @@ def dropped_sentences(dropped: Sequence[DroppedTable]) -> list[str]:
     return shortened([*map(str, dropped)], MAX_NAMED, "table")
 
 
-def made_anew(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
+def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
     """Create a missing table of the route, empty and without a marker. Uses another folder if files are left.
 
     Raises SpecError if the route no longer has the table, and the errors of `ensure_declared`.

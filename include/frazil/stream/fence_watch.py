@@ -41,7 +41,7 @@ class FenceWatch:
     clock: Callable[[], float] = time.monotonic
     open: Callable[[str], Catalog] = existing_catalog
     start: Callable[[Callable[[], None]], None] = _in_thread
-    _seen: float = field(init=False)
+    _checked_s: float = field(init=False)
     _catalog: Catalog | None = None
     _pending: Future[Marker | None] | None = None
     _said: bool = False
@@ -51,14 +51,14 @@ class FenceWatch:
 
     def committed(self) -> None:
         """Record that a commit has just checked the epoch."""
-        self._seen = self.clock()
+        self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
         """Load the marker if that is due. Raises `Fenced` if a loaded marker has another epoch.
 
         A catalog that does not answer does not end a writer without records: the next check tries again.
         """
-        waited_s, pending = self.clock() - self._seen, self._pending
+        waited_s, pending = self.clock() - self._checked_s, self._pending
         if pending is None:
             if waited_s >= POLL_INTERVAL_S:
                 self._ask(tables)
@@ -77,7 +77,7 @@ class FenceWatch:
             )  # fmt: skip
 
     def _ask(self, tables: StreamTables) -> None:
-        self._seen = self.clock()
+        self._checked_s = self.clock()
         pending: Future[Marker | None] = Future()
         self._pending = pending
 

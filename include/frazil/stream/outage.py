@@ -27,24 +27,24 @@ OUTLIVED = (
 
 
 def waited_out(
-    act: Callable[[], T],
+    operation: Callable[[], T],
     what: str,
     *,
     wait: Callable[[float], object],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     again: Callable[[], None] = lambda: None,
 ) -> T:
-    """Call `act`, retry while a service that it needs is unavailable, and return its result.
+    """Call `operation`, retry while a service that it needs is unavailable, and return its result.
 
-    `what` describes what cannot be done meanwhile. `again` prepares for another attempt. `tell` receives a sentence for
-    each failed attempt. `wait` takes seconds, and returns a true value if the writer is asked to end. After expired
-    credentials, the next attempt begins at once, with newer credentials. Raises the error of `act` if waiting does not
-    help, if the writer is asked to end, or after `OUTAGE_GRACE_S`.
+    `what` describes what cannot be done meanwhile. `again` prepares for another attempt. `report` receives a sentence
+    for each failed attempt. `wait` takes seconds, and returns a true value if the writer is asked to end. After expired
+    credentials, the next attempt begins at once, with newer credentials. Raises the error of `operation` if waiting
+    does not help, if the writer is asked to end, or after `OUTAGE_GRACE_S`.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:
         try:
-            done = act()
+            done = operation()
         except TableLost:
             raise
         except (CommitUnavailable, RegistryUnavailable) as error:
@@ -59,7 +59,7 @@ def waited_out(
             sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
             log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)  # users see it once
             again()
-            tell(sentence)
+            report(sentence)
             if wait(wait_s):
                 raise
         else:

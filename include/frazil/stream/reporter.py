@@ -289,9 +289,9 @@ class Reporter:
             if report is not None and lag == 0 and state.phase is Phase.WAITING and self._marker is marker:
                 self._state = dataclasses.replace(self._state, backpressure_ms=0)  # however late, it got to the end
         if report is not None:
-            self._tell_lag(sample)
+            self._report_lag(sample)
 
-    def _tell_lag(self, sample: Sample) -> None:
+    def _report_lag(self, sample: Sample) -> None:
         """Send the lag to the sinks, but not every second."""
         if abs(sample.at_ms - self._measured_ms) < MEASURED_MS:
             return

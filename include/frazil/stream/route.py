@@ -68,7 +68,7 @@ class StreamRoute:
         ended = found._commit_overdue_rows()
         sweep_beside(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NOTHING)
         if not ended:
-            found.tell()  # what has waited for too long stops the stream before more does
+            found.report()  # what has waited for too long stops the stream before more does
         if spec.route is not None:
             catalog = load_catalog(spec.table.catalog)
             found.routed = RoutedTables(spec, spec.route, catalog, tables, followers.behind)
@@ -146,9 +146,9 @@ class StreamRoute:
         if (self.followers.waiting or self._reported) and time.monotonic() - self.tried >= interval_s:
             self.tried = time.monotonic()
             self.followers.commit()
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report the tables that miss rows.
 
         Raises RouteBehind if a table has missed rows for longer than the route allows.

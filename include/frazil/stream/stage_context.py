@@ -45,7 +45,7 @@ def stage_context(
     check_stageable(now["main"], now["dead-letters"], spec)
     main = now["main"]
     other_names = aliases(main.schema(), former_columns(main.properties))
-    letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
+    dead_letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
     changes = change_rules(spec, main.schema(), other_names)
     return StageContext(
         stream=spec.name,
@@ -55,7 +55,10 @@ def stage_context(
         format=carried_format(spec.value_format),
         event_time_column=spec.event_time.column,
         coordinates=spec.coordinates or changes is not None,
-        targets={"main": staged_target(spec, main, batch_folder(main, tables.stream, key)), "dead-letters": letters},
+        targets={
+            "main": staged_target(spec, main, batch_folder(main, tables.stream, key)),
+            "dead-letters": dead_letters,
+        },
         topic_ids=dict(topic_ids),
         units=_units(spec, main.schema(), other_names),
         aliases=other_names,

@@ -223,7 +223,7 @@ class Writer:
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
             clock_ms=clock.now_ms,
             retry_policy=RetryPolicy(
-                wait=partial(self._wait_outside_turn, emit), tell=lambda sentence: emit(OutageMet(sentence))
+                wait=partial(self._wait_outside_turn, emit), report=lambda sentence: emit(OutageMet(sentence))
             ),
             align=Alignment.of(self.spec),
             atomic=bool(self.spec.commit.atomic),

@@ -69,7 +69,7 @@ RESTARTABLE = frozenset(kind.exit_code for kind in kinds() if kind.restartable)
 
 
 AFTER_FAILURE = frozenset(
-    {Cause.CRASHED, Cause.ENDED, Cause.UNAVAILABLE, Cause.DENIED, Cause.CRASH_LOOP, Cause.NEEDS_PERSON}
+    {Cause.CRASHED, Cause.ENDED, Cause.UNAVAILABLE, Cause.DENIED, Cause.CRASH_LOOP, Cause.NEEDS_ATTENTION}
 )
 """Causes of decisions after an end without a request."""
 
@@ -149,8 +149,8 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
     if exit_ is None:
         last = "the one in the foreground ended" if observed.launch else "none was launched before"
         return Decision(WriterAction.START, Cause.FIRST_START, f"0 writers run; {last}")
-    if (act := _act_since(observed, exit_, now_ms=now_ms)) is not None:
-        return Decision(WriterAction.START, Cause.REQUESTED, f"{act}; it had ended with {_code(exit_)}")
+    if (change := _change_since(observed, exit_, now_ms=now_ms)) is not None:
+        return Decision(WriterAction.START, Cause.REQUESTED, f"{change}; it had ended with {_code(exit_)}")
     if _was_requested(exit_) and exit_.code not in NO_RESTART:
         reason = f"it ended with {_code(exit_)} on request ({exit_.stopped_for}), and is wanted again"
         return Decision(WriterAction.START, Cause.STOPPED, reason)
@@ -162,7 +162,7 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
             f"the writer ended {ago(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} ({name}), after which "
             f"a restart would fail in the same way: {exit_.error or 'it left no message'}"
         )
-        return _give_up(observed, Cause.NEEDS_PERSON, reason, subject=exit_.launch_id)
+        return _give_up(observed, Cause.NEEDS_ATTENTION, reason, subject=exit_.launch_id)
     return _crashed(observed, exit_, now_ms=now_ms, policy=policy)
 
 
@@ -278,7 +278,7 @@ def crash_row(observed: Observed, decision: Decision, *, now_ms: int, policy: Po
     return [] if outlived or (heartbeat.last_commit_at_ms or 0) >= launch.launched_at_ms else row
 
 
-def _act_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:
+def _change_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:
     """Describe a user's change after this end, which may have fixed the cause; None if no such change is known."""
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, Desired) and desired.generation > exit_.generation:

@@ -39,7 +39,7 @@ class Cause(StrEnum):
     STATE_UNREADABLE = "desired state unreadable"
     FIRST_START = "first start"
     STOPPED = "stopped as asked"
-    NEEDS_PERSON = "needs a person"
+    NEEDS_ATTENTION = "needs attention"
     RETURNED = "supervision came back"
     DENIED = "access denied"
     CRASH_LOOP = "crash loop"

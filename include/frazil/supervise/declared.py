@@ -9,7 +9,7 @@ from typing import Protocol
 
 from frazil.errors import SpecError
 from frazil.spec.folder_index import FOLDERS
-from frazil.spec.last_sound import EMPTY_MS, STREAMS, recall
+from frazil.spec.last_valid import EMPTY_MS, STREAMS, recall
 from frazil.spec.load import find_stream, load_stream, stream_files
 from frazil.spec.model import StreamSpec
 from frazil.spec.yaml_file import read_mapping

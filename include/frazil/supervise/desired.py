@@ -62,17 +62,17 @@ class DesiredStore:
         `after` is the generation that the user saw. Like `resume` and `restart`, raises DesiredMoved if the generation
         has changed.
         """
-        return self._act(DesiredMode.PAUSED, by=by, reason=reason, after=after)
+        return self._set(DesiredMode.PAUSED, by=by, reason=reason, after=after)
 
     def resume(self, *, by: str, reason: str, after: int | None = None) -> Desired:
         """Let the writer run, and retry a writer that the supervisor gave up on."""
-        return self._act(DesiredMode.RUNNING, by=by, reason=reason, after=after)
+        return self._set(DesiredMode.RUNNING, by=by, reason=reason, after=after)
 
     def restart(self, *, by: str, reason: str, after: int | None = None) -> Desired:
         """Replace a running writer after its current batch; without a running writer, do the same as `resume`."""
-        return self._act(DesiredMode.RUNNING, by=by, reason=reason, after=after, restart=True)
+        return self._set(DesiredMode.RUNNING, by=by, reason=reason, after=after, restart=True)
 
-    def _act(self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False) -> Desired:
+    def _set(self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False) -> Desired:
         for _ in range(MAX_TRIES):
             try:
                 before, own = self._before()

@@ -43,7 +43,7 @@ class Policy:
     removal_grace_ms: int = 10 * SECOND_MS
     """The time for which a declaration may be missing, for example while files are replaced.
 
-    Commands and DAGs wait longer (`frazil.spec.last_sound.MOMENT_MS`), because removing a DAG deletes its runs. A
+    Commands and DAGs wait longer (`frazil.spec.last_valid.MOMENT_MS`), because removing a DAG deletes its runs. A
     writer that is stopped too early loses nothing: it continues from its last commit.
     """
     first_backoff_ms: int = SECOND_MS

@@ -23,7 +23,7 @@ from frazil.host.launcher import Launcher, LaunchRequest
 from frazil.host.launchers import open_launcher
 from frazil.lineage.facts import PARENT
 from frazil.spec.application import Application, shared_applications
-from frazil.spec.last_sound import STREAMS, find_declared
+from frazil.spec.last_valid import STREAMS, find_declared
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import connections as declared_connections
 from frazil.spec.references import environment_names
@@ -138,7 +138,7 @@ class SupervisedStream:
         return None if spec is None else self._table.fingerprint(spec)
 
     def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
-        spec = self._sound_spec()
+        spec = self._valid_spec()
         return LaunchRequest(
             command=self._program.command(),
             environment={
@@ -159,19 +159,19 @@ class SupervisedStream:
         return None if table is None else Objects.of(table, self.name)
 
     def pause(self, *, by: str, reason: str) -> None:
-        spec = self._sound_spec()
+        spec = self._valid_spec()
         if not _is_paused(self._table.desired(spec)):
             self._table.store(spec).pause(by=by, reason=reason)
 
     def resume(self, *, by: str, reason: str) -> None:
-        spec = self._sound_spec()
+        spec = self._valid_spec()
         _undo_pause(self._table.store(spec), self._table.desired(spec), by=by, reason=reason)
 
-    def _sound_spec(self) -> StreamSpec:
+    def _valid_spec(self) -> StreamSpec:
         if self._declaration.spec is None:
             self._declaration.read()
         if self._declaration.spec is None:
-            raise SpecError(f"stream {self.name}: {self._program.streams} has no sound declaration of it")
+            raise SpecError(f"stream {self.name}: {self._program.streams} has no valid declaration of it")
         return self._declaration.spec
 
 
@@ -226,7 +226,7 @@ class SupervisedApplication:
             self._application, self._missing_since_ms = application, None
             return Declared(application.fingerprint())
         if problems := [one.problem for one in found if one.spec is None and one.problem]:
-            return Unreadable("\n".join(problems))  # a file that was never sound might declare it
+            return Unreadable("\n".join(problems))  # a file that was never valid might declare it
         self._missing_since_ms = min(self._missing_since_ms or now_ms, now_ms)
         return Removed(self._missing_since_ms)
 

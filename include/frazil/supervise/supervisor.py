@@ -87,7 +87,7 @@ class Supervisor:
         """Observe and decide without acting."""
         return self._step(act=False)
 
-    def person_stopped(self, *, by: str, reason: str) -> Step:
+    def user_stopped(self, *, by: str, reason: str) -> Step:
         """Pause the program for a user, and ask the writer to stop. Raises the catalog's errors.
 
         The writer is asked to stop even if the pause cannot be stored.
@@ -98,7 +98,7 @@ class Supervisor:
             self.stop(f"{by}: {reason}")
         return self.step()
 
-    def person_cleared(self, *, by: str, reason: str) -> Step:
+    def user_cleared(self, *, by: str, reason: str) -> Step:
         """Restart a running writer for a user, or retry a writer that the supervisor gave up on.
 
         This undoes a pause that the same `by` made, but no other pause. It does not start the writer: the next
@@ -129,15 +129,15 @@ class Supervisor:
             decision = decide(observed, now_ms=now_ms, policy=self._subject.policy())
             problem = None
             if act:
-                problem = self._act(decision, observed, now_ms=now_ms)
-                self._tell_history(decision, observed, problem, now_ms=now_ms)
+                problem = self._carry_out(decision, observed, now_ms=now_ms)
+                self._record_history(decision, observed, problem, now_ms=now_ms)
             return Step(decision, observed, problem, self._read_log(), now_ms)
 
-    def _tell_history(self, decision: Decision, observed: Observed, problem: str | None, *, now_ms: int) -> None:
+    def _record_history(self, decision: Decision, observed: Observed, problem: str | None, *, now_ms: int) -> None:
         launch = observed.launch
         subject = f"{decision.action} {decision.cause} {launch.id if launch else ''} {problem or ''}"
         what = history_entry(decision, observed.desired, problem, now_ms=now_ms)
-        self._supervision.tell(what, subject=subject, now_ms=now_ms)
+        self._supervision.record(what, subject=subject, now_ms=now_ms)
 
     def _keep_watch(self, now_ms: int, *, write: bool) -> None:
         """Save in the run folder when this supervisor was active, for the supervisor that replaces it."""
@@ -166,7 +166,7 @@ class Supervisor:
             return observed
         return dataclasses.replace(observed, table_fingerprint=self._subject.table_fingerprint())
 
-    def _act(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
+    def _carry_out(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
         """Carry out a decision. Return the error; None if it succeeded."""
         launch = observed.launch
         if decision.action is WriterAction.START:
@@ -221,7 +221,7 @@ def history_entry(
 ) -> Happened | None:
     """Return the event for a decision that was carried out, or failed with `problem`; None if it needs no event."""
     if decision.cause is Cause.PAUSED and isinstance(desired, Desired):
-        # As of the act, in words that stay the same: each supervisor that comes after tells it again.
+        # As of the action, in words that stay the same: each supervisor that comes after tells it again.
         why = f": {desired.reason}" if desired.reason else ""
         return Happened(desired.at_ms, Kind.SUPERVISION, f"the stream is paused by {desired.by or 'somebody'}{why}")
     if decision.action not in _WORDS:

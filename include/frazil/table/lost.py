@@ -120,7 +120,7 @@ def lost_table(spec: StreamSpec) -> str | None:
     return lost_sentence(catalog, spec.table.identifier, found) if found else None
 
 
-def lost_letters(spec: StreamSpec) -> TableLost:
+def lost_dead_letters(spec: StreamSpec) -> TableLost:
     """Return why an existing stream has no dead-letter table, and what the writer's next start does about it."""
     catalog, identifier = existing_catalog(spec.table.catalog), spec.dead_letter_table
     with catalog_errors(catalog.name):

@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 from frazil.aggregate.day_input import DayInput, lineage
 from frazil.aggregate.day_run import DayRun
 from frazil.lineage.facts import RunFacts, State
-from frazil.lineage.jobs import telling
+from frazil.lineage.jobs import openlineage_jobs
 from frazil.table.catalogs import load_catalog
 from tests.unit.aggregate.test_day_input import DAY, SPEC
 
@@ -62,7 +62,7 @@ def test_a_day_that_was_written_is_reported_with_the_snapshot_that_it_was_read_f
 ) -> None:
     backend, read = Backend(), given(source)
     source.append(ROWS)
-    with telling(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).reported(jobs):
+    with openlineage_jobs(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).reported(jobs):
         target = catalog.create_table(SPEC.target, ROWS.schema)
         target.append(ROWS, snapshot_properties=lineage(SPEC, DAY, read))
         written = target.current_snapshot()
@@ -84,7 +84,7 @@ def test_a_run_that_found_a_newer_input_wrote_nothing(catalog: Catalog, source: 
     backend, read = Backend(), given(source)
     target = catalog.create_table(SPEC.target, ROWS.schema)
     target.append(ROWS, snapshot_properties=lineage(SPEC, DAY, replace(read, snapshot_id=77)))
-    with telling(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).reported(jobs):
+    with openlineage_jobs(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).reported(jobs):
         pass
     state, after = backend.events[-1]
     assert (state, after.totals) == (State.COMPLETE, None)
@@ -94,7 +94,7 @@ def test_a_run_that_fails_says_why_and_fails_as_before(catalog: Catalog, source:
     backend, run = Backend(), DayRun(catalog, SPEC, DAY, given(source))
     with (
         pytest.raises(ValueError, match="no such column"),
-        telling(ON, connect=backend.connect) as jobs,
+        openlineage_jobs(ON, connect=backend.connect) as jobs,
         run.reported(jobs),
     ):
         raise ValueError("no such column")
@@ -107,7 +107,7 @@ def test_a_run_that_fails_says_why_and_fails_as_before(catalog: Catalog, source:
 def test_a_catalog_that_does_not_answer_takes_only_the_tables_from_what_is_reported() -> None:
     backend = Backend()
     run = DayRun(object(), SPEC, DAY, DayInput(1, 1, "1"))  # type: ignore[arg-type]
-    with telling(ON, connect=backend.connect) as jobs, run.reported(jobs):
+    with openlineage_jobs(ON, connect=backend.connect) as jobs, run.reported(jobs):
         pass
     assert [(state, reported.inputs, reported.output) for state, reported in backend.events] == [
         (State.START, (), None),

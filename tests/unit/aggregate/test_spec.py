@@ -9,7 +9,7 @@ import pytest
 
 from frazil.aggregate.spec import AGGREGATIONS, find_aggregation, load_aggregation, parse_day
 from frazil.errors import SpecError
-from frazil.spec.last_sound import find_declared
+from frazil.spec.last_valid import find_declared
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SALES = """
@@ -31,7 +31,7 @@ def test_four_keys_are_a_whole_aggregation_named_as_its_file(tmp_path: Path) -> 
     assert (spec.name, spec.source, spec.event_time, spec.target) == ("sales", "shop.sales", "at", "shop.sales_per_day")
 
 
-def test_the_demos_aggregation_is_sound() -> None:
+def test_the_demos_aggregation_is_valid() -> None:
     spec = find_aggregation(CHECKOUT / "include" / "aggregations", "flights_per_day")
     assert (spec.source, spec.event_time) == ("demo.flights", "scheduled_departure")
 

@@ -150,7 +150,7 @@ def test_each_stream_runs_and_is_seen_as_if_it_had_a_process_of_its_own(shared: 
         WriterLock(run_folder("a")).acquire()
 
 
-def test_a_stream_that_only_a_person_can_fix_is_held_and_the_others_go_on(shared: Shared) -> None:
+def test_a_stream_that_only_a_user_can_fix_is_held_and_the_others_go_on(shared: Shared) -> None:
     shared.until(lambda: shared.runs("a", "b", "c"))
     FakeWriter.orders["b"] = OffsetGap("Kafka's retention deleted offsets 5 to 9")
     shared.until(lambda: shared.application.hosted["b"].said[:1] == ("hold",))

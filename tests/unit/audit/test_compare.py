@@ -28,7 +28,7 @@ class World:
     rejected: frozenset[int]
     bounds: tuple[int, ...]
 
-    def evidence(self, *, rows: list[int] | None = None, letters: list[int] | None = None) -> Evidence:
+    def evidence(self, *, rows: list[int] | None = None, dead_letters: list[int] | None = None) -> Evidence:
         landed = sorted(self.kafka - self.rejected) if rows is None else rows
         return Evidence(
             topic="t",
@@ -37,7 +37,7 @@ class World:
             topic_id=TOPIC_ID,
             ranges=tuple(self._range(a, b) for a, b in zip(self.bounds, self.bounds[1:], strict=False)),
             rows=OffsetTally(landed),
-            dead_letters=OffsetTally(sorted(self.rejected) if letters is None else letters),
+            dead_letters=OffsetTally(sorted(self.rejected) if dead_letters is None else dead_letters),
             kafka=InKafka(0, BitMap64(sorted(self.kafka))),
         )
 
@@ -88,7 +88,7 @@ def test_rows_that_are_gone_are_missing_by_kafka_and_miscounted_by_the_records(w
 def test_dead_letters_that_are_gone_are_missing(world: World, data: st.DataObject):
     assume(world.rejected)
     gone = data.draw(st.sets(st.sampled_from(sorted(world.rejected)), min_size=1))
-    harmed = world.evidence(letters=sorted(world.rejected - gone))
+    harmed = world.evidence(dead_letters=sorted(world.rejected - gone))
     assert (FindingKind.MISSING, len(gone)) in wrong(compare(harmed))
     assert wrong(compare(replace(harmed, kafka=None))) == [(FindingKind.MISCOUNTED, len(gone))]
 
@@ -185,8 +185,8 @@ def test_overlapping_ranges_of_sparse_offsets_are_not_compared_unless_kafka_has_
 
 def test_overlapping_ranges_without_holes_are_compared_row_for_row():
     ranges = (CommittedRange(0, 100, 98, 2, TOPIC_ID), CommittedRange(50, 150, 100, 0, TOPIC_ID))
-    letters = OffsetTally([10, 20])
-    evidence = Evidence("t", 0, 150, TOPIC_ID, ranges, OffsetTally(sorted(set(range(150)) - {10, 20})), letters)
+    dead_letters = OffsetTally([10, 20])
+    evidence = Evidence("t", 0, 150, TOPIC_ID, ranges, OffsetTally(sorted(set(range(150)) - {10, 20})), dead_letters)
     assert compare(evidence) == ()
     lacking = replace(evidence, rows=OffsetTally(sorted(set(range(150)) - {5, 10, 20, 140})))
     assert [(f.kind, f.count) for f in compare(lacking)] == [(FindingKind.MISCOUNTED, 2)]
@@ -328,8 +328,8 @@ def test_what_a_reset_accepted_after_a_rollback_is_a_note_with_and_without_kafka
     """Commit records go on claiming what the rollback took from the table."""
     held, end = data.draw(st.integers(0, world.bounds[-1] - 1)), world.bounds[-1]
     rows = [o for o in sorted(world.kafka - world.rejected) if o < held]
-    letters = [o for o in sorted(world.rejected) if o < held]
-    evidence = replace(world.evidence(rows=rows, letters=letters), given_up=((held, end),))
+    dead_letters = [o for o in sorted(world.rejected) if o < held]
+    evidence = replace(world.evidence(rows=rows, dead_letters=dead_letters), given_up=((held, end),))
     for kafka in (evidence.kafka, None):
         assert [(f.kind, f.count) for f in compare(replace(evidence, kafka=kafka))] == [
             (FindingKind.SKIPPED, end - held)

@@ -66,6 +66,15 @@ def test_what_a_former_topic_of_the_name_had_says_nothing_of_the_log(monkeypatch
     assert found.sentence.startswith("80 offsets are of a topic that had this name before")
 
 
+def test_the_extent_of_what_kafka_deleted_is_in_offsets_and_none_of_them_is_yet_to_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(StandInKafka, "earliest", lambda _, partitions: dict.fromkeys(partitions, 90))
+    *_, found = compared(monkeypatch, CommittedRange(10, 60, 50, 0, "id-1", leader_epoch=2))
+    assert (found.kind, found.count) == (FindingKind.NOT_COMPARED, 50)
+    assert found.sentence == "Kafka has deleted 50 records of them: nothing is known about these"
+
+
 def compared(monkeypatch: pytest.MonkeyPatch, *ranges: CommittedRange) -> list[Finding]:
     monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
     monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))

@@ -30,7 +30,7 @@ from frazil.commit.reset import before_reset
 from frazil.commit.sweep import batch_folder
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.objects import Objects
-from frazil.history.supervision import Acts, read_acts
+from frazil.history.supervision import ActionLog, read_actions
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.partitions.completeness import Cursor
@@ -260,7 +260,7 @@ def test_another_backfill_is_refused_until_the_first_is_abandoned_which_leaves_n
     assert BackfillCommitter.begin(live.tables, other).backfill.id != committer.backfill.id
 
 
-def test_a_run_whose_backfill_a_person_abandoned_begins_none_anew_and_a_new_run_does(live: Any) -> None:
+def test_a_run_whose_backfill_a_user_abandoned_begins_none_again_and_a_new_run_does(live: Any) -> None:
     first, second = (parse_request({"stream": "events", "run": run}) for run in ("dag/first", "dag/second"))
     committer = BackfillCommitter.begin(live.tables, first)
     again = BackfillCommitter.begin(live.tables, second)
@@ -281,7 +281,7 @@ def test_a_run_whose_backfill_a_person_abandoned_begins_none_anew_and_a_new_run_
         BackfillCommitter.begin(live.tables, first)
 
 
-def test_a_run_that_an_earlier_version_did_not_name_begins_anew_once_after_it_was_abandoned(live: Any) -> None:
+def test_a_run_that_an_earlier_version_did_not_name_begins_again_once_after_it_was_abandoned(live: Any) -> None:
     """Nothing tells it from a new run, which a person may want: refused it could never begin."""
     request = parse_request({"stream": "events", "run": "dag/first"})
     begun = BackfillCommitter.begin(live.tables, request).backfill
@@ -292,20 +292,20 @@ def test_a_run_that_an_earlier_version_did_not_name_begins_anew_once_after_it_wa
     unnamed = read_backfill(live.load().properties, "events")
     assert unnamed == dataclasses.replace(begun, runs=())
     abandon(live.tables, unnamed, by="ada")
-    anew = BackfillCommitter.begin(live.tables, request).backfill
-    assert anew.id != begun.id
-    abandon(live.tables, anew, by="ada")
+    again = BackfillCommitter.begin(live.tables, request).backfill
+    assert again.id != begun.id
+    abandon(live.tables, again, by="ada")
     with pytest.raises(BackfillAbandoned, match="what run dag/first had begun"):
         BackfillCommitter.begin(live.tables, request)
 
 
-def test_a_run_that_drops_what_it_cannot_use_any_more_begins_anew(live: Any) -> None:
+def test_a_run_that_drops_what_it_cannot_use_any_more_begins_again(live: Any) -> None:
     request = parse_request({"stream": "events", "run": "dag/first"})
     abandon(live.tables, BackfillCommitter.begin(live.tables, request).backfill)
     assert BackfillCommitter.begin(live.tables, request).backfill.epoch == 2
 
 
-def test_what_a_run_dropped_stays_ended_once_a_person_abandons_it_too(live: Any) -> None:
+def test_what_a_run_dropped_stays_ended_once_a_user_abandons_it_too(live: Any) -> None:
     request = parse_request({"stream": "events", "run": "dag/first"})
     committer = BackfillCommitter.begin(live.tables, request).backfill
     assert abandon(live.tables, committer).abandoned_by == ""
@@ -313,9 +313,9 @@ def test_what_a_run_dropped_stays_ended_once_a_person_abandons_it_too(live: Any)
     assert abandon(live.tables, committer, by="bob").abandoned_by == "ada", "who comes later changes nothing"
     for table in (live.load(), live.load_dead_letters()):
         assert read_backfill(table.properties, "events").abandoned_by == "ada"
-    reported, _ = read_acts(Objects.of(live.load(), "events"), Acts.ACTS)
+    reported, _ = read_actions(Objects.of(live.load(), "events"), ActionLog.USERS)
     said = ["begins, for the run dag/first", "was abandoned by ada"]
-    assert sorted(act.sentence for act in reported) == [f"backfill {committer.id} {words}" for words in said]
+    assert sorted(action.sentence for action in reported) == [f"backfill {committer.id} {words}" for words in said]
     with pytest.raises(BackfillAbandoned):
         BackfillCommitter.begin(live.tables, request)
 

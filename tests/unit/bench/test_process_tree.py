@@ -83,7 +83,7 @@ def test_a_sampled_tree_keeps_what_an_ended_process_had_used_and_says_what_it_wa
         assert child.stdout
         child.stdout.readline()
         running = tree.cpu_s()
-        burnt = next(seen for (pid, _), seen in tree.seen.items() if pid == child.pid)
+        burnt = next(sampled for (pid, _), sampled in tree.sampled.items() if pid == child.pid)
         child.kill()
 
     assert burnt.role == "worker daemon"

@@ -64,7 +64,7 @@ def test_a_catalog_that_cannot_hold_a_stream_is_refused_before_the_table_is_chan
     assert not is_adopted()
 
 
-def test_a_sound_catalog_is_probed_once_and_adopts(streams: Path, frazil_home: Path) -> None:
+def test_a_valid_catalog_is_probed_once_and_adopts(streams: Path, frazil_home: Path) -> None:
     done = adopt(streams)
     assert "Adopted: stream rides begins at" in done.output, done.exception
     assert is_adopted()

@@ -16,13 +16,13 @@ from frazil.commit import opened
 from frazil.errors import AdoptionRequired, KafkaUnavailable
 from frazil.home import run_folder
 from frazil.host.lock import WriterLock
-from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets
+from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaOffsets
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.made_batches import MadeStream
 
-SOUND = """
+VALID = """
 name: rides
 source: {topics: rides, bootstrap-servers: "127.0.0.1:1"}
 table: city.rides
@@ -55,7 +55,7 @@ WITH_A_CATALOG = [c for c in COMMANDS if c != "validate"]
 def streams(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: ARG001
     folder = tmp_path / "streams"
     folder.mkdir()
-    (folder / "rides.yaml").write_text(SOUND)
+    (folder / "rides.yaml").write_text(VALID)
     for variable in [name for name in os.environ if name.upper().startswith("PYICEBERG")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -138,7 +138,7 @@ def test_brokers_that_are_down_are_waited_for_briefly(
     monkeypatch.setattr(opened, "KafkaOffsets", Hurried)
     MadeStream(load_stream(streams / "rides.yaml"), 1_800_000_000_000, partitions=1).begin()
     code, said = run(command, streams)
-    assert (code, waits_s) == (KafkaUnavailable.exit_code, [PERSON_WAITS_S])
+    assert (code, waits_s) == (KafkaUnavailable.exit_code, [INTERACTIVE_TIMEOUT_S])
     # librdkafka may have tried to connect by then, and its error is added.
     assert re.fullmatch(
         r"KafkaUnavailable: describing topics rides at 127\.0\.0\.1:1 got no answer within 0\.1 s\. Check "
@@ -149,7 +149,7 @@ def test_brokers_that_are_down_are_waited_for_briefly(
 
 def test_a_stream_whose_file_broke_can_be_paused_and_its_table_is_shown(run: Run, streams: Path) -> None:
     run("status", streams)
-    (streams / "rides.yaml").write_text(SOUND.replace("complete:", "complet:"))
+    (streams / "rides.yaml").write_text(VALID.replace("complete:", "complet:"))
     code, said = run("pause rides", streams)
     assert (code, "rides is paused: " in said, "complet: is an unknown key" in said) == (0, True, True)
     code, said = run("health", streams)
@@ -202,7 +202,7 @@ def test_ten_streams_whose_catalog_is_away_are_one_line(
     run: Run, streams: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(10):
-        text = SOUND.replace("name: rides", f"name: rides{number}").replace("city.rides", f"city.rides{number}")
+        text = VALID.replace("name: rides", f"name: rides{number}").replace("city.rides", f"city.rides{number}")
         (streams / f"{number}.yaml").write_text(text)
     monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__URI", "http://127.0.0.1:1")
     _, said = run("status", streams)
@@ -218,7 +218,7 @@ def test_ten_streams_whose_catalog_is_away_are_one_line(
     ],
 )
 def test_validate_asks_librdkafka_about_its_properties(run: Run, streams: Path, declared: str, words: str) -> None:
-    text = SOUND.replace('"127.0.0.1:1"', f'"127.0.0.1:1", properties: {declared}')
+    text = VALID.replace('"127.0.0.1:1"', f'"127.0.0.1:1", properties: {declared}')
     (streams / "rides.yaml").write_text(text)
     code, said = run("validate", streams)
     assert code == 10

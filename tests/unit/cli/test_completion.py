@@ -38,7 +38,7 @@ def test_commands_are_completed_with_their_summaries() -> None:
     assert completed() == list(COMMANDS)
 
 
-def test_names_of_sound_streams_and_their_tables_are_completed(streams: Path) -> None:  # noqa: ARG001
+def test_names_of_valid_streams_and_their_tables_are_completed(streams: Path) -> None:  # noqa: ARG001
     assert completed("status", incomplete="ri") == ["riders", "rides"]
     assert completed("cut", "rides", incomplete="t") == ["taxis"]
     assert completed("dlq", "list", incomplete="ta") == ["taxis"]

@@ -51,10 +51,10 @@ def streams(frazil_home: Path, tmp_path: Path) -> Path:  # noqa: ARG001
         "error": "it is not JSON",
         "rejected_at": when,
     }
-    letters = [("NotJson", b"\xffno"), ("NotJson", None), ("WrongType", b"{}")]
+    dead_letters = [("NotJson", b"\xffno"), ("NotJson", None), ("WrongType", b"{}")]
     rows = [
         {**row, "kafka_offset": n, "error_class": of, "value": value, "headers": HEADERS if of == "WrongType" else None}
-        for n, (of, value) in enumerate(letters)
+        for n, (of, value) in enumerate(dead_letters)
     ]
     table.append(pa.Table.from_pylist(rows, schema=table.schema().as_arrow()))
     return folder
@@ -66,7 +66,7 @@ def call(streams: Path, *arguments: str, code: int = 0) -> str:
     return done.output
 
 
-def test_letters_are_counted_shown_and_discarded_once(streams: Path) -> None:
+def test_dead_letters_are_counted_shown_and_discarded_once(streams: Path) -> None:
     assert [line.split() for line in call(streams, "list", "made").splitlines()[1:]] == [
         ["2013-12-30", "NotJson", "2", "0", "0"],
         ["2013-12-30", "WrongType", "1", "0", "0"],
@@ -82,20 +82,20 @@ def test_letters_are_counted_shown_and_discarded_once(streams: Path) -> None:
     none = "no dead letters are left that match.\n"
     assert call(streams, *because, "--yes") == f"Stream made: nothing to discard, for {none}"
     found = json.loads(call(streams, "list", "made", "--all", "--json"))
-    assert [(c["reason"], c["letters"], c["discarded"]) for c in found] == [("NotJson", 2, 2), ("WrongType", 1, 0)]
+    assert [(c["reason"], c["dead-letters"], c["discarded"]) for c in found] == [("NotJson", 2, 2), ("WrongType", 1, 0)]
     shown = json.loads(call(streams, "show", "made", "--all", "--json", "--reason", "NotJson"))
-    assert all(": a test" in letter["discarded"] for letter in shown)
-    assert {letter["rejected-at-ms"] for letter in shown} == {1_388_397_600_000}
+    assert all(": a test" in dead_letter["discarded"] for dead_letter in shown)
+    assert {dead_letter["rejected-at-ms"] for dead_letter in shown} == {1_388_397_600_000}
     assert call(streams, "show", "made", "--from", "2014-01-01T00:00:00Z") == "Stream made has no such dead letters.\n"
 
 
-def test_the_first_letters_are_shown_by_topic_partition_and_offset_whatever_came_first(streams: Path) -> None:
-    letters = open_stream(load_stream(streams / "made.yaml")).tables.dead_letters.current()
-    row = letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
+def test_the_first_dead_letters_are_shown_by_topic_partition_and_offset_whatever_came_first(streams: Path) -> None:
+    dead_letters = open_stream(load_stream(streams / "made.yaml")).tables.dead_letters.current()
+    row = dead_letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
     places = [("made", 0, 12), ("made", 0, 9), ("made", 1, 0), ("late", 3, 10)]
     rows = [{**row, "kafka_topic": t, "kafka_partition": p, "kafka_offset": n} for t, p, n in places]
     for one in rows:  # a file each
-        letters.append(pa.Table.from_pylist([one], schema=letters.schema().as_arrow()))
+        dead_letters.append(pa.Table.from_pylist([one], schema=dead_letters.schema().as_arrow()))
     shown = json.loads(call(streams, "show", "made", "--json"))
     assert [one["where"] for one in shown] == [
         "late[3]@10", "made[0]@0", "made[0]@1", "made[0]@2", "made[0]@9", "made[0]@12", "made[1]@0"
@@ -116,7 +116,7 @@ def test_headers_are_shown_where_there_are_some(streams: Path) -> None:
     ]
 
 
-def test_letters_from_before_there_were_headers_are_shown_after_their_table_has_the_column(streams: Path) -> None:
+def test_dead_letters_from_before_there_were_headers_are_shown_after_their_table_has_the_column(streams: Path) -> None:
     spec, catalog = load_stream(streams / "made.yaml"), load_catalog(None)
     made = ensure_dead_letters(catalog, spec)
     rows = made.scan().to_arrow().drop_columns(["headers"])
@@ -128,25 +128,25 @@ def test_letters_from_before_there_were_headers_are_shown_after_their_table_has_
     assert "header" not in call(streams, "show", "made", "--reason", "NotJson")
 
 
-def test_a_reason_that_no_letter_has_is_answered_with_those_that_there_are(streams: Path) -> None:
+def test_a_reason_that_no_dead_letter_has_is_answered_with_those_that_there_are(streams: Path) -> None:
     assert "no dead letters of nope; existing reasons: NotJson, WrongType." in call(
         streams, "show", "made", "--reason", "nope"
     )
 
 
-def test_a_replay_that_was_interrupted_is_reported_where_letters_are_listed(streams: Path) -> None:
+def test_a_replay_that_was_interrupted_is_reported_where_dead_letters_are_listed(streams: Path) -> None:
     spec = load_stream(streams / "made.yaml")
     request = {"stream": "made", "files": "copy", "dead-letters": "of NotJson"}
     backfill = BackfillMarker("made", "d-1", request, "d", 1)
     assert "A replay" not in call(streams, "list", "made")
-    for state, letters_state, is_shown in (
+    for state, dead_letter_state, is_shown in (
         (BackfillState.STAGING, BackfillState.STAGING, True),
         (BackfillState.PUBLISHED, BackfillState.STAGING, True),
         (BackfillState.PUBLISHED, BackfillState.PUBLISHED, False),
         (BackfillState.ABANDONED, BackfillState.STAGING, False),
     ):
         opened = open_stream(spec)
-        for handle, stands in ((opened.tables.main, state), (opened.tables.dead_letters, letters_state)):
+        for handle, stands in ((opened.tables.main, state), (opened.tables.dead_letters, dead_letter_state)):
             with handle.refresh().transaction() as change:
                 change.set_properties({property_name("made"): replace(backfill, state=stands).to_property()})
         reported = (
@@ -155,17 +155,17 @@ def test_a_replay_that_was_interrupted_is_reported_where_letters_are_listed(stre
         assert (reported in call(streams, "list", "made")) == is_shown
 
 
-def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_again(streams: Path) -> None:
+def test_dead_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_again(streams: Path) -> None:
     """The state after `sensitive` was declared: two letters keep their value from before, and one has none."""
     sensitive = "sensitive: {fields: {note: mask}, dead-letters: omit}\n"
     declared = STREAM.replace("{at: timestamptz}", "{at: timestamptz, note: string}") + sensitive
     (streams / "made.yaml").write_text(declared)
     opened = open_stream(load_stream(streams / "made.yaml"))
     Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 9})
-    letters = opened.tables.dead_letters.refresh()
-    row = letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
+    dead_letters = opened.tables.dead_letters.refresh()
+    row = dead_letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
     new = {**row, "kafka_offset": 7, "error_class": "Omitted", "value": OMITTED, "headers": None}
-    letters.append(pa.Table.from_pylist([new], schema=letters.schema().as_arrow()))
+    dead_letters.append(pa.Table.from_pylist([new], schema=dead_letters.schema().as_arrow()))
     said = call(streams, "replay", "made", "--dry-run")
     assert "1 dead letter of stream made cannot be decoded again: nothing of the record was kept" in said
     assert "3 dead letters of stream made would be decoded again" in said
@@ -179,7 +179,7 @@ def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_ag
     assert said == "Stream made: nothing to replay, for no dead letters are left.\n"
 
 
-def test_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(streams: Path) -> None:
+def test_dead_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(streams: Path) -> None:
     """The state after a reset: the stream stands at offset 1, and letters are at 0, 1 and 2."""
     opened = open_stream(load_stream(streams / "made.yaml"))
     Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 1})

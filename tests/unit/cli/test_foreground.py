@@ -158,29 +158,29 @@ def test_what_lives_says_what_is_waited_for_and_what_was_read():
 
 
 def test_what_the_writer_says_arrives_whole_and_its_warnings_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    hear, tell = os.pipe()
-    voice = Voice(tell)
+    read_end, write_end = os.pipe()
+    voice = Voice(write_end)
     voice.say("ünïcode\nand a line break")
     voice.handle(logging.makeLogRecord({"levelno": logging.WARNING, "msg": "%d brokers are silent", "args": (2,)}))
-    os.close(tell)
+    os.close(write_end)
     terminal = Terminal(tmp_path)
     terminal.say("a signal came")
-    terminal.listen(hear, writer=1)
+    terminal.listen(read_end, writer=1)
     terminal.close()
-    os.close(hear)
+    os.close(read_end)
     out, err = capsys.readouterr()
     assert (out, err) == ("a signal came\nünïcode\nand a line break\n", "warning: 2 brokers are silent\n")
     assert not terminal.complained, "a warning does not say why a writer ended"
 
 
 def test_why_the_writer_ended_is_known_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    hear, tell = os.pipe()
-    Voice(tell).complain("TopicMissing: no topic t")
-    os.close(tell)
+    read_end, write_end = os.pipe()
+    Voice(write_end).complain("TopicMissing: no topic t")
+    os.close(write_end)
     terminal = Terminal(tmp_path)
-    terminal.listen(hear, writer=1)
+    terminal.listen(read_end, writer=1)
     terminal.close()
-    os.close(hear)
+    os.close(read_end)
     assert terminal.complained
     assert capsys.readouterr().err == "TopicMissing: no topic t\n"
 
@@ -195,23 +195,23 @@ def test_only_a_terminal_has_a_line_that_lives(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_writer_whose_listener_is_gone_goes_on():
-    hear, tell = os.pipe()
-    os.close(hear)
-    Voice(tell).say("nobody hears it")
-    os.close(tell)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    Voice(write_end).say("nobody hears it")
+    os.close(write_end)
 
 
 def test_a_terminal_that_lacks_a_character_gets_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
     terminal = Terminal(tmp_path)
-    hear, tell = os.pipe()
-    voice = Voice(tell)
+    read_end, write_end = os.pipe()
+    voice = Voice(write_end)
     for line in ("one", "Flüge", "three"):
         voice.say(line)
-    os.close(tell)
-    terminal.listen(hear, writer=os.getpid())
-    os.close(hear)
+    os.close(write_end)
+    terminal.listen(read_end, writer=os.getpid())
+    os.close(read_end)
     terminal.close()
     assert shown.getvalue() == b"one\nFl\\xfcge\nthree\n"
 
@@ -224,10 +224,10 @@ def test_lines_of_all_kinds_are_bounded_and_the_reason_of_an_end_is_shown(
         terminal.warn("careful")
     for _ in range(2 * MAX_WAITING_LINES):
         terminal.complain("why it ended")
-    hear, tell = os.pipe()
-    os.close(tell)
-    terminal.listen(hear, writer=os.getpid())
-    os.close(hear)
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    terminal.listen(read_end, writer=os.getpid())
+    os.close(read_end)
     terminal.close()
     out, err = capsys.readouterr()
     lines = err.splitlines()

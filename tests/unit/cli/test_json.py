@@ -125,16 +125,16 @@ def test_a_run_tells_each_batch_and_its_end(streams: Path, tmp_path: Path, capsy
         records=2, rejected=1, files=1, stage_s=1.0, commit_s=0.25, bytes=900,
     )  # fmt: skip
     totals = Totals(load_stream(streams / "made.yaml"))
-    hear, tell = os.pipe()
-    voice = Voice(tell)
+    read_end, write_end = os.pipe()
+    voice = Voice(write_end)
     voice.say(totals.add(batch))
-    voice.tell(batch_document(batch))
-    voice.tell(totals.document(stopped=False))
-    os.close(tell)
+    voice.report(batch_document(batch))
+    voice.report(totals.document(stopped=False))
+    os.close(write_end)
     terminal = Terminal(tmp_path, as_json=True)
-    terminal.listen(hear, writer=1)
+    terminal.listen(read_end, writer=1)
     terminal.close()
-    os.close(hear)
+    os.close(read_end)
     out, err = capsys.readouterr()
     assert [json.loads(line) for line in out.splitlines()] == [
         {"batch": "3-7", "records": 2, "rejected": 1, "files": 1, "bytes": 900, "stage-s": 1.0, "commit-s": 0.25},

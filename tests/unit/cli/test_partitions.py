@@ -43,8 +43,8 @@ def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001
 def signal_all(made: MadeStream, held: str | None = None) -> None:
     seen = assess(load_catalog(None), [made.spec])
     assert seen is not None
-    verdicts = {w: Gate(passed=w.key != held, note="a rule is broken") for w in seen.decision.complete}
-    signal(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: verdicts)
+    gate_results = {w: Gate(passed=w.key != held, note="a rule is broken") for w in seen.decision.complete}
+    signal(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: gate_results)
 
 
 def call(tmp_path: Path, *arguments: str) -> Any:

@@ -125,14 +125,14 @@ def test_a_time_without_a_zone_is_refused():
 def test_without_a_terminal_and_without_yes_nothing_is_done():
     @click.command()
     @click.option("--yes", is_flag=True)
-    def act(yes: bool) -> None:
+    def operation(yes: bool) -> None:
         ask("Do it?", yes=yes)
         click.echo("done")
 
-    refused = CliRunner().invoke(act, input="y\n")
+    refused = CliRunner().invoke(operation, input="y\n")
     assert refused.exit_code == 2
     assert "done" not in refused.output
-    assert CliRunner().invoke(act, ["--yes"]).output == "done\n"
+    assert CliRunner().invoke(operation, ["--yes"]).output == "done\n"
 
 
 def test_times_that_no_calendar_reaches_are_still_shown():

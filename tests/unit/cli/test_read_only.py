@@ -32,8 +32,8 @@ def spec(tmp_path: Path, frazil_home: Path) -> StreamSpec:  # noqa: ARG001
     made = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)
     made.begin_route("a")
     made.run({"main": 1, "shop.raw_a": 2, "shop.orders": 3})
-    letters = made.tables.dead_letters.current()
-    shutil.rmtree(bare_path(letters.location()))
+    dead_letters = made.tables.dead_letters.current()
+    shutil.rmtree(bare_path(dead_letters.location()))
     load_catalog(None).drop_table(made.spec.dead_letter_table)
     return made.spec
 
@@ -57,7 +57,7 @@ SAYING = (
 OTHERS = ("status", "status shop", "route shop", "backfill shop --status")
 
 
-def test_no_command_that_reads_makes_a_table_and_who_needs_the_letters_is_reported(
+def test_no_command_that_reads_makes_a_table_and_who_needs_the_dead_letters_is_reported(
     spec: StreamSpec, tmp_path: Path
 ) -> None:
     before, missing = there(), f"its dead-letter table {spec.dead_letter_table} is not in the catalog"

@@ -155,7 +155,7 @@ def test_a_table_that_lacks_more_than_the_default_tables_last_batch_is_behind_at
 
 @pytest.mark.parametrize("purged", [False, True])
 @pytest.mark.parametrize("table", ["shop.raw_a", "shop.orders"])
-def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_person_lets_it_go_on(
+def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_user_lets_it_go_on(
     made: MadeRoute, tmp_path: Path, table: str, *, purged: bool
 ) -> None:
     made.run({"main": 1})
@@ -267,7 +267,7 @@ def test_a_dropped_table_is_registered_again_as_the_sentence_says(made: MadeRout
 
 
 @pytest.mark.parametrize("table", ["shop.raw_a", "shop.orders"])
-def test_a_table_that_was_dropped_and_made_again_is_missed_until_a_person_lets_it_go_on(
+def test_a_table_that_was_dropped_and_made_again_is_missed_until_a_user_lets_it_go_on(
     made: MadeRoute, tmp_path: Path, table: str
 ) -> None:
     made.run({"main": 1})

@@ -246,10 +246,10 @@ def test_a_writer_that_has_ended_gets_no_signal_while_its_group_ends(tmp_path: P
         os._exit(3)
     monkeypatch.setattr(run, "end_group", ending)
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    hear, tell = os.pipe()
-    os.close(tell)
-    assert follower.follow(writer, hear) == 3
-    os.close(hear)
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    assert follower.follow(writer, read_end) == 3
+    os.close(read_end)
     follower.terminal.close()
     assert sent == []
 

@@ -150,7 +150,7 @@ def test_a_user_without_a_name_can_pause_a_stream_and_is_reported_by_number(
 
 
 @pytest.mark.parametrize("seen_by", ["status ticks", "pause ticks", "run ticks"])
-def test_whoever_saw_the_file_sound_suffices_for_its_writer_to_be_shown_and_paused_once_it_broke(
+def test_whoever_saw_the_file_valid_suffices_for_its_writer_to_be_shown_and_paused_once_it_broke(
     streams: Path, seen_by: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(run, "in_foreground", lambda *_, **__: 0)

@@ -14,7 +14,7 @@ from frazil.cli.main import frazil
 Declare = Callable[..., Path]
 
 
-def test_a_line_tells_each_sound_stream(declare: Declare, tmp_path: Path) -> None:
+def test_a_line_tells_each_valid_stream(declare: Declare, tmp_path: Path) -> None:
     declare(partition_by=["day(departed)"])
     result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
     assert (result.exit_code, result.output) == (0, "flights: flights -> demo.flights, partitioned by day(departed)\n")

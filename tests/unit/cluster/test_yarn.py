@@ -91,7 +91,7 @@ def test_each_state_of_an_application(api: Api, recorded: str, state: DriverStat
         ({}, DriverState.UNKNOWN, "frazil does not know"),
     ],
 )
-def test_what_was_not_recorded_is_judged_by_the_specification(
+def test_what_was_not_recorded_is_evaluated_by_the_specification(
     report: dict[str, Any], state: DriverState, says: str
 ) -> None:
     found = application_status(report)

@@ -82,7 +82,7 @@ class Aligned:
                 newest[p] = micros(max(believed)) if believed else None
         key = BatchKey(self.committer.epoch, marker.at.batch + 1)
         files = self.world._write(self.world.load(), key, "main", rows)
-        journal = self.world.journal(key, ranges, files, idle=idle, seen=self.committer.letters_seen())
+        journal = self.world.journal(key, ranges, files, idle=idle, seen=self.committer.newest_dead_letters())
         progress = tuple(dataclasses.replace(p, max_event_time_us=newest[p.partition]) for p in journal.progress)
         return dataclasses.replace(journal, progress=progress)
 

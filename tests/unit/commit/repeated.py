@@ -71,7 +71,7 @@ class RepeatedWorld(World):
         key = BatchKey(committer.epoch, marker.at.batch + 1)
         start = marker.offsets["events", 0]
         staged = self.stage_rows(key, rows, start)
-        journal = self.journal(key, {0: (start, start + len(rows))}, staged, seen=committer.letters_seen())
+        journal = self.journal(key, {0: (start, start + len(rows))}, staged, seen=committer.newest_dead_letters())
         assert self.tables.journals.put(journal)
         return journal
 

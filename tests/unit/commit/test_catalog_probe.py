@@ -34,7 +34,7 @@ SPEC = StreamSpec.model_validate(
 
 @pytest.fixture
 def lake(frazil_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:  # noqa: ARG001
-    """A sound catalog that a user configured."""
+    """A valid catalog that a user configured."""
     for key, value in {
         "TYPE": "sql",
         "URI": f"sqlite:///{tmp_path}/lake.db",
@@ -93,7 +93,7 @@ def branches_are_ignored(requirements: Any, updates: Any) -> Any:
     return requirements, tuple(u for u in updates if not (isinstance(u, SetSnapshotRefUpdate) and u.ref_name != "main"))
 
 
-def test_a_sound_catalog_lacks_nothing_and_nothing_of_the_probe_is_left(lake: Catalog, tmp_path: Path) -> None:
+def test_a_valid_catalog_lacks_nothing_and_nothing_of_the_probe_is_left(lake: Catalog, tmp_path: Path) -> None:
     assert probe(lake, SPEC, now_ms=NOW_MS) == ()
     assert lake.list_namespaces() == []
     assert [path for path in (tmp_path / "w").rglob("*") if path.name != "city"] == []
@@ -138,19 +138,19 @@ def test_a_storage_without_conditional_put_is_said(lake: Catalog, monkeypatch: p
     assert "no conditional put" in said
 
 
-def test_a_flawed_catalog_is_refused_at_every_start_and_a_sound_one_is_probed_once(lake: Catalog) -> None:
+def test_a_flawed_catalog_is_refused_at_every_start_and_a_valid_one_is_probed_once(lake: Catalog) -> None:
     flawed: Any = Flawed(lake, swap=unconditional)
     for _ in range(2):
         with pytest.raises(
             CommitRefused, match=r"stream rides: the catalog 'lake' cannot hold a stream: .*conditional"
         ):
             check_can_hold(flawed, SPEC, now_ms=NOW_MS)
-    sound: Any = Flawed(lake)
-    check_can_hold(sound, SPEC, now_ms=NOW_MS)
-    probed = sound.commits
+    valid: Any = Flawed(lake)
+    check_can_hold(valid, SPEC, now_ms=NOW_MS)
+    probed = valid.commits
     assert probed > 0
-    check_can_hold(sound, SPEC, now_ms=NOW_MS)
-    assert sound.commits == probed
+    check_can_hold(valid, SPEC, now_ms=NOW_MS)
+    assert valid.commits == probed
 
 
 def test_what_a_host_remembers_of_a_catalog_ends_with_the_probe_that_it_passed(

@@ -383,7 +383,7 @@ def test_dead_letters_that_landed_are_counted_and_not_written_again(world):
     world.commit_dead_letters(first, journal)
     second = world.begin()
 
-    assert list(second.held_letters(world.marker())) == [("events", 0)]
+    assert list(second.existing_dead_letters(world.marker())) == [("events", 0)]
     marker = world.run(second, {0: (0, 6)}, rejected={0: [1, 5]})
 
     assert world.dead_letters() == [(0, 1), (0, 5)]

@@ -69,7 +69,7 @@ class Routed:
             table = self.world.load() if target == "main" else self.load(target)
             files += self.world._write(table, key, target, [self.row(offset) for offset in offsets])
         ranges = {0: (marker.offsets[TOPIC, 0], end)}
-        return self.world.journal(key, ranges, tuple(files), seen=self.committer.letters_seen())
+        return self.world.journal(key, ranges, tuple(files), seen=self.committer.newest_dead_letters())
 
     def row(self, offset: int) -> dict[str, Any]:
         return {"ts": event_time(offset), "name": str(offset), "kafka_partition": 0, "kafka_offset": offset}
@@ -247,7 +247,7 @@ def test_a_table_that_was_rolled_back_may_go_on_as_it_stands(routed: Routed) -> 
     assert (routed.followers.behind, routed.followers.waiting) == ({}, {})
 
 
-def test_what_follows_while_a_person_gives_up_rows_stays(routed: Routed) -> None:
+def test_what_follows_while_a_user_gives_up_rows_stays(routed: Routed) -> None:
     shown = routed.world.marker()
     last = routed.run({ORDERS: [0]}, 1)
     give_up(routed.tables, ORDERS, shown)
@@ -345,7 +345,7 @@ def test_a_table_that_is_dropped_while_rows_are_committed_to_it_leaves_no_warnin
     assert [r.getMessage() for r in caplog.records if "left behind" in r.getMessage()] == []
 
 
-def test_a_table_that_was_purged_goes_on_once_it_is_made_anew_and_given_up(routed: Routed) -> None:
+def test_a_table_that_was_purged_goes_on_once_it_is_made_again_and_given_up(routed: Routed) -> None:
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.world.catalog.inner.purge_table(ORDERS)
     routed.world.catalog.inner.create_table(ORDERS, SCHEMA, partition_spec=BY_DAY)

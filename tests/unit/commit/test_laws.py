@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from frazil.commit.journal import NO_LETTERS, Journal
+from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import EPOCHS_REMEMBERED, BatchKey, Fate, Marker, read_marker
 from frazil.commit.rules import Continuity, check_same_source, continuity, dead_letter_continuity
 from frazil.errors import MarkerUnreadable, TopicRecreated
@@ -83,7 +83,7 @@ journals = st.builds(
     source=sources,
     progress=st.lists(ranges, max_size=3).map(tuple),
     files=st.lists(files, max_size=3).map(tuple),
-    letters_seen=st.none() | keys,
+    newest_dead_letters=st.none() | keys,
     idle=st.frozensets(topic_partitions, max_size=3),
     offsets_after=st.dictionaries(topic_partitions, offsets, max_size=3),
     leader_epochs=st.dictionaries(topic_partitions, st.integers(0, 9), max_size=3),
@@ -137,7 +137,7 @@ def journal_of(
         source=SourceIdentity("c", {"t": "1"}),
         progress=tuple(RangeProgress("t", p, start, end, end - start, 0, None) for p, (start, end) in progress.items()),
         files=(),
-        letters_seen=seen,
+        newest_dead_letters=seen,
         idle=frozenset(),
         offsets_after={},
     )
@@ -174,17 +174,17 @@ def test_a_batch_that_was_committed_is_never_to_be_committed_again(at, progress)
 
 
 @given(positions)
-def test_a_tick_is_committed_once(at):
-    tick = journal_of({}, key=BatchKey(1, 4))
-    assert continuity(marker_at(at), tick) is Continuity.COMMIT
-    assert continuity(marker_at(at, settled=BatchKey(1, 4)), tick) is Continuity.COMMITTED
+def test_an_empty_commit_is_committed_once(at):
+    empty_commit = journal_of({}, key=BatchKey(1, 4))
+    assert continuity(marker_at(at), empty_commit) is Continuity.COMMIT
+    assert continuity(marker_at(at, settled=BatchKey(1, 4)), empty_commit) is Continuity.COMMITTED
 
 
-@given(positions, spans, st.none() | st.just(BatchKey(1, 3)), st.sampled_from([NO_LETTERS, BatchKey(1, 3)]))
+@given(positions, spans, st.none() | st.just(BatchKey(1, 3)), st.sampled_from([NO_DEAD_LETTERS, BatchKey(1, 3)]))
 def test_a_batch_is_taken_while_the_dead_letters_are_those_that_it_was_staged_beside(at, progress, settled, seen):
     """Wherever it lies: after a reset it lies below what the table holds."""
     result = dead_letter_continuity(marker_at(at, settled), journal_of(progress, key=BatchKey(1, 4), seen=seen))
-    assert (result is Continuity.COMMIT) == (seen == (settled or NO_LETTERS))
+    assert (result is Continuity.COMMIT) == (seen == (settled or NO_DEAD_LETTERS))
 
 
 @given(positions, spans)
@@ -195,22 +195,22 @@ def test_a_journal_that_says_nothing_of_dead_letters_is_taken_beyond_them_only(a
 
 
 def test_dead_letters_that_landed_are_not_committed_twice():
-    journal = journal_of({0: (0, 5)}, key=BatchKey(1, 4), seen=NO_LETTERS)
+    journal = journal_of({0: (0, 5)}, key=BatchKey(1, 4), seen=NO_DEAD_LETTERS)
     assert dead_letter_continuity(marker_at({}).with_batch(BatchKey(1, 4)), journal) is Continuity.COMMITTED
 
 
 def test_an_earlier_frazil_reads_a_journal():
     """It reads what its own had, floor and all, and takes the batch where no dead letter lies beyond its start."""
-    raw = json.loads(journal_of({0: (0, 5)}, seen=NO_LETTERS).to_bytes())
+    raw = json.loads(journal_of({0: (0, 5)}, seen=NO_DEAD_LETTERS).to_bytes())
     assert raw["dead-letter-floor"] == {}
 
 
 def test_a_journal_of_an_earlier_frazil_is_read():
-    journal = journal_of({0: (0, 5)}, seen=NO_LETTERS)
+    journal = journal_of({0: (0, 5)}, seen=NO_DEAD_LETTERS)
     raw = json.loads(journal.to_bytes())
     del raw["letters-seen"], raw["partitions"]
     raw["dead-letter-floor"] = {"t": {"0": 3}}
-    assert Journal.from_bytes(json.dumps(raw).encode()) == dataclasses.replace(journal, letters_seen=None)
+    assert Journal.from_bytes(json.dumps(raw).encode()) == dataclasses.replace(journal, newest_dead_letters=None)
 
 
 def test_a_marker_of_an_earlier_or_a_later_version_is_read():

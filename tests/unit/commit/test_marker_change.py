@@ -169,7 +169,7 @@ def test_dead_letters_that_an_earlier_reset_skipped_are_written_when_they_are_re
     assert (0, 20) in world.dead_letters()
 
 
-def test_a_rolled_back_dead_letter_table_is_accepted_and_its_letters_are_written_again(world: Any):
+def test_a_rolled_back_dead_letter_table_is_accepted_and_its_dead_letters_are_written_again(world: Any):
     writer = world.begin()
     empty = world.load_dead_letters().current_snapshot().snapshot_id
     begun = world.load().current_snapshot().snapshot_id

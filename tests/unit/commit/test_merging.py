@@ -94,16 +94,16 @@ def test_a_batch_that_changes_nothing_commits_its_marker(world):
     assert world.accounts() == dict(FIRST)
 
 
-@pytest.mark.parametrize("had_letters", [True, False])
-def test_a_batch_leaves_traces_in_unchanged_rows_once_a_stream_had_dead_letters(bucketed, had_letters):
+@pytest.mark.parametrize("had_dead_letters", [True, False])
+def test_a_batch_leaves_traces_in_unchanged_rows_once_a_stream_had_dead_letters(bucketed, had_dead_letters):
     committer = bucketed.begin()
-    if had_letters:
+    if had_dead_letters:
         journal = bucketed.stage(committer, {0: (0, 1)}, rejected={0: {0}})
         bucketed.commit_dead_letters(committer, journal)
     journal = bucketed.change(committer, FIRST)
     writer = merge_of(bucketed.tables, journal, journal.staged_for("main"))
     assert writer is not None
-    assert writer.traced is had_letters
+    assert writer.traced is had_dead_letters
 
 
 def _compacted(world):
@@ -249,7 +249,7 @@ def test_rows_that_waited_on_the_open_branch_are_in_main_before_a_merge(catalog,
     change = {"ts": event_time(1), "name": "new", "kafka_topic": "events", "kafka_partition": 0, "kafka_offset": 1}
     writer.add(pa.Table.from_pylist([{**change, CHANGE: UPSERT}], schema=writer.layout.arrow_schema))
     files = tuple(dataclasses.replace(file, content="changes") for file in writer.finish())
-    journal = world.journal(batch, {0: (3, 4)}, files, seen=committer.letters_seen())
+    journal = world.journal(batch, {0: (3, 4)}, files, seen=committer.newest_dead_letters())
     assert world.tables.journals.put(journal)
 
     marker = committer.commit(journal)

@@ -67,7 +67,7 @@ def test_no_entry_says_that_a_file_of_main_was_deleted(stream: Aligned) -> None:
     assert stream.main()
 
 
-def test_a_tick_completes_windows_and_a_late_row_goes_to_main_at_once(stream: Aligned) -> None:
+def test_an_empty_commit_completes_windows_and_a_late_row_goes_to_main_at_once(stream: Aligned) -> None:
     stream.run([10, 200], [20])
     assert stream.main() == []
     stream.run(idle=frozenset({P1}))

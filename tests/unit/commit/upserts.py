@@ -86,7 +86,10 @@ class UpsertWorld(World):
         key = BatchKey(committer.epoch, marker.at.batch + 1)
         start = marker.offsets["events", 0]
         journal = self.journal(
-            key, {0: (start, start + len(changes))}, self.stage_changes(key, changes), seen=committer.letters_seen()
+            key,
+            {0: (start, start + len(changes))},
+            self.stage_changes(key, changes),
+            seen=committer.newest_dead_letters(),
         )
         assert self.tables.journals.put(journal)
         return journal

@@ -201,7 +201,7 @@ class ValuedWorld(World):
         marker = self.marker()
         key, start = BatchKey(committer.epoch, marker.at.batch + 1), marker.offsets["events", 0]
         files = self.stage_values(key, rows, content, start)
-        journal = self.journal(key, {0: (start, start + len(rows))}, files, seen=committer.letters_seen())
+        journal = self.journal(key, {0: (start, start + len(rows))}, files, seen=committer.newest_dead_letters())
         progress = (RangeProgress("events", 0, start, start + len(rows), len(rows), 0, self._us(DAY)),)
         journal = dataclasses.replace(journal, progress=progress)
         assert self.tables.journals.put(journal)

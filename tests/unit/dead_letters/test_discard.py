@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
 
-from frazil.commit import letter_counts
+from frazil.commit import dead_letter_counts
 from frazil.commit.backfill_marker import BackfillMarker, branch_name, property_name
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.counts import counts, samples
 from frazil.dead_letters.discard import Mark, discard
-from frazil.dead_letters.letters import Selection
+from frazil.dead_letters.selection import Selection
 from frazil.errors import CommitUnavailable, WriterBusy
 from tests.unit.commit.conftest import EPOCH_BEGAN, World
 
@@ -44,20 +44,20 @@ def _read(path: str) -> Any:
     return pq.read_table(path.removeprefix("file://"))
 
 
-def test_letters_and_their_files_keep_each_value_but_the_mark(world: World, opened: OpenStream) -> None:
+def test_dead_letters_and_their_files_keep_each_value_but_the_mark(world: World, opened: OpenStream) -> None:
     """PyIceberg reads a letter without headers as one with an empty list of them."""
 
-    def letters() -> list[dict[str, Any]]:
+    def dead_letters() -> list[dict[str, Any]]:
         table = world.load_dead_letters()
         paths = [task.file.file_path for task in table.scan().plan_files()]
         rows = [row for path in paths for row in _read(path).to_pylist()]
         marked = {"discarded_at", "discarded_by", "discard_reason"}
         return sorted(({k: v for k, v in row.items() if k not in marked} for row in rows), key=str)
 
-    before = letters()
+    before = dead_letters()
     assert {row["headers"] for row in before} == {None}
     assert discard(opened, NOT_JSON, MARK) == 3
-    assert letters() == before
+    assert dead_letters() == before
 
 
 def discarded(world: World) -> list[tuple[str, int, int]]:
@@ -84,23 +84,23 @@ def check_all_there(world: World) -> None:
 def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(
     world: World, opened: OpenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(letter_counts, "RECENT_MS", world.tables.clock_ms())
+    monkeypatch.setattr(dead_letter_counts, "RECENT_MS", world.tables.clock_ms())
     assert discard(opened, NOT_JSON, MARK) == 3
     assert discarded(world) == MINE
     check_all_there(world)
     head = world.load_dead_letters().current_snapshot()
     assert head is not None
     assert head.summary is not None
-    (((name, _), more),) = letter_counts.letters_in(head.summary.additional_properties).by.items()
+    (((name, _), more),) = dead_letter_counts.dead_letter_changes(head.summary.additional_properties).by.items()
     assert (name, more) == ("NotJson", -3)
     assert discard(opened, NOT_JSON, Mark("bob", "again", 0)) == 0
     assert world.load_dead_letters().current_snapshot() == head
     table = opened.tables.dead_letters.refresh()
     assert counts(table, opened.spec, Selection()) == []
     (count,) = counts(table, opened.spec, Selection(discarded=True))
-    assert (count.day, count.reason, count.letters, count.discarded) == (EPOCH_BEGAN.date(), "NotJson", 3, 3)
-    (letter,) = samples(table, opened.spec, Selection(discarded=True), limit=1)
-    assert letter.discarded == "ada, 2027-01-15T08:00:00+00:00: a test of the producer's"
+    assert (count.day, count.reason, count.dead_letters, count.discarded) == (EPOCH_BEGAN.date(), "NotJson", 3, 3)
+    (dead_letter,) = samples(table, opened.spec, Selection(discarded=True), limit=1)
+    assert dead_letter.discarded == "ada, 2027-01-15T08:00:00+00:00: a test of the producer's"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ FAULTS: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_letter_is_there_once_and_marked_whatever_fails(world: World, opened: OpenStream, fault: str) -> None:
+def test_each_dead_letter_is_there_once_and_marked_whatever_fails(world: World, opened: OpenStream, fault: str) -> None:
     FAULTS[fault](world)
     assert discard(opened, NOT_JSON, MARK) == 3
     world.catalog.land_now()
@@ -141,7 +141,9 @@ def test_each_letter_is_there_once_and_marked_whatever_fails(world: World, opene
     assert world.dead_letters() == sorted([(0, 1), (0, 1), (0, 2), (1, 7), *([(0, 6)] if "batch" in fault else [])])
 
 
-def test_a_replay_that_begins_while_letters_are_discarded_stops_the_discard(world: World, opened: OpenStream) -> None:
+def test_a_replay_that_begins_while_dead_letters_are_discarded_stops_the_discard(
+    world: World, opened: OpenStream
+) -> None:
     """A replay decodes the letters that it finds, so none of them may be marked after it has begun."""
     replay = BackfillMarker("events", "r1", {"dead-letters": "NotJson"}, digest="", epoch=1)
 
@@ -169,7 +171,7 @@ def test_a_catalog_that_stays_away_leaves_everything_as_it_was(world: World, ope
     assert world.dead_letters() == [(0, 1), (0, 1), (0, 2), (1, 7)]
 
 
-def test_the_stream_goes_on_and_a_letter_that_is_read_again_stays_one(world: World, opened: OpenStream) -> None:
+def test_the_stream_goes_on_and_a_dead_letter_that_is_read_again_stays_one(world: World, opened: OpenStream) -> None:
     discard(opened, NOT_JSON, MARK)
     world.run(world.begin(), {0: (5, 9)}, rejected={0: [8]})
     assert world.dead_letters() == [(0, 1), (0, 1), (0, 2), (0, 8), (1, 7)]

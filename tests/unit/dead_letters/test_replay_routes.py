@@ -28,8 +28,8 @@ from frazil.commit.opened import open_stream
 from frazil.commit.period import Period
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.discard import discard
-from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
+from frazil.dead_letters.selection import Selection
 from frazil.errors import CommitUnavailable, RouteBehind, WriterBusy
 from frazil.ingest.contract import Target
 from frazil.ingest.stage import stage
@@ -69,12 +69,12 @@ class Shop(MadeRoute):
             assert len({*rows["kafka_offset"].to_pylist()}) == rows.num_rows
         return {name: rows.num_rows for name, rows in found.items() if rows.num_rows}
 
-    def letters(self) -> int:
+    def dead_letters(self) -> int:
         return int(self.tables.dead_letters.refresh().scan().to_arrow().num_rows)
 
     def check_settled(self) -> None:
         assert self.rows() == {HOME: 2, ORDERS: 1, RAW_A: 3, NEW: 1}
-        assert self.letters() == 2
+        assert self.dead_letters() == 2
         for handle in (self.tables.main, self.tables.dead_letters):
             table = handle.refresh()
             backfill = read_backfill(table.properties, "shop")
@@ -107,7 +107,7 @@ def made(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:  # noqa: A
     return found
 
 
-def test_each_letter_goes_to_the_table_that_its_record_routes_to(made: Shop) -> None:
+def test_each_dead_letter_goes_to_the_table_that_its_record_routes_to(made: Shop) -> None:
     (done,) = replay(open_stream(made.spec), Selection())
     assert (done.landed, done.failed) == (4, 2)
     made.check_settled()
@@ -133,7 +133,7 @@ SOME = {0, 9, STEPS_MADE, *range(12, STEPS_MADE, 5)}
 @pytest.mark.parametrize(
     "step", [n if n in SOME else pytest.param(n, marks=pytest.mark.soak) for n in range(STEPS_MADE + 1)]
 )
-def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_letter_once(
+def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_dead_letter_once(
     made: Shop, step: int, after: bool
 ) -> None:
     killed = is_killed(made.spec, step, after=after)
@@ -144,12 +144,12 @@ def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_letter_once(
     made.check_settled()
 
 
-def test_a_letter_is_discarded_or_lands_and_never_both(made: Shop) -> None:
+def test_a_dead_letter_is_discarded_or_lands_and_never_both(made: Shop) -> None:
     before = made.rows()
     with pytest.MonkeyPatch.context() as patch:
         discard_once_copied(patch, made.spec, Selection())
         assert replay(open_stream(made.spec), Selection()) == ()
-    assert (made.rows(), made.letters()) == (before, len(KINDS))
+    assert (made.rows(), made.dead_letters()) == (before, len(KINDS))
     check_audit(made)
 
 
@@ -172,7 +172,7 @@ def test_a_table_that_refuses_its_rows_once_the_default_table_has_them_gets_them
         for _ in range(2):
             with pytest.raises(CommitUnavailable, match=r"1 row waits for table shop.orders: .* the catalog says no"):
                 replay(open_stream(made.spec), Selection())
-            assert (made.rows(), made.letters()) == ({HOME: 2, RAW_A: 3, NEW: 1}, len(KINDS))
+            assert (made.rows(), made.dead_letters()) == ({HOME: 2, RAW_A: 3, NEW: 1}, len(KINDS))
             check_audit(made)
     made.run({ORDERS: 1})
     made.at -= 1
@@ -216,7 +216,7 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
     finished, nothing = call("dlq", "replay", "shop").stdout.splitlines()
     assert finished.endswith("Stream shop: 4 dead letters are rows now; 2 failed again.")
     assert nothing == "Stream shop: nothing else to replay, for no dead letters are left."
-    assert (made.rows()[ORDERS], made.letters()) == (1, 2)
+    assert (made.rows()[ORDERS], made.dead_letters()) == (1, 2)
     assert made.tables.dead_letters.refresh().scan("discarded_at is not null").count() == 2, "the replay kept the marks"
     assert json.loads(call("route", "shop", "--json").stdout)["behind"] == []
     assert call("cut", "shop").exit_code == 0
@@ -249,7 +249,7 @@ def test_a_cut_that_meets_a_replay_checks_again_or_is_refused(
 
 
 @pytest.mark.parametrize("table", [ORDERS, NEW])
-def test_a_replay_ends_whose_rows_a_person_gives_up_for_a_table_that_left_route_and_catalog(
+def test_a_replay_ends_whose_rows_a_user_gives_up_for_a_table_that_left_route_and_catalog(
     made: Shop, table: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
@@ -277,7 +277,7 @@ def test_a_replay_ends_whose_rows_a_person_gives_up_for_a_table_that_left_route_
     finished, again = call("dlq", "replay", "shop").stdout.splitlines()
     assert finished.endswith("Stream shop: 3 dead letters are rows now; 1 was given up; 2 failed again.")
     assert again == "Stream shop: 0 dead letters are rows now; 2 failed again."
-    assert (made.letters(), table in made.rows()) == (2, False)
+    assert (made.dead_letters(), table in made.rows()) == (2, False)
     wrong = [(f.kind, f.where) for f in audit_stream(open_stream(made.spec).tables).wrong]
     assert (FindingKind.MISCOUNTED, table) in wrong, "the audit of their time goes on to miss them"
 
@@ -330,9 +330,9 @@ def test_a_cut_of_a_time_has_a_replay_in_all_tables_or_in_none(
     assert published is not None
     made.now_ms = next(clock)
     made.run({ORDERS: 1, RAW_A: 1})
-    letters = made.spec.dead_letter_table
-    assert cut_at(made, tmp_path, published.timestamp_ms) == {HOME: 2, ORDERS: 1, RAW_A: 3, NEW: 1, letters: 2}
-    assert cut_at(made, tmp_path, published.timestamp_ms - 1) == {HOME: 1, RAW_A: 2, letters: len(KINDS)}
+    dead_letters = made.spec.dead_letter_table
+    assert cut_at(made, tmp_path, published.timestamp_ms) == {HOME: 2, ORDERS: 1, RAW_A: 3, NEW: 1, dead_letters: 2}
+    assert cut_at(made, tmp_path, published.timestamp_ms - 1) == {HOME: 1, RAW_A: 2, dead_letters: len(KINDS)}
 
 
 def test_a_cut_before_a_replay_is_before_a_batch_that_a_table_got_after_it(
@@ -350,9 +350,9 @@ def test_a_cut_before_a_replay_is_before_a_batch_that_a_table_got_after_it(
     decided_ms = made.now_ms
     made.now_ms = next(clock)
     made.follow()
-    letters = made.spec.dead_letter_table
-    assert cut_at(made, tmp_path, decided_ms) == {HOME: 1, RAW_A: 2, letters: len(KINDS)}
-    assert cut_at(made, tmp_path, next(clock)) == {HOME: 3, ORDERS: 1, RAW_A: 4, NEW: 1, letters: 2}
+    dead_letters = made.spec.dead_letter_table
+    assert cut_at(made, tmp_path, decided_ms) == {HOME: 1, RAW_A: 2, dead_letters: len(KINDS)}
+    assert cut_at(made, tmp_path, next(clock)) == {HOME: 3, ORDERS: 1, RAW_A: 4, NEW: 1, dead_letters: 2}
 
 
 def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop) -> None:
@@ -363,25 +363,25 @@ def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop
     load_catalog(None).drop_table(ORDERS)
     with pytest.raises(RouteBehind, match=r"table shop.orders is not there"):
         replay(open_stream(made.spec), Selection())
-    assert (made.letters(), read_backfill(made.tables.main.refresh().properties, "shop")) == (len(KINDS), None)
+    assert (made.dead_letters(), read_backfill(made.tables.main.refresh().properties, "shop")) == (len(KINDS), None)
 
 
-def test_batches_of_the_writer_meanwhile_change_nothing_for_the_letters(
+def test_batches_of_the_writer_meanwhile_change_nothing_for_the_dead_letters(
     made: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    anew, open_ = routes.written_anew, RoutedTables.open
+    again, open_ = routes.written_again, RoutedTables.open
 
     def opened(self: RoutedTables, home: Any) -> None:
         made.run({RAW_A: 1})
         open_(self, home)
 
     def written(*args: Any, **more: Any) -> Any:
-        monkeypatch.setattr(routes, "written_anew", anew)
+        monkeypatch.setattr(routes, "written_again", again)
         made.run({ORDERS: 1, "main": 1})
-        return anew(*args, **more)
+        return again(*args, **more)
 
     monkeypatch.setattr(RoutedTables, "open", opened)
-    monkeypatch.setattr(routes, "written_anew", written)
+    monkeypatch.setattr(routes, "written_again", written)
     opened_stream = open_stream(made.spec)
     (done,) = replay(opened_stream, Selection())
     assert (done.landed, done.failed) == (4, 2)
@@ -394,7 +394,7 @@ def test_batches_of_the_writer_meanwhile_change_nothing_for_the_letters(
     check_audit(made)
 
 
-def test_an_abandoned_replay_leaves_tables_and_letters_as_they_were(
+def test_an_abandoned_replay_leaves_tables_and_dead_letters_as_they_were(
     made: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -404,13 +404,15 @@ def test_an_abandoned_replay_leaves_tables_and_letters_as_they_were(
     backfill = read_backfill(made.tables.main.refresh().properties, "shop")
     assert backfill is not None
     abandon(open_stream(made.spec).tables, backfill)
-    assert (made.rows(), made.letters()) == ({HOME: 1, RAW_A: 2}, len(KINDS))
+    assert (made.rows(), made.dead_letters()) == ({HOME: 1, RAW_A: 2}, len(KINDS))
     assert [f.path for f in made.tables.store.list_files(f"{made.tables.state}/backfills")] == []
     replay(open_stream(made.spec), Selection())
     made.check_settled()
 
 
-def test_letters_of_a_replay_whose_end_was_killed_may_be_discarded(made: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letters_of_a_replay_whose_end_was_killed_may_be_discarded(
+    made: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("frazil.backfill.commit.BackfillCommitter.publish", _killed)
         with pytest.raises(Killed):

@@ -36,8 +36,8 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep
 from frazil.commit.target import target_table
 from frazil.dead_letters import replay as replaying
-from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
+from frazil.dead_letters.selection import Selection
 from frazil.errors import CommitUnavailable, SpecError, StaleBatch
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import RangeProgress, StagedFile
@@ -103,7 +103,7 @@ class World:
         merging = Merging(lambda table: merge_rules(spec, table))
         return dataclasses.replace(open_stream(spec).tables, merging=merging)
 
-    def write(self, records: dict[int, Change], letters: dict[int, Change | None], *, read: int) -> None:
+    def write(self, records: dict[int, Change], dead_letters: dict[int, Change | None], *, read: int) -> None:
         """A batch of the writer, up to an offset."""
         self.batch += 1
         tables, key = self.tables, BatchKey(self.epoch, self.batch)
@@ -115,16 +115,16 @@ class World:
             for file in written(changes, "main", main, [_change(n, of) for n, of in records.items()])
         ]
         target = target_table(dead, folder=batch_folder(dead, "events", key))
-        files += written(target, "dead-letters", dead, [self._letter(n, of) for n, of in letters.items()])
+        files += written(target, "dead-letters", dead, [self._dead_letter(n, of) for n, of in dead_letters.items()])
         journal = Journal(
             stream="events",
             key=key,
             table_uuid=str(main.metadata.table_uuid),
             created_at_ms=tables.clock_ms(),
             source=self.source,
-            progress=(RangeProgress("events", 0, self.read, read, len(records), len(letters), None),),
+            progress=(RangeProgress("events", 0, self.read, read, len(records), len(dead_letters), None),),
             files=tuple(files),
-            letters_seen=committer.letters_seen(),
+            newest_dead_letters=committer.newest_dead_letters(),
             idle=frozenset(),
             offsets_after={("events", 0): read},
         )
@@ -132,21 +132,21 @@ class World:
         assert tables.journals.put(journal)
         committer.commit(journal)
 
-    def _letter(self, offset: int, of: Change | None) -> dict[str, Any]:
-        return {**_letter(offset, of), "topic_id": self.source.topic_ids["events"]}
+    def _dead_letter(self, offset: int, of: Change | None) -> dict[str, Any]:
+        return {**_dead_letter(offset, of), "topic_id": self.source.topic_ids["events"]}
 
     def rows(self) -> dict[int, str]:
         found = self.stream.table().scan().to_arrow().to_pylist()
         assert len({row["id"] for row in found}) == len(found)
         return {row["id"]: row["note"] for row in found}
 
-    def letters(self) -> dict[int, int | None]:
+    def dead_letters(self) -> dict[int, int | None]:
         found = self.stream.table("_dead_letters").scan().to_arrow().to_pylist()
         return {row["kafka_offset"]: row["replays"] for row in found}
 
     def check_settled(self, rows: dict[int, str] = RIGHT, *, replays: int | None = 1) -> None:
         assert self.rows() == rows
-        assert self.letters() == {7: replays}
+        assert self.dead_letters() == {7: replays}
         tables = self.tables
         for handle in (tables.main, tables.dead_letters):
             table = handle.refresh()
@@ -191,7 +191,7 @@ def _change(offset: int, of: Change) -> dict[str, Any]:
     return {"id": key, "at": at(minute), "note": note, **_place(offset), CHANGE: kind, KEPT: None}
 
 
-def _letter(offset: int, of: Change | None) -> dict[str, Any]:
+def _dead_letter(offset: int, of: Change | None) -> dict[str, Any]:
     value = {"id": of[0], "at": at(of[1]).isoformat(), "note": of[2]} if of else {"note": "no key"}
     reason = {"error_class": "MissingField", "error": "it was so then", "rejected_at": at(offset)}
     return {
@@ -230,7 +230,7 @@ def live(
     return world
 
 
-def test_letters_are_merged_in_their_order_and_those_that_land_or_are_stale_leave(live: World) -> None:
+def test_dead_letters_are_merged_in_their_order_and_those_that_land_or_are_stale_leave(live: World) -> None:
     (done,) = replay(open_stream(live.stream.spec), Selection())
     assert (done.landed, done.failed) == (len(LETTERS) - 1, 1)
     live.check_settled()
@@ -369,10 +369,10 @@ def test_a_replay_behind_which_the_stream_is_moved_is_dropped_and_the_next_one_l
             replay(open_stream(live.stream.spec), Selection())
     (done,) = replay(open_stream(live.stream.spec), Selection())
     assert (done.interrupted, done.landed, done.failed) == (False, 2, 0)
-    assert (live.rows(), live.letters().keys()) == ({**live.rows(), 2: RIGHT[2]}, {4, 6, 7, 9})
+    assert (live.rows(), live.dead_letters().keys()) == ({**live.rows(), 2: RIGHT[2]}, {4, 6, 7, 9})
 
 
-def test_letters_at_offsets_that_a_former_topic_had_are_left_out(live: World) -> None:
+def test_dead_letters_at_offsets_that_a_former_topic_had_are_left_out(live: World) -> None:
     """A row of the former topic has a greater offset, and looks newer than such a letter."""
     source, target = SourceIdentity("cluster", {"events": "made again"}), {("events", 0): 0}
     marker_change.reset(live.tables, target=target, source=source, seen=before_reset(live.tables))
@@ -386,7 +386,7 @@ def test_letters_at_offsets_that_a_former_topic_had_are_left_out(live: World) ->
     (done,) = replay(open_stream(live.stream.spec), Selection())
     assert (done.landed, done.failed) == (1, 0)
     assert (again.rows()[2], again.rows()[8]) == ("second", "above them")
-    assert again.letters().keys() == {*LETTERS, 1}
+    assert again.dead_letters().keys() == {*LETTERS, 1}
     assert audit_upserts(live.stream.spec, live.tables).wrong == ()
 
 
@@ -407,26 +407,26 @@ def test_a_batch_after_the_replay_finds_its_rows_as_any_others(live: World) -> N
     assert audit_upserts(live.stream.spec, live.tables).wrong == ()
 
 
-def test_an_abandoned_replay_leaves_table_and_letters_as_they_were(live: World) -> None:
-    before = live.rows(), live.letters()
+def test_an_abandoned_replay_leaves_table_and_dead_letters_as_they_were(live: World) -> None:
+    before = live.rows(), live.dead_letters()
     interrupted(live)
     opened = open_stream(live.stream.spec)
     backfill = read_backfill(live.stream.table().properties, "events")
     assert backfill is not None
     abandon(opened.tables, backfill)
-    assert (live.rows(), live.letters(), live.backfill_files()) == (*before, [])
+    assert (live.rows(), live.dead_letters(), live.backfill_files()) == (*before, [])
     replay(open_stream(live.stream.spec), Selection())
     assert live.rows() == RIGHT
 
 
-def test_a_letter_is_discarded_or_merged_and_never_both(live: World) -> None:
+def test_a_dead_letter_is_discarded_or_merged_and_never_both(live: World) -> None:
     before = live.rows()
     check_none_is_discarded_and_replayed(live.stream.spec, Selection(end=at(3)))
     assert live.rows() == {key: note for key, note in RIGHT.items() if key != 2} | {2: before[2]}
-    assert live.letters().keys() == {0, 2, 7}
+    assert live.dead_letters().keys() == {0, 2, 7}
 
 
-def test_letters_that_another_replay_took_since_they_were_copied_are_not_merged_again(
+def test_dead_letters_that_another_replay_took_since_they_were_copied_are_not_merged_again(
     live: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = replaying._copy
@@ -454,7 +454,7 @@ def test_rows_on_the_open_branch_of_an_earlier_declaration_are_waited_for(live: 
     check_no_open_windows(now, _changes(live), table="test.events")
 
 
-def test_what_was_staged_when_each_record_was_a_row_is_staged_anew(live: World) -> None:
+def test_what_was_staged_when_each_record_was_a_row_is_staged_again(live: World) -> None:
     interrupted(live)
     backfill = read_backfill(live.stream.table().properties, "events")
     assert backfill is not None
@@ -475,12 +475,12 @@ STEPS_MADE = 22
 
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("step", range(STEPS_MADE + 1))
-def test_a_replay_that_is_killed_anywhere_and_run_again_merges_each_letter_once(
+def test_a_replay_that_is_killed_anywhere_and_run_again_merges_each_dead_letter_once(
     live: World, step: int, after: bool
 ) -> None:
     killed = is_killed(live.stream.spec, step, after=after)
     assert killed == (step < STEPS_MADE), "every step is tried, and the last one is no step any more"
-    settled = 0 not in live.letters()
+    settled = 0 not in live.dead_letters()
     done = replay(open_stream(live.stream.spec), Selection(reasons=("MissingField",)))
     assert sum(d.landed for d in done) == (0 if settled else len(LETTERS) - 1), "each is told once"
-    live.check_settled(replays=live.letters()[7])
+    live.check_settled(replays=live.dead_letters()[7])

@@ -74,7 +74,7 @@ def test_findings_come_in_the_order_of_their_checks_whatever_each_does() -> None
         (-WRONG_MS, State.WRONG),
     ],
 )
-def test_a_clock_is_judged_by_how_far_it_is_apart(apart_ms: int, state: State) -> None:
+def test_a_clock_is_evaluated_by_how_far_it_is_apart(apart_ms: int, state: State) -> None:
     found = evaluate("server", ServerTime(NOW, NOW + apart_ms, NOW))
     assert found.state is state
     assert bool(found.fix) == (state is not State.OK)
@@ -268,7 +268,7 @@ def test_a_port_that_another_program_has_is_named_and_our_own_is_not() -> None:
     assert f"{port} (kafka)" in other.said
 
 
-def test_broken_declarations_are_reported_beside_sound_ones(tmp_path: Path) -> None:
+def test_broken_declarations_are_reported_beside_valid_ones(tmp_path: Path) -> None:
     assert states(declarations(tmp_path / "none")[1]) == [State.SKIPPED]
     (tmp_path / "a.yaml").write_text(
         "name: a\nsource: {topics: [a], format: json, bootstrap-servers: '127.0.0.1:1'}\ntable: t.a\n"
@@ -295,9 +295,9 @@ def test_the_command_ends_with_1_where_something_is_wrong(tmp_path: Path, monkey
         "name: a\nsource: {topics: [a], format: json, bootstrap-servers: '127.0.0.1:1'}\ntable: t.a\n"
         "schema: {at: timestamptz not null}\nevent-time: at\n"
     )
-    sound = CliRunner().invoke(frazil, ["doctor", "--streams", str(tmp_path), "--json"])
-    assert sound.exit_code == 0, sound.output
-    document = json.loads(sound.stdout)
+    valid = CliRunner().invoke(frazil, ["doctor", "--streams", str(tmp_path), "--json"])
+    assert valid.exit_code == 0, valid.output
+    document = json.loads(valid.stdout)
     assert document["counts"]["wrong"] == 0
     assert "a: topic a: 3 partitions" in [one["said"] for one in document["findings"]]
     (tmp_path / "b.yaml").write_text("name: b\n")

@@ -85,7 +85,7 @@ def test_a_month_of_minutes_is_bounded_and_the_last_hours_are_minutes() -> None:
 def test_a_clock_that_was_a_year_ahead_leaves_nothing_behind_and_the_present_is_recorded() -> None:
     past, year_ms = Past(), 365 * 24 * HOUR_MS
     past.add(Point(NOW + year_ms, records=7))
-    past.tell(Happened(NOW + year_ms, Kind.NOTICE, "from another time"))
+    past.record(Happened(NOW + year_ms, Kind.NOTICE, "from another time"))
     past.add(Point(NOW, records=1))
     past.age(NOW)
     assert past.age(NOW) == set()
@@ -95,9 +95,9 @@ def test_a_clock_that_was_a_year_ahead_leaves_nothing_behind_and_the_present_is_
 
 def test_a_flood_of_one_kind_leaves_the_others_and_the_newest_stay() -> None:
     past = Past()
-    past.tell(Happened(NOW, Kind.EVOLUTION, "the table evolves"))
+    past.record(Happened(NOW, Kind.EVOLUTION, "the table evolves"))
     for n in range(3_000):  # as when no one ages it, because the storage hangs
-        past.tell(Happened(NOW + n, Kind.OUTAGE, f"outage {n}"))
+        past.record(Happened(NOW + n, Kind.OUTAGE, f"outage {n}"))
     assert len(past.happened) < 5_000
     past.age(NOW)
     assert len(past.happened) == MAX_STREAM_EVENTS + 1
@@ -108,7 +108,7 @@ def test_a_flood_of_one_kind_leaves_the_others_and_the_newest_stay() -> None:
 def test_a_sentence_of_any_length_is_cut_and_the_same_one_of_a_moment_is_reported_once() -> None:
     past = Past()
     for _ in range(2):
-        past.tell(Happened(NOW, Kind.END, "x" * 10_000))
+        past.record(Happened(NOW, Kind.END, "x" * 10_000))
     assert [len(what.sentence) for what in past.happened] == [MAX_SENTENCE_CHARACTERS]
 
 

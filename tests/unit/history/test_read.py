@@ -13,7 +13,7 @@ from frazil.history.objects import Objects
 from frazil.history.past import MINUTES_MS, Part, Past
 from frazil.history.points import MINUTE_MS, TEN_MS, Happened, History, Kind, Point
 from frazil.history.read import history_of, read_history
-from frazil.history.supervision import AGAIN_MS, MAX_WAITING, Acts, Supervision, read_acts, tell_act
+from frazil.history.supervision import AGAIN_MS, MAX_WAITING, ActionLog, Supervision, read_actions, record_action
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -73,7 +73,7 @@ def test_tens_come_before_minutes_and_older_than_asked_is_left_out(spec: StreamS
     past = Past()
     for at in range(NOW, NOW + 2 * MINUTES_MS, MINUTE_MS):
         past.add(Point(at, records=1))
-    past.tell(Happened(NOW, Kind.EPOCH, "epoch 1 begins"))
+    past.record(Happened(NOW, Kind.EPOCH, "epoch 1 begins"))
     past.age(NOW + 2 * MINUTES_MS)
     put(Objects.of(table, "ticks"), past)
     whole = read_history(spec, since_ms=0)
@@ -109,7 +109,7 @@ def test_a_writer_that_takes_over_between_the_listing_and_the_reading_is_followe
 def test_what_is_torn_is_a_problem_and_the_rest_is_read(table: Table) -> None:
     objects, past = Objects.of(table, "ticks"), Past()
     past.add(Point(NOW, records=7))
-    past.tell(Happened(NOW, Kind.EPOCH, "epoch 1 begins"))
+    past.record(Happened(NOW, Kind.EPOCH, "epoch 1 begins"))
     put(objects, past)
     objects.store.put(f"{objects.location}/00000001-happened.json", b"{")
     objects.store.put(f"{objects.location}/supervision.json", b"{")
@@ -126,22 +126,22 @@ def objects(tmp_path: Path) -> Objects:
 
 
 def reported(objects: Objects) -> list[Happened]:
-    found, problems = read_acts(objects, Acts.SUPERVISION)
+    found, problems = read_actions(objects, ActionLog.SUPERVISION)
     assert problems == []
     return found
 
 
-def tell(supervision: Supervision, what: Happened | None, subject: str, now_ms: int = NOW) -> None:
-    supervision.tell(what, subject=subject, now_ms=now_ms)
+def record(supervision: Supervision, what: Happened | None, subject: str, now_ms: int = NOW) -> None:
+    supervision.record(what, subject=subject, now_ms=now_ms)
     supervision.join(10)
 
 
 def test_what_supervisors_did_is_among_what_happened(table: Table) -> None:
     objects, past = Objects.of(table, "ticks"), Past()
-    past.tell(Happened(NOW - 1, Kind.END, "the writer ended"))
-    past.tell(Happened(NOW + 1, Kind.EPOCH, "epoch 2 begins"))
+    past.record(Happened(NOW - 1, Kind.END, "the writer ended"))
+    past.record(Happened(NOW + 1, Kind.EPOCH, "epoch 2 begins"))
     put(objects, past)
-    tell(Supervision(lambda: objects), SAID, "start")
+    record(Supervision(lambda: objects), SAID, "start")
     kinds = [what.kind for what in history_of(table, "ticks", since_ms=0).happened]
     assert kinds == [Kind.END, Kind.SUPERVISION, Kind.EPOCH]
 
@@ -149,32 +149,32 @@ def test_what_supervisors_did_is_among_what_happened(table: Table) -> None:
 def test_what_people_did_is_reported_beside_it_and_fails_nobody_where_it_cannot_be_written(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell(Supervision(lambda: Objects.of(table, "ticks")), SAID, "start")
+    record(Supervision(lambda: Objects.of(table, "ticks")), SAID, "start")
     for at_ms, said in ((NOW + 1, "the stream was reset"), (NOW - 1, "backfill b begins")):
-        tell_act(table, "ticks", said, at_ms=at_ms)
+        record_action(table, "ticks", said, at_ms=at_ms)
     monkeypatch.setattr(LocalStore, "put", lambda *_: 1 / 0)
-    tell_act(table, "ticks", "backfill b is published", at_ms=NOW + 2)
+    record_action(table, "ticks", "backfill b is published", at_ms=NOW + 2)
     found = history_of(table, "ticks", since_ms=0)
     assert found.happened == (
-        Happened(NOW - 1, Kind.ACT, "backfill b begins"),
+        Happened(NOW - 1, Kind.USER_ACTION, "backfill b begins"),
         SAID,
-        Happened(NOW + 1, Kind.ACT, "the stream was reset"),
+        Happened(NOW + 1, Kind.USER_ACTION, "the stream was reset"),
     )
 
 
 def test_a_decision_that_stays_is_reported_once_and_one_that_comes_back_again(objects: Objects) -> None:
     supervision = Supervision(lambda: objects)
     for at in (NOW, NOW + 1, NOW + 2):
-        tell(supervision, Happened(at, Kind.SUPERVISION, "the writer is started"), "start")
-    tell(supervision, None, "keep")
-    tell(supervision, Happened(NOW + 9, Kind.SUPERVISION, "the writer is started"), "start")
+        record(supervision, Happened(at, Kind.SUPERVISION, "the writer is started"), "start")
+    record(supervision, None, "keep")
+    record(supervision, Happened(NOW + 9, Kind.SUPERVISION, "the writer is started"), "start")
     assert [what.at_ms for what in reported(objects)] == [NOW, NOW + 9]
 
 
 def test_the_next_supervisor_repeats_nothing_and_keeps_what_was_reported(objects: Objects) -> None:
     for supervision in (Supervision(lambda: objects), Supervision(lambda: objects)):
-        tell(supervision, SAID, "start")
-    tell(supervision, Happened(NOW + 1, Kind.SUPERVISION, "the writer is killed"), "kill")
+        record(supervision, SAID, "start")
+    record(supervision, Happened(NOW + 1, Kind.SUPERVISION, "the writer is killed"), "kill")
     assert [what.at_ms for what in reported(objects)] == [NOW, NOW + 1]
 
 
@@ -188,11 +188,11 @@ def test_before_there_is_a_table_and_while_the_catalog_is_away_it_waits(objects:
         return answer
 
     supervision = Supervision(opens)
-    tell(supervision, SAID, "start")
+    record(supervision, SAID, "start")
     for n in (1, 2):
-        tell(supervision, None, "keep", NOW + n * AGAIN_MS - 1)
+        record(supervision, None, "keep", NOW + n * AGAIN_MS - 1)
         assert reported(objects) == []
-        tell(supervision, None, "keep", NOW + n * AGAIN_MS)
+        record(supervision, None, "keep", NOW + n * AGAIN_MS)
     assert reported(objects) == [SAID]
 
 
@@ -205,10 +205,10 @@ def test_a_supervisor_never_waits_for_a_catalog_that_hangs_and_what_waits_is_bou
 
     supervision = Supervision(hangs)
     for n in range(100):
-        supervision.tell(Happened(NOW + n, Kind.SUPERVISION, f"decision {n}"), subject=str(n), now_ms=NOW)
+        supervision.record(Happened(NOW + n, Kind.SUPERVISION, f"decision {n}"), subject=str(n), now_ms=NOW)
     answers.set()
     supervision.join(10)
-    tell(supervision, None, "keep")
+    record(supervision, None, "keep")
     sentences = [what.sentence for what in reported(objects)]
     assert sentences[-1] == "decision 99"
     assert len(sentences) <= 2 * MAX_WAITING  # what the hanging write had, and what waited behind it

@@ -79,11 +79,11 @@ class Bench:
         recorder = Recorder("s", interval_ms=20_000)
         recorder.opens(lambda: self.objects)
         if epoch is not None:
-            self.tell(recorder, EpochBegan(epoch, MARKER, Settled()), at_ms=at_ms)
+            self.record(recorder, EpochBegan(epoch, MARKER, Settled()), at_ms=at_ms)
         return recorder
 
     @staticmethod
-    def tell(recorder: Recorder, *what: StreamEvent, at_ms: int = NOW) -> None:
+    def record(recorder: Recorder, *what: StreamEvent, at_ms: int = NOW) -> None:
         for happening in what:
             recorder.take(Event("s", at_ms, happening))
 
@@ -108,8 +108,8 @@ def batch(records: int = 100, **others: float) -> BatchCommitted:
 
 def test_the_batches_of_a_minute_are_one_point(bench: Bench) -> None:
     recorder = bench.writer(4)
-    bench.tell(recorder, ChangesMerged(2, 0.1), ChangesMerged(1, 0.2), batch(), batch(stage_s=3.0))
-    bench.tell(recorder, LagMeasured(50, {("t", 0): 50}, 7_000, 400), LagMeasured(20, {("t", 0): 20}, 9_000, 0))
+    bench.record(recorder, ChangesMerged(2, 0.1), ChangesMerged(1, 0.2), batch(), batch(stage_s=3.0))
+    bench.record(recorder, LagMeasured(50, {("t", 0): 50}, 7_000, 400), LagMeasured(20, {("t", 0): 20}, 9_000, 0))
     recorder.write(NOW)
     (point,) = bench.stored().points()
     assert point == Point(
@@ -130,9 +130,9 @@ def test_the_batches_of_a_minute_are_one_point(bench: Bench) -> None:
     )
 
 
-def test_a_tick_moves_the_watermark_and_is_no_batch(bench: Bench) -> None:
+def test_an_empty_commit_moves_the_watermark_and_is_no_batch(bench: Bench) -> None:
     recorder = bench.writer(4)
-    bench.tell(recorder, BatchCommitted(BatchKey(4, 1), MARKER, 0, 0, 0, stage_s=9.0, commit_s=9.0))
+    bench.record(recorder, BatchCommitted(BatchKey(4, 1), MARKER, 0, 0, 0, stage_s=9.0, commit_s=9.0))
     recorder.write(NOW)
     (point,) = bench.stored().points()
     assert (point.batches, point.stage_ms, point.watermark_ms) == (0, 0, 5_000)
@@ -140,14 +140,14 @@ def test_a_tick_moves_the_watermark_and_is_no_batch(bench: Bench) -> None:
 
 def test_a_merge_that_came_to_nothing_with_its_epoch_counts_for_no_batch(bench: Bench) -> None:
     recorder = bench.writer(4)
-    bench.tell(recorder, ChangesMerged(1, 9.0), EpochBegan(5, MARKER, Settled()), ChangesMerged(1, 0.5), batch())
+    bench.record(recorder, ChangesMerged(1, 9.0), EpochBegan(5, MARKER, Settled()), ChangesMerged(1, 0.5), batch())
     recorder.write(NOW)
     assert bench.stored().points()[0].merge_ms == 500
 
 
 def test_the_interval_is_the_stretched_one(bench: Bench) -> None:
     recorder = bench.writer(4)
-    bench.tell(recorder, ThrottleEvaluated("the metadata grows", 3.0, was_under_pressure=False), batch())
+    bench.record(recorder, ThrottleEvaluated("the metadata grows", 3.0, was_under_pressure=False), batch())
     recorder.write(NOW)
     assert bench.stored().points()[0].interval_ms == 60_000
 
@@ -173,7 +173,7 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
 )
 def test_what_happened_is_reported_in_words(bench: Bench, what: StreamEvent, kind: Kind, said: str) -> None:
     recorder = bench.writer(4)
-    bench.tell(recorder, what, at_ms=NOW + 5)
+    bench.record(recorder, what, at_ms=NOW + 5)
     recorder.write(NOW)
     (reported,) = (h for h in bench.stored().happened if h.at_ms == NOW + 5)
     assert (reported.kind, said in reported.sentence) == (kind, True)
@@ -182,15 +182,15 @@ def test_what_happened_is_reported_in_words(bench: Bench, what: StreamEvent, kin
 def test_what_repeats_with_each_batch_is_reported_when_it_changes(bench: Bench) -> None:
     recorder = bench.writer(4)
     for n in range(5):
-        bench.tell(
+        bench.record(
             recorder,
             OutageMet(f"the catalog is away, try {n}"),
             DistributionChosen(BatchKey(4, n), True, f"{n} partitions", 9, 90, 9),
             ThrottleEvaluated(f"the metadata has {n} MiB", 2.0, was_under_pressure=n > 0),
             at_ms=NOW + n * 1_000,
         )
-    bench.tell(recorder, PhaseBegan(Phase.WAITING), PhaseBegan(Phase.WAITING), at_ms=NOW + 6_000)
-    bench.tell(recorder, ThrottleEvaluated(None, 1.0, was_under_pressure=True), at_ms=NOW + 6_000)
+    bench.record(recorder, PhaseBegan(Phase.WAITING), PhaseBegan(Phase.WAITING), at_ms=NOW + 6_000)
+    bench.record(recorder, ThrottleEvaluated(None, 1.0, was_under_pressure=True), at_ms=NOW + 6_000)
     recorder.write(NOW)
     reported = [(h.kind, h.sentence) for h in bench.stored().happened if h.kind is not Kind.EPOCH]
     assert reported == [
@@ -206,7 +206,7 @@ def test_tables_that_lack_rows_are_reported_when_they_are_others_and_when_all_ha
     recorder = bench.writer(4)
     a, both, none = frozenset({"a"}), frozenset({"a", "b"}), frozenset[str]()
     for names, sentence in ((a, "1 row"), (a, "2 rows"), (both, "3 rows"), (none, "all have all"), (a, "4 rows")):
-        bench.tell(recorder, TablesBehind(names, sentence), PhaseBegan(Phase.STAGING))
+        bench.record(recorder, TablesBehind(names, sentence), PhaseBegan(Phase.STAGING))
     recorder.write(NOW)
     reported = [h.sentence for h in bench.stored().happened if h.kind is Kind.OUTAGE]
     assert reported == ["1 row", "3 rows", "all have all", "4 rows"]
@@ -214,11 +214,11 @@ def test_tables_that_lack_rows_are_reported_when_they_are_others_and_when_all_ha
 
 def test_nothing_is_due_before_there_is_a_table_and_an_epoch(bench: Bench) -> None:
     recorder = Recorder("s", interval_ms=20_000)
-    bench.tell(recorder, OutageMet("Kafka is away"))
+    bench.record(recorder, OutageMet("Kafka is away"))
     assert not recorder.is_due(NOW)
     recorder.opens(lambda: bench.objects)
     assert not recorder.is_due(NOW)
-    bench.tell(recorder, EpochBegan(4, MARKER, Settled()))
+    bench.record(recorder, EpochBegan(4, MARKER, Settled()))
     assert recorder.is_due(NOW)
 
 
@@ -226,11 +226,11 @@ def test_it_is_written_once_a_minute_and_sooner_if_something_happened(bench: Ben
     recorder = bench.writer(4)
     recorder.write(NOW)
     assert not recorder.is_due(NOW + EVERY_MS)  # nothing changed
-    bench.tell(recorder, batch())
+    bench.record(recorder, batch())
     assert not recorder.is_due(NOW + EVERY_MS - 1)
     assert recorder.is_due(NOW + EVERY_MS)
     assert recorder.is_due(NOW - 10 * EVERY_MS)  # the clock was set back
-    bench.tell(recorder, NoticeGiven("look"))
+    bench.record(recorder, NoticeGiven("look"))
     assert not recorder.is_due(NOW + AT_ONCE_MS - 1)
     assert recorder.is_due(NOW + AT_ONCE_MS)
 
@@ -239,7 +239,7 @@ def test_only_what_changed_is_written(bench: Bench) -> None:
     recorder = bench.writer(4)
     recorder.write(NOW)
     bench.storage.put_paths.clear()
-    bench.tell(recorder, batch())
+    bench.record(recorder, batch())
     recorder.write(NOW + EVERY_MS)
     assert bench.storage.put_paths == [f"{bench.location}/00000004-minutes.json"]
 
@@ -247,7 +247,7 @@ def test_only_what_changed_is_written(bench: Bench) -> None:
 def test_a_new_epoch_goes_on_with_the_history_of_the_last_and_leaves_three_objects(bench: Bench) -> None:
     for epoch in range(1, 20):  # such as a crash loop of one start a minute
         recorder = bench.writer(epoch, at_ms=NOW + epoch * MINUTE_MS)
-        bench.tell(recorder, batch(), at_ms=NOW + epoch * MINUTE_MS)
+        bench.record(recorder, batch(), at_ms=NOW + epoch * MINUTE_MS)
         recorder.write(NOW + epoch * MINUTE_MS)
         assert (bench.epochs(), len(bench.objects.found())) == ({epoch}, 3)
     assert sum(p.records for p in bench.stored().points()) == 19 * 100
@@ -256,9 +256,9 @@ def test_a_new_epoch_goes_on_with_the_history_of_the_last_and_leaves_three_objec
 
 def test_the_next_epoch_of_the_same_process_counts_nothing_twice(bench: Bench) -> None:
     recorder = bench.writer(4)
-    bench.tell(recorder, batch())
+    bench.record(recorder, batch())
     recorder.write(NOW)
-    bench.tell(recorder, EpochBegan(5, MARKER, Settled()), batch())
+    bench.record(recorder, EpochBegan(5, MARKER, Settled()), batch())
     recorder.write(NOW + EVERY_MS)
     assert bench.epochs() == {5}
     assert sum(p.records for p in bench.stored().points()) == 200
@@ -266,18 +266,18 @@ def test_the_next_epoch_of_the_same_process_counts_nothing_twice(bench: Bench) -
 
 def test_what_a_replaced_writer_still_puts_is_passed_over_and_goes(bench: Bench) -> None:
     old = bench.writer(4)
-    bench.tell(old, batch())
+    bench.record(old, batch())
     old.write(NOW)
     new = bench.writer(5)
-    bench.tell(new, batch(records=1))
+    bench.record(new, batch(records=1))
     new.write(NOW)
-    bench.tell(old, batch(records=1_000_000), NoticeGiven("I am still here"))
+    bench.record(old, batch(records=1_000_000), NoticeGiven("I am still here"))
     old.write(NOW + EVERY_MS)
     assert bench.epochs() == {4, 5}
     assert sum(p.records for p in bench.stored().points()) == 101
     assert all(h.kind is Kind.EPOCH for h in bench.stored().happened)
     later = NOW + 8 * 3_600_000
-    bench.tell(new, batch(records=1), at_ms=later)
+    bench.record(new, batch(records=1), at_ms=later)
     new.write(later)
     assert bench.epochs() == {5}
 
@@ -285,10 +285,10 @@ def test_what_a_replaced_writer_still_puts_is_passed_over_and_goes(bench: Bench)
 @pytest.mark.parametrize("puts", range(4))
 def test_killed_between_any_two_puts_of_a_take_over_nothing_written_is_lost(bench: Bench, puts: int) -> None:
     first = bench.writer(4)
-    bench.tell(first, batch())
+    bench.record(first, batch())
     first.write(NOW)
     killed, bench.storage.puts_left = bench.writer(5, at_ms=NOW + 1), puts
-    bench.tell(killed, batch(records=10))
+    bench.record(killed, batch(records=10))
     with killed_if(puts < len(Part)):
         killed.write(NOW)
     bench.storage.puts_left = None
@@ -311,10 +311,10 @@ def killed_if(expected: bool) -> Iterator[None]:
 
 def test_killed_between_folding_and_the_minutes_no_record_is_counted_twice(bench: Bench) -> None:
     recorder = bench.writer(4)
-    bench.tell(recorder, batch())
+    bench.record(recorder, batch())
     recorder.write(NOW)
     later = NOW + 8 * 3_600_000
-    bench.tell(recorder, batch(records=1), at_ms=later)
+    bench.record(recorder, batch(records=1), at_ms=later)
     bench.storage.puts_left = 1  # the tens
     with pytest.raises(KeyboardInterrupt):
         recorder.write(later)
@@ -324,7 +324,7 @@ def test_killed_between_folding_and_the_minutes_no_record_is_counted_twice(bench
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format":99}', b'{"format":1,"table-uuid":"uuid-1"}'])
 def test_an_object_that_cannot_be_read_costs_its_part_alone(bench: Bench, content: bytes) -> None:
     recorder = bench.writer(4)
-    bench.tell(recorder, batch())
+    bench.record(recorder, batch())
     recorder.write(NOW)
     bench.storage.put(f"{bench.location}/00000004-minutes.json", content)
     past, problems = bench.objects.read(bench.objects.found())
@@ -338,7 +338,7 @@ def test_an_object_that_cannot_be_read_costs_its_part_alone(bench: Bench, conten
 
 def test_an_earlier_object_serves_for_one_that_cannot_be_read(bench: Bench) -> None:
     recorder = bench.writer(4)
-    bench.tell(recorder, batch())
+    bench.record(recorder, batch())
     recorder.write(NOW)
     bench.storage.put(f"{bench.location}/00000005-minutes.json", b"torn")
     past, problems = bench.objects.read(bench.objects.found())
@@ -362,7 +362,7 @@ def test_what_a_later_version_adds_is_left_out(bench: Bench) -> None:
 
 def test_the_history_of_another_table_in_the_folder_counts_for_nothing_and_goes(bench: Bench) -> None:
     other = bench.writer(9)
-    bench.tell(other, batch())
+    bench.record(other, batch())
     other.write(NOW)
     bench.objects = Objects(bench.storage, bench.location, "uuid-2")
     assert bench.stored().points() == ()
@@ -372,7 +372,7 @@ def test_the_history_of_another_table_in_the_folder_counts_for_nothing_and_goes(
 
 def test_a_stream_that_was_forgotten_begins_at_epoch_one_with_its_history(bench: Bench) -> None:
     before = bench.writer(9)
-    bench.tell(before, batch())
+    bench.record(before, batch())
     before.write(NOW)
     bench.writer(1).write(NOW)
     assert bench.epochs() == {1}
@@ -383,7 +383,7 @@ def test_a_storage_that_fails_is_logged_once_and_later_gets_all(bench: Bench, ca
     recorder, bench.storage.fails = bench.writer(4), OSError("no route")
     for n in range(5):
         at = NOW + n * AGAIN_MS
-        bench.tell(recorder, batch(), at_ms=at)
+        bench.record(recorder, batch(), at_ms=at)
         assert recorder.is_due(at)
         recorder.write(at)
         assert not recorder.is_due(at + AGAIN_MS - 1)
@@ -402,7 +402,7 @@ def test_the_writer_never_waits_for_a_storage_that_hangs(bench: Bench, tmp_path:
     scribes.add(well, storage="s3://answers")
     eventually(lambda: other.epochs() == {4})
     for n in range(1_000):  # the writer goes on
-        bench.tell(stuck, batch(), NoticeGiven(f"notice {n}"), at_ms=NOW + n * MINUTE_MS)
+        bench.record(stuck, batch(), NoticeGiven(f"notice {n}"), at_ms=NOW + n * MINUTE_MS)
     scribes.remove(stuck, wait_s=0.01)
     assert bench.objects.found() == []
     bench.storage.answers.set()
@@ -414,7 +414,7 @@ def test_the_end_of_a_writer_writes_its_last_minute_and_why_it_ended(bench: Benc
     scribes, recorder = Scribes(clock_ms=lambda: NOW, poll_interval_s=0.01), bench.writer(4)
     scribes.add(recorder, storage="file://")
     eventually(lambda: bench.epochs() == {4})
-    bench.tell(recorder, batch())
+    bench.record(recorder, batch())
     recorder.ended("Fenced: another writer took over", at_ms=NOW)
     scribes.remove(recorder)
     assert bench.stored().happened[-1].sentence == "the writer ended: Fenced: another writer took over"

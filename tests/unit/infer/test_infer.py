@@ -1,4 +1,4 @@
-"""What is proposed for a topic: sound YAML that takes the records that it was proposed from."""
+"""What is proposed for a topic: valid YAML that takes the records that it was proposed from."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_json_behind_a_schema_id_is_found_and_what_else_has_one_is_refused() -> 
 
 
 @pytest.mark.parametrize("nested", ['{"a":' * 800 + "1" + "}" * 800, '{"a": ' + "[" * 800 + "]" * 800 + "}"])
-def test_what_is_nested_without_end_has_a_sound_proposal(nested: str) -> None:
+def test_what_is_nested_without_end_has_a_valid_proposal(nested: str) -> None:
     _, spec = proposed(sample([nested.encode()] * 3))
     check_supported(schema(spec), spec.source.format)
 
@@ -301,13 +301,13 @@ NAMES = st.text(max_size=5) | st.sampled_from(["a", "A", "ts", "null", "no", "a 
 @given(st.lists(st.dictionaries(NAMES, VALUES, max_size=5), min_size=1, max_size=8))
 @example(records=[{"\\": None, '"': 1}])
 @example(records=[{"op": [], "source": {}}])
-def test_whatever_objects_a_topic_has_the_proposal_is_sound(records: list[dict[str, Any]]) -> None:
+def test_whatever_objects_a_topic_has_the_proposal_is_valid(records: list[dict[str, Any]]) -> None:
     _, spec = proposed(sample(json.dumps(record).encode() for record in records))
     check_supported(schema(spec), spec.source.format)
 
 
 @given(st.lists(st.binary(max_size=20) | st.text(max_size=10).map(str.encode), min_size=1, max_size=8))
-def test_whatever_bytes_a_topic_has_the_proposal_is_sound_or_refused(values: list[bytes]) -> None:
+def test_whatever_bytes_a_topic_has_the_proposal_is_valid_or_refused(values: list[bytes]) -> None:
     of = sample(values)
     try:
         encoding_of(of)

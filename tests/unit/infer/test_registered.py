@@ -267,7 +267,7 @@ def test_a_json_schema_of_any_shape_is_read(schema: Any) -> None:
     assert all(column.type in {None, "string"} for column in json_columns([SchemaText("JSON", json.dumps(schema))], []))
 
 
-def test_protobuf_is_said_to_be_left_to_a_person() -> None:
+def test_protobuf_is_said_to_be_left_to_a_user() -> None:
     written = Registered(Registry(url="http://r"), (SchemaText("PROTOBUF", ""),), is_framed=True)
     with pytest.raises(SpecError, match="are of type PROTOBUF, from which infer proposes nothing"):
         proposal(sample(framed(1, b"\0x")), Named("t", "demo.t"), written)

@@ -13,9 +13,9 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder
-from frazil.ingest.formats.avro.beyond import beyond_schema, seen_type
+from frazil.ingest.formats.avro.beyond import beyond_schema, column_type_of
 from frazil.ingest.formats.avro.schema import parsed
-from frazil.ingest.schema_drift import MIXED, ListOf, MapOf, Seen, StructOf, new_fields
+from frazil.ingest.schema_drift import MIXED, FoundType, ListOf, MapOf, StructOf, new_fields
 from frazil.table.evolution import Addition
 from tests.grown_schema import grown
 
@@ -37,7 +37,7 @@ def decimal(precision: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "seen"),
+    ("kind", "found_type"),
     [
         ("int", "int"),
         (["null", "double"], "double"),
@@ -57,8 +57,8 @@ def decimal(precision: int) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_each_type_of_avro_has_one_of_a_column(kind: Any, seen: Seen):
-    assert seen_type(parsed(json.dumps(kind))) == seen
+def test_each_type_of_avro_has_one_of_a_column(kind: Any, found_type: FoundType):
+    assert column_type_of(parsed(json.dumps(kind))) == found_type
 
 
 def test_new_fields_and_wider_columns_are_seen_at_every_level():

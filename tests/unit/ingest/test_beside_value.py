@@ -57,8 +57,8 @@ def test_each_record_is_a_row_with_its_own_key_and_headers_or_one_rejection(reco
     rows = dict(zip(found.kept.tolist(), found.rows.to_pylist(), strict=True))
     for i, (value, key, sent) in enumerate(records):
         headers = dict(sent)
-        sound = key is not None and is_text(key) and is_text(headers.get("trace-id"))
-        assert (i in rows) == (sound and value not in {b"{", None})
+        valid = key is not None and is_text(key) and is_text(headers.get("trace-id"))
+        assert (i in rows) == (valid and value not in {b"{", None})
         if i in rows:
             assert rows[i]["user"].encode() == key
             assert rows[i]["raw"] == headers.get("raw")

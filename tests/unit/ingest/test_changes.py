@@ -86,10 +86,10 @@ def test_each_record_is_a_change_or_a_dead_letter(world: World) -> None:
         1: ("a", DELETE, None, None),
         2: ("b", DELETE, None, None),
     }
-    letters = {offset - RANGE_START: row["error"] for offset, row in rows(result, "dead-letters").items()}
-    assert sorted(letters) == [3, 4, 5, 6]
-    assert letters[3] == "price: required, and missing or null"
-    assert letters[5] == "at: required, and missing or null"
+    dead_letters = {offset - RANGE_START: row["error"] for offset, row in rows(result, "dead-letters").items()}
+    assert sorted(dead_letters) == [3, 4, 5, 6]
+    assert dead_letters[3] == "price: required, and missing or null"
+    assert dead_letters[5] == "at: required, and missing or null"
     (progress,) = result.progress
     assert (progress.records, progress.rejected) == (3, 4)
 
@@ -131,12 +131,12 @@ def test_a_tombstone_deletes_the_row_whose_key_has_the_fields_of_its_own(
         0: (1, DAY, UPSERT, 1),
         **{n: (n + 1, DAY, DELETE, None) for n in (1, 2, 3)},
     }
-    letters = {offset - RANGE_START: row["error"] for offset, row in rows(result, "dead-letters").items()}
-    assert sorted(letters) == [4, 5, 6, 7, 8]
-    assert letters[4] == "the record's key: day: required, and missing or null"
-    assert letters[5].startswith("the record's key: id: ")
-    assert letters[7] == "the record's key: id: required, and missing or null"
-    assert "key" not in letters[8]
+    dead_letters = {offset - RANGE_START: row["error"] for offset, row in rows(result, "dead-letters").items()}
+    assert sorted(dead_letters) == [4, 5, 6, 7, 8]
+    assert dead_letters[4] == "the record's key: day: required, and missing or null"
+    assert dead_letters[5].startswith("the record's key: id: ")
+    assert dead_letters[7] == "the record's key: id: required, and missing or null"
+    assert "key" not in dead_letters[8]
 
 
 def test_a_key_column_may_have_the_name_of_what_connect_puts_around_keys(
@@ -151,8 +151,8 @@ def test_a_key_column_may_have_the_name_of_what_connect_puts_around_keys(
         [Record(None, b'{"payload": "a"}'), Record(None, b'{"payload": {"payload": "b"}}')], context(world)
     )
     assert [(row["payload"], row[CHANGE]) for row in changes(result).values()] == [("a", DELETE)]
-    (letter,) = rows(result, "dead-letters").values()
-    assert letter["error"].startswith("the record's key: payload: ")
+    (dead_letter,) = rows(result, "dead-letters").values()
+    assert dead_letter["error"].startswith("the record's key: payload: ")
 
 
 def test_keys_of_avro_have_a_schema_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_events_of_no_row_are_counted_and_trip_nothing(world: World) -> None:
     assert (len(changes(result)), len(rows(result, "dead-letters")), result.other_events) == (1, 1, 2)
     assert dict(result.rejects.counts) == {"NotAnEnvelope": 1}
     assert StageResult.from_json(result.to_json()).other_events == 2
-    letters = {
+    dead_letters = {
         "kafka_topic": ["t"] * 5,
         "kafka_partition": pa.array([0] * 5, pa.int32()),
         "kafka_offset": [RANGE_START + n for n in range(5)],
@@ -213,10 +213,10 @@ def test_events_of_no_row_are_counted_and_trip_nothing(world: World) -> None:
         "value": [record.value for record in records],
         "headers": pa.nulls(5, pa.list_(pa.struct({"name": pa.string(), "value": pa.binary()}))),
     }
-    pq.write_table(pa.table(letters), path := world.folder / "in.letters")
+    pq.write_table(pa.table(dead_letters), path := world.folder / "in.letters")
     of = OffsetRange("t", 0, RANGE_START, RANGE_START + 5)
-    of_letters = replace(of_envelopes, files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),))
-    replayed = stage(of_letters, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
+    of_dead_letters = replace(of_envelopes, files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),))
+    replayed = stage(of_dead_letters, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
     (progress,) = replayed.progress
     assert (progress.records, progress.rejected, replayed.other_events) == (1, 4, 0), "each letter is one of the two"
     assert replayed.rejects.counts == {"NoChange": 3, "NotAnEnvelope": 1}

@@ -72,7 +72,7 @@ def test_message_indexes_say_which_message_a_record_is() -> None:
 
 
 def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_it() -> None:
-    sound = framed(7, b"\0", b"\n\1a")
+    valid = framed(7, b"\0", b"\n\1a")
     expected: list[tuple[bytes | None, str, str]] = [
         (None, "Tombstone", "no value"),
         (b"", "Empty", "value is empty"),
@@ -86,9 +86,9 @@ def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_i
         (framed(7, b"\xff\xff", b""), "InvalidProtobuf", "no message indexes"),
         (framed(7, b"\x0c" + b"\0" * 6, b""), "InvalidProtobuf", "more than three"),
         (framed(7, b"\2\2", b"\x10\1"), "MissingRequired", "s: required"),
-        (sound[:-1], "InvalidProtobuf", "s: the message ends within this value"),
+        (valid[:-1], "InvalidProtobuf", "s: the message ends within this value"),
     ]
-    values = [value for one in expected for value in (one[0], sound)]
+    values = [value for one in expected for value in (one[0], valid)]
     found = outcomes(ProtobufDecoder(COLUMNS, {}, Registered(SCHEMAS))(Chunk.of_values(values)))
     for i, (value, error_class, text) in enumerate(expected):
         assert found[2 * i][0] == error_class, value
@@ -191,8 +191,8 @@ def test_new_fields_and_wider_columns_are_seen() -> None:
 
 def test_a_schema_that_cannot_fill_the_table_leaves_nothing_behind_for_others() -> None:
     lacking = 'syntax = "proto3"; message R { map<string, In> l = 1; } message In { int64 x = 1; }'
-    sound = 'syntax = "proto3"; message R { string s = 1; int64 l = 2; }'
-    schemas = Registered({1: SchemaText("PROTOBUF", lacking), 2: SchemaText("PROTOBUF", sound)})
+    valid = 'syntax = "proto3"; message R { string s = 1; int64 l = 2; }'
+    schemas = Registered({1: SchemaText("PROTOBUF", lacking), 2: SchemaText("PROTOBUF", valid)})
     values = [framed(1, b"\0", b""), framed(2, b"\0", b"\n\1a\x10\5")]
     found = outcomes(ProtobufDecoder(COLUMNS, {}, schemas)(Chunk.of_values(values)))
     assert found == {

@@ -38,7 +38,7 @@ TS = '"ts": "2024-03-09T16:00:00Z"'
 
 
 def spec_of(
-    fields: dict[str, Any], schema: dict[str, str], *, letters: str = "omit", form: Any = "json", **more: Any
+    fields: dict[str, Any], schema: dict[str, str], *, dead_letters: str = "omit", form: Any = "json", **more: Any
 ) -> StreamSpec:
     declared = {
         "name": "s",
@@ -47,7 +47,7 @@ def spec_of(
         "schema": {"ts": "timestamptz not null", **schema},
         "event-time": "ts",
         "complete": "none",
-        "sensitive": {"fields": fields, "secret": "${env:TEST_SECRET}", "dead-letters": letters},
+        "sensitive": {"fields": fields, "secret": "${env:TEST_SECRET}", "dead-letters": dead_letters},
         **more,
     }
     return validate_stream(declared, Path("s.yaml"))
@@ -159,7 +159,7 @@ BROKEN = [
 SCHEMA = {"email": "string", "n": "int", "price": "decimal(9, 2)", "day": "date"}
 
 
-@pytest.mark.parametrize("letters", ["omit", "encrypt"])
+@pytest.mark.parametrize("dead_letters", ["omit", "encrypt"])
 @pytest.mark.parametrize(
     ("form", "values"),
     [
@@ -171,10 +171,10 @@ SCHEMA = {"email": "string", "n": "int", "price": "decimal(9, 2)", "day": "date"
     ],
 )
 def test_what_cannot_be_decoded_is_said_and_kept_without_its_values(
-    world: Callable[..., World], form: Any, values: list[str], letters: str, caplog: pytest.LogCaptureFixture
+    world: Callable[..., World], form: Any, values: list[str], dead_letters: str, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.DEBUG)
-    land = world(spec_of({"email": "hash"}, SCHEMA, letters=letters, form=form))
+    land = world(spec_of({"email": "hash"}, SCHEMA, dead_letters=dead_letters, form=form))
     result = staged(land, [Record(v.encode(), key=CANARY.encode()) for v in values])
     found = rows(result, "dead-letters")
     assert len(found) == len(values)
@@ -182,7 +182,7 @@ def test_what_cannot_be_decoded_is_said_and_kept_without_its_values(
     assert CANARY not in caplog.text
     for offset, row in found.items():
         for part, raw in (("key", CANARY.encode()), ("value", values[offset - 100].encode())):
-            if letters == "omit":
+            if dead_letters == "omit":
                 assert row[part] == OMITTED
             else:
                 assert row[part].startswith(SEALED)
@@ -202,8 +202,8 @@ def test_keys_and_headers_as_columns_are_protected_too(world: Callable[..., Worl
 def test_values_of_headers_are_not_kept(world: Callable[..., World]):
     land = world(spec_of({"email": "hash"}, SCHEMA))
     protect = Protector(context(land))
-    assert protect.letter(CANARY.encode(), "p") == OMITTED
-    assert protect.letter(None, "p") is None
+    assert protect.dead_letter_value(CANARY.encode(), "p") == OMITTED
+    assert protect.dead_letter_value(None, "p") is None
     assert packed([("a", OMITTED)]) is not None
     assert Unsealer(None, sensitive=False)(SEALED + b"x", "here") == SEALED + b"x", "anybody can send it"
 
@@ -266,9 +266,9 @@ def test_a_dropped_field_that_the_table_has_stops_the_task(world: Callable[..., 
 
 
 def test_a_value_that_resembles_ours_is_not_kept(world: Callable[..., World]):
-    protect = Protector(context(world(spec_of({"email": "hash"}, SCHEMA, letters="keep"))))
-    assert protect.letter(SEALED + b"x", "p") == protect.letter(OMITTED, "p") == OMITTED
-    assert protect.letter(b"frazil", "p") == b"frazil"
+    protect = Protector(context(world(spec_of({"email": "hash"}, SCHEMA, dead_letters="keep"))))
+    assert protect.dead_letter_value(SEALED + b"x", "p") == protect.dead_letter_value(OMITTED, "p") == OMITTED
+    assert protect.dead_letter_value(b"frazil", "p") == b"frazil"
 
 
 def test_rows_of_parquet_are_refused(world: Callable[..., World], tmp_path: Path):

@@ -208,11 +208,11 @@ def check(world: World, records: Sequence[Record], result: StageResult) -> tuple
     main, dead = rows(result, "main"), rows(result, "dead-letters")
     offsets = range(RANGE_START, RANGE_START + len(records))
     assert sorted([*main, *dead]) == list(offsets)
-    for offset, letter in dead.items():
+    for offset, dead_letter in dead.items():
         record = records[offset - RANGE_START]
-        assert (letter["key"], letter["value"]) == (record.key, record.value)
-        assert letter["error_class"]
-        assert letter["error"]
+        assert (dead_letter["key"], dead_letter["value"]) == (record.key, record.value)
+        assert dead_letter["error_class"]
+        assert dead_letter["error"]
     for file in result.files:
         bounds(file, iceberg.schema(world.spec) if file.target == "main" else iceberg.DEAD_LETTER_SCHEMA)
     (progress,) = result.progress
@@ -265,10 +265,10 @@ def test_a_moment_that_no_calendar_has_is_a_dead_letter(
     result = world.stage(records)
     _, dead = check(world, records, result)
     assert list(dead) == [RANGE_START + 7]
-    letter = dead[RANGE_START + 7]
-    assert letter["error_class"] == "OutOfRange"
-    assert letter["error"].startswith("ts: ")
-    assert "is outside the years 1 to 9999" in letter["error"]
+    dead_letter = dead[RANGE_START + 7]
+    assert dead_letter["error_class"] == "OutOfRange"
+    assert dead_letter["error"].startswith("ts: ")
+    assert "is outside the years 1 to 9999" in dead_letter["error"]
     assert result.progress[0].max_event_time_us == 1_704_067_200_000_000
     assert world.reader is not None
     assert world.reader.readings == 1
@@ -291,7 +291,7 @@ def test_wherever_the_moment_is(kind: str, first: bytes, odd: bytes, path: str, 
     records = [Record(b'{"ts":"2024-01-01T00:00:00Z","x":' + text + b"}") for text in texts]
     _, dead = check(world, records, world.stage(records))
     assert list(dead) == [RANGE_START + 2, RANGE_START + 4]
-    assert [letter["error"][: len(path)] for letter in dead.values()] == [path, path]
+    assert [dead_letter["error"][: len(path)] for dead_letter in dead.values()] == [path, path]
 
 
 @pytest.mark.parametrize("stamp_ms", [YEAR_10000_MS, 2**63 - 1])
@@ -303,9 +303,9 @@ def test_a_kafka_timestamp_that_no_calendar_has_is_a_dead_letter_that_says_it(
     records = [Record(GOOD["iso"]), Record(GOOD["iso"], stamp_ms=stamp_ms), Record(b"?", stamp_ms=stamp_ms), odd_twice]
     main, dead = check(world, records, world.stage(records))
     assert list(main) == [RANGE_START]
-    assert [letter["kafka_timestamp"] for letter in dead.values()] == [None, None, None]
-    assert {letter["error_class"] for letter in dead.values()} == {"OutOfRange", "NotAnObject"}
-    assert all(f"kafka_timestamp: {stamp_ms} milliseconds" in letter["error"] for letter in dead.values())
+    assert [dead_letter["kafka_timestamp"] for dead_letter in dead.values()] == [None, None, None]
+    assert {dead_letter["error_class"] for dead_letter in dead.values()} == {"OutOfRange", "NotAnObject"}
+    assert all(f"kafka_timestamp: {stamp_ms} milliseconds" in dead_letter["error"] for dead_letter in dead.values())
 
 
 @pytest.mark.parametrize("stamp_ms", [-1, -(2**63)])
@@ -364,7 +364,7 @@ def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(
     records = [Record(b'{"ts":"2024-01-01T00:00:00Z","n":%s}' % value) for value in [*values, b"null"]]
     main, dead = check(world, records, world.stage(records))
     assert [offset - RANGE_START for offset in dead] == [1, 2]
-    assert {letter["error_class"] for letter in dead.values()} == {"OutOfRange"}
+    assert {dead_letter["error_class"] for dead_letter in dead.values()} == {"OutOfRange"}
     assert dead[RANGE_START + 1]["error"].endswith("is too low for the partition field n_trunc")
     assert main[RANGE_START + 3]["n"] == Decimal(values[3].decode())
     assert main[RANGE_START + 4]["n"] == Decimal(values[4].decode())
@@ -405,7 +405,7 @@ def test_an_error_that_nobody_knows_is_narrowed_down_to_the_record(
     records = numbered(200)
     main, dead = check(world, records, world.stage(records))
     assert list(dead) == [RANGE_START + 3, RANGE_START + 100]
-    assert {letter["error_class"] for letter in dead.values()} == {"Unwritable"}
+    assert {dead_letter["error_class"] for dead_letter in dead.values()} == {"Unwritable"}
     assert dead[RANGE_START + 3]["error"] == f"{type(error).__name__}: {error}"
     assert [row["n"] for row in main.values()] == [n for n in range(200) if n not in (3, 100)]
     assert poison.calls < 50
@@ -487,7 +487,7 @@ def test_copies_of_dead_letters_are_read_in_the_topics_format_with_their_keys_an
     make_world: MakeWorld,
 ) -> None:
     world = make_world({"x": "long", "user": "string", "trace": "binary"})
-    letters = pa.table(
+    dead_letters = pa.table(
         {
             "kafka_topic": ["t"],
             "kafka_partition": pa.array([0], pa.int32()),
@@ -499,7 +499,7 @@ def test_copies_of_dead_letters_are_read_in_the_topics_format_with_their_keys_an
         }
     )
     path = world.folder / "in.letters"
-    pq.write_table(letters, path)
+    pq.write_table(dead_letters, path)
     of = OffsetRange("t", 0, RANGE_START, RANGE_START + 1)
     context = replace(
         world.context(),
@@ -512,13 +512,13 @@ def test_copies_of_dead_letters_are_read_in_the_topics_format_with_their_keys_an
     assert (row["x"], row["user"], row["trace"]) == (5, "ann", b"\xff")
 
 
-def test_a_replayed_letter_is_framed_and_keyed_as_in_kafka_and_its_value_fills_no_column_of_the_key(
+def test_a_replayed_dead_letter_is_framed_and_keyed_as_in_kafka_and_its_value_fills_no_column_of_the_key(
     make_world: MakeWorld,
 ) -> None:
     world = make_world({"x": "long", "user": "string"})
     value = b'{"ts": "1970-01-01T00:00:00Z", "x": 5, "user": "from-value"}'
     records = [(b"ann", b"\0\0\0\0\1" + value), (b"\xff", b"\0\0\0\0\1" + value), (b"ann", value)]
-    letters = pa.table(
+    dead_letters = pa.table(
         {
             "kafka_topic": ["t"] * 3,
             "kafka_partition": pa.array([0] * 3, pa.int32()),
@@ -530,7 +530,7 @@ def test_a_replayed_letter_is_framed_and_keyed_as_in_kafka_and_its_value_fills_n
         }
     )
     path = world.folder / "in.letters"
-    pq.write_table(letters, path)
+    pq.write_table(dead_letters, path)
     of = OffsetRange("t", 0, RANGE_START, RANGE_START + 3)
     context = replace(
         world.context(),
@@ -601,8 +601,8 @@ def test_a_dead_letter_holds_whatever_it_is_made_of(make_world: MakeWorld, monke
 
     monkeypatch.setattr(staging, "TargetDecoder", lambda _: rejecting)
     _, dead = check(world, records, world.stage(records))
-    assert [letter["value"] for letter in dead.values()] == [r.value for r in records]
-    assert [letter["key"] for letter in dead.values()] == [r.key for r in records]
+    assert [dead_letter["value"] for dead_letter in dead.values()] == [r.value for r in records]
+    assert [dead_letter["key"] for dead_letter in dead.values()] == [r.key for r in records]
     assert dead[RANGE_START]["error_class"] == "Odd\\udfff"
     assert dead[RANGE_START]["error"].startswith("half a pair: \\ud800")
 
@@ -760,7 +760,7 @@ def test_a_record_of_several_lines_lands_whole_with_its_lines_numbered_and_count
     ]
     plain = {"format": {"type": "json", "lines": True}, "beside_value": {"user": None}, "window_us": 3_600_000_000}
     held = BitMap64([RANGE_START + 5]).serialize()
-    context = replace(world.context(), **plain, dead_letters_held={("t", 0): held})
+    context = replace(world.context(), **plain, existing_dead_letters={("t", 0): held})
     result = world.stage(records, context)
     landed, dead = [], rows(result, "dead-letters")
     for file in result.files:

@@ -13,7 +13,7 @@ import pytest
 
 from frazil.lineage import jobs as module
 from frazil.lineage.facts import Dataset, RunFacts, Settings, State, Totals
-from frazil.lineage.jobs import Jobs, telling
+from frazil.lineage.jobs import Jobs, openlineage_jobs
 from tests.lineage_backend import tracing
 
 NOW = 1_800_000_000_000
@@ -46,7 +46,7 @@ def test_a_run_is_a_pair_with_what_it_read_and_wrote(monkeypatch: pytest.MonkeyP
     target = Dataset("s3://lake", "shop/days", "shop.days", "http://catalog")
     with tracing(monkeypatch) as received:
         monkeypatch.setenv("OPENLINEAGE_PARENT_ID", f"airflow/daily.aggregate/{RUN_ID}")
-        with telling() as jobs:
+        with openlineage_jobs() as jobs:
             assert jobs is not None
             run = jobs.run("aggregation.sales")
             run.started(NOW, RunFacts((source,), day=date(2013, 12, 30)))
@@ -68,13 +68,13 @@ def test_a_run_is_a_pair_with_what_it_read_and_wrote(monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_is_reported_where_no_backend_is_declared() -> None:
-    with telling({}) as jobs:
+    with openlineage_jobs({}) as jobs:
         assert jobs is None
 
 
 def test_three_hundred_runs_are_reported_twice_over_each_as_its_own() -> None:
     backend = Backend()
-    with telling(ON, connect=backend.connect) as jobs:
+    with openlineage_jobs(ON, connect=backend.connect) as jobs:
         assert jobs is not None
         for number in range(300):
             for _ in range(2):
@@ -91,7 +91,7 @@ def test_a_backend_that_hangs_keeps_no_process(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "CLOSE_S", 0.05)
     monkeypatch.setattr(module, "MAX_WAITING_EVENTS", 10)
     began = time.monotonic()
-    with telling(ON, connect=backend.connect) as jobs:
+    with openlineage_jobs(ON, connect=backend.connect) as jobs:
         assert jobs is not None
         for _ in range(300):
             run = jobs.run("aggregation.sales")
@@ -112,7 +112,7 @@ def test_a_backend_that_refuses_is_reported_once_and_gets_the_start_with_the_end
             raise error
 
     backend.meanwhile = meanwhile
-    with telling(ON, connect=backend.connect) as jobs:
+    with openlineage_jobs(ON, connect=backend.connect) as jobs:
         assert jobs is not None
         for name in ("lost", "late"):
             run = jobs.run(name)
@@ -127,7 +127,7 @@ def test_a_client_that_is_not_installed_is_named_once(caplog: pytest.LogCaptureF
     def missing(*_: Any) -> Any:
         raise ModuleNotFoundError("No module named 'openlineage'. Install frazil[lineage]")
 
-    with telling(ON, connect=missing) as jobs:
+    with openlineage_jobs(ON, connect=missing) as jobs:
         assert isinstance(jobs, Jobs)
         run = jobs.run("aggregation.sales")
         run.started(NOW, RunFacts())

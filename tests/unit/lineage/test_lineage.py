@@ -76,9 +76,9 @@ class Bench:
         )
         self.lineage.opens(lambda: table)
         if begins:
-            self.tell(EPOCH)
+            self.record(EPOCH)
 
-    def tell(self, *what: StreamEvent, at_ms: int = NOW) -> None:
+    def record(self, *what: StreamEvent, at_ms: int = NOW) -> None:
         for happening in what:
             self.lineage.take(Event("ticks", at_ms, happening))
 
@@ -92,9 +92,9 @@ class Bench:
 def test_a_run_starts_once_tells_its_totals_now_and_then_and_completes(table: Table) -> None:
     bench = Bench(table)
     for n in range(100):
-        bench.tell(BATCH, at_ms=NOW + n)
+        bench.record(BATCH, at_ms=NOW + n)
     bench.passes(NOW + EVERY_MS)
-    bench.tell(BATCH)
+    bench.record(BATCH)
     bench.lineage.ended(None, at_ms=NOW + EVERY_MS + 5)
     bench.lineage.write(NOW + EVERY_MS + 5)
     assert bench.sent.events == [
@@ -112,7 +112,7 @@ def test_a_run_starts_once_tells_its_totals_now_and_then_and_completes(table: Ta
 def test_the_merges_of_a_run_are_added_up(table: Table) -> None:
     bench = Bench(table)
     merged = replace(BATCH, changes={"inserted": 3, "updated": 0, "stale": 1})
-    bench.tell(merged, replace(BATCH, changes={}), replace(merged, changes={"inserted": 4, "updated": 2, "stale": 0}))
+    bench.record(merged, replace(BATCH, changes={}), replace(merged, changes={"inserted": 4, "updated": 2, "stale": 0}))
     bench.passes(NOW + EVERY_MS)
     assert bench.sent.events[0][2].changes == {}
     assert bench.sent.events[-1][2].changes == {"inserted": 7, "updated": 2, "stale": 1}
@@ -121,14 +121,14 @@ def test_the_merges_of_a_run_are_added_up(table: Table) -> None:
 def test_a_second_epoch_of_the_process_is_the_same_run(table: Table) -> None:
     bench = Bench(table)
     bench.passes(NOW)
-    bench.tell(EPOCH, BATCH)
+    bench.record(EPOCH, BATCH)
     bench.passes(NOW + 60_000)
     assert bench.sent.states == [State.START]
 
 
 def test_a_quiet_stream_sends_nothing_more(table: Table) -> None:
     bench = Bench(table)
-    bench.tell(BATCH)
+    bench.record(BATCH)
     bench.passes(NOW + 10 * EVERY_MS)
     assert bench.sent.states == [State.START, State.RUNNING]
 
@@ -154,11 +154,11 @@ def test_a_backend_that_is_away_is_logged_once_and_gets_the_newest_totals(
 ) -> None:
     bench = Bench(table)
     bench.sent.fails = True
-    bench.tell(BATCH)
+    bench.record(BATCH)
     bench.passes(NOW + 5 * AGAIN_MS)
     assert [r.levelno for r in caplog.records if "OpenLineage" in r.getMessage()] == [logging.WARNING]
     bench.sent.fails = False
-    bench.tell(BATCH)
+    bench.record(BATCH)
     bench.passes(NOW + 2 * EVERY_MS)
     assert [(state, totals.records) for state, _, totals, _ in bench.sent.events] == [
         (State.START, 0),
@@ -173,7 +173,7 @@ def test_a_table_that_evolved_has_its_new_columns_with_the_next_batch(table: Tab
     assert ("gate", "string") not in bench.sent.output.columns
     with table.update_schema() as update:
         update.add_column("gate", StringType())
-    bench.tell(TableEvolved(BatchKey(4, 1), ("added column gate string",)), BATCH)
+    bench.record(TableEvolved(BatchKey(4, 1), ("added column gate string",)), BATCH)
     bench.passes(NOW + EVERY_MS)
     assert ("gate", "string") in bench.sent.output.columns
 

@@ -133,7 +133,7 @@ def test_checks_that_are_further_apart_than_the_hold_can_fire():
     assert checks(0, 12) == [False, True]
 
 
-def test_a_value_that_was_unknown_for_longer_than_the_hold_begins_it_anew():
+def test_a_value_that_was_unknown_for_longer_than_the_hold_begins_it_again():
     beyond_then_unknown = [LIMIT + 1, None, None, None, LIMIT + 1, LIMIT + 1, LIMIT + 1]
     assert [len(s.fired) for s in run(beyond_then_unknown)] == [0, 0, 0, 0, 0, 0, 1]
     assert [len(s.fired) for s in run([LIMIT + 1, None, LIMIT + 1])] == [0, 0, 1]
@@ -161,7 +161,7 @@ def test_alerts_that_are_switched_off_and_streams_that_are_gone_are_resolved():
     assert "no longer watched" in off.resolved[0].sentence
 
 
-def test_what_fires_beyond_what_a_person_can_follow_is_marked_until_it_is_over():
+def test_what_fires_beyond_what_a_user_can_follow_is_marked_until_it_is_over():
     every = health(manifests=101, snapshots=2_001)
     states: dict[str, AlertStates] = {"a": AlertStates(), "b": AlertStates()}
 

@@ -101,7 +101,7 @@ def test_expiry_is_due_by_the_age_of_main_s_own_line(changes: dict[str, Any], wo
     assert is_due(Action.EXPIRY, **changes) is worth
 
 
-def test_a_person_who_reads_in_a_days_first_hour_is_not_reported_its_full_check() -> None:
+def test_a_user_who_reads_in_a_days_first_hour_is_not_reported_its_full_check() -> None:
     midnight = dataclasses.replace(LARGE, at_ms=NOON_MS + 12 * HOUR_MS)
     assert due(midnight, SETTINGS, full_check_at=timedelta(0))[Action.COMPACTION].due
     assert not due(midnight, SETTINGS)[Action.COMPACTION].due

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from frazil.lineage.facts import State
-from frazil.lineage.jobs import telling
+from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.due import Action
-from frazil.maintenance.lineage import tell
+from frazil.maintenance.lineage import report_maintenance
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.spec.maintenance import Maintenance
@@ -32,8 +32,8 @@ def backend(frazil_home: Path) -> Backend:  # noqa: ARG001
 
 
 def reported(backend: Backend, *outcomes: Outcome, table: MaintainedTable = TABLE) -> Backend:
-    with telling(ON, connect=backend.connect) as jobs:
-        tell(jobs, table, outcomes, began_ms=1_000)
+    with openlineage_jobs(ON, connect=backend.connect) as jobs:
+        report_maintenance(jobs, table, outcomes, began_ms=1_000)
     return backend
 
 
@@ -70,4 +70,4 @@ def test_nothing_is_reported_where_nothing_changed_or_the_table_cannot_be_read(b
     gone = MaintainedTable("shop.gone", "shop.gone", None, TableKind.MAIN, Maintenance(), ())
     reported(reported(backend, *idle), outcome(Action.EXPIRY, Ending.DONE), table=gone)
     assert backend.events == []
-    tell(None, TABLE, [outcome(Action.EXPIRY, Ending.DONE)], began_ms=0)
+    report_maintenance(None, TABLE, [outcome(Action.EXPIRY, Ending.DONE)], began_ms=0)

@@ -233,7 +233,7 @@ def staged_chunk(world: World, committer: BackfillCommitter, start: int) -> Jour
         source=made.source,
         progress=progress(start, start + 2, partition=5),
         files=files,
-        letters_seen=None,
+        newest_dead_letters=None,
         idle=frozenset(),
         offsets_after={},
     )
@@ -321,15 +321,15 @@ def test_a_manifest_left_by_a_commit_that_was_decided_otherwise_goes(world: Worl
 # Races
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], *, after: str) -> None:
+def meanwhile(monkeypatch: pytest.MonkeyPatch, operation: Callable[[], Any], *, after: str) -> None:
     """Something happens once, right after the store answered."""
-    acts = [act]
+    operations = [operation]
     real = getattr(LocalStore, after)
 
     def answer(self: LocalStore, path: str) -> Any:
         found = real(self, path)
-        if "_maintenance" not in path and acts:
-            acts.pop()()
+        if "_maintenance" not in path and operations:
+            operations.pop()()
         return found
 
     monkeypatch.setattr(LocalStore, after, answer)

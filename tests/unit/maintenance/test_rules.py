@@ -53,8 +53,8 @@ def test_the_runbook_has_an_entry_for_each_rule() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_each_entry_has_commands_that_fix_or_says_who_does(rule: str) -> None:
-    mends = bool(commands(rule, "Do")) or "```python" in part(rule, "Do")
-    assert mends == (rule not in ELSEWHERE | IN_THE_SENTENCE)
+    fixes = bool(commands(rule, "Do")) or "```python" in part(rule, "Do")
+    assert fixes == (rule not in ELSEWHERE | IN_THE_SENTENCE)
     introduction = RUNBOOK.read_text().partition("\n## ")[0]
     assert set(re.findall(r"`([\w-]+)`", "".join(re.findall(r"^- .*$", introduction, re.MULTILINE)))) == ELSEWHERE
     assert commands(rule, "Be sure") or rule in {"aggregation", "runs"}, "only Airflow's UI shows it"

@@ -22,7 +22,7 @@ from frazil.merge.repeats import _order, beside, repeats
 from frazil.merge.table_files import write_position_deletes
 from frazil.merge.task import merge
 from tests.unit.merge.made_table import MadeTable
-from tests.unit.merge.test_letters import COORDINATES
+from tests.unit.merge.test_dead_letters import COORDINATES
 
 small = st.lists(st.tuples(st.integers(0, 3), st.integers(-20, 20)), max_size=25)
 

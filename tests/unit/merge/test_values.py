@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from pyiceberg.schema import Schema
-from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType
+from pyiceberg.types import DoubleType, IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType
 
 from frazil.merge.contract import MergeRules
 from tests.unit.merge.made_table import MadeTable
@@ -42,3 +44,21 @@ def test_a_null_list_or_map_of_structs_stays_null(tmp_path, how):
         *ROWS[:3],
         {**dict.fromkeys(ROWS[0]), "id": 4, "deep": []},
     ]
+
+
+def test_a_change_of_the_sign_of_zero_is_a_change(tmp_path):
+    parts = ListType(3, DoubleType(), element_required=False)
+    schema = Schema(
+        NestedField(1, "key", LongType(), required=True),
+        NestedField(2, "number", DoubleType(), required=False),
+        NestedField(4, "parts", parts, required=False),
+    )
+    made = MadeTable(tmp_path, schema, MergeRules(("key",)))
+    rows = {1: (0.0, [1.0]), 2: (1.0, [0.0]), 3: (math.nan, [math.nan, None])}
+    made.merge(made.stage([{"key": key, "number": number, "parts": of} for key, (number, of) in rows.items()]))
+    changed = {1: (-0.0, [1.0]), 2: (1.0, [-0.0]), 3: (-math.nan, [math.nan, None])}
+    staged = made.stage([{"key": key, "number": number, "parts": of} for key, (number, of) in changed.items()])
+    counts = made.merge(staged)
+    assert (counts.updated, counts.unchanged) == (2, 1)
+    found = {row["key"]: (row["number"], row["parts"]) for row in made.rows()}
+    assert (str(found[1]), str(found[2])) == ("(-0.0, [1.0])", "(1.0, [-0.0])")

@@ -13,9 +13,9 @@ from frazil.commit.backfill_marker import BackfillState, read_backfill
 from frazil.commit.backfill_records import Record
 from frazil.errors import FrazilError
 from frazil.history.read import read_history
-from frazil.operations.acts import Act
 from frazil.operations.fetch import fetch_history, fetch_standing
 from frazil.operations.offers import offered, standing_of
+from frazil.operations.page_actions import PageAction
 from frazil.operations.resetting import plan_abandon
 from frazil.operations.stream_view import UnderWay, history_of
 from frazil.spec.load import validate_stream
@@ -64,7 +64,7 @@ def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeSt
     backfill = BackfillCommitter.begin(made.tables, REQUEST).backfill
     shown = history_of(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill
     assert shown == UnderWay(backfill.id, replays=False, chunks=0, planned=0, rows=0, state="staging")
-    assert Act.ABANDON in offered(made.spec, fetch_standing(made.spec))
+    assert PageAction.ABANDON in offered(made.spec, fetch_standing(made.spec))
     plan = plan_abandon(made.spec, by="ana, Airflow")
     assert plan.says == (f"Backfill {backfill.id} has staged nothing yet.",)
     assert plan.refused is None
@@ -75,17 +75,17 @@ def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeSt
     reported = read_history(made.spec, since_ms=0).happened
     assert [what.sentence for what in reported] == [f"backfill {backfill.id} was abandoned by ana, Airflow"]
     assert plan_abandon(made.spec).refused
-    assert Act.ABANDON not in offered(made.spec, fetch_standing(made.spec))
+    assert PageAction.ABANDON not in offered(made.spec, fetch_standing(made.spec))
 
 
-def test_letters_are_offered_for_a_replay_as_long_as_there_are_some(made: MadeStream) -> None:
-    def offers() -> tuple[Act, ...]:
+def test_dead_letters_are_offered_for_a_replay_as_long_as_there_are_some(made: MadeStream) -> None:
+    def offers() -> tuple[PageAction, ...]:
         return offered(made.spec, standing_of(None, fetch_history(made.spec, past_ms=1), is_read=True))
 
-    assert Act.REPLAY not in offers()
+    assert PageAction.REPLAY not in offers()
     made.land({0: (0, 5)}, rejected={0: [1]})
     made.now_ms += 30 * DAY_MS
-    assert offers()[-2:] == (Act.BACKFILL, Act.REPLAY)
+    assert offers()[-2:] == (PageAction.BACKFILL, PageAction.REPLAY)
 
 
 def test_what_was_confirmed_is_another_backfill_by_then(made: MadeStream) -> None:
@@ -93,7 +93,7 @@ def test_what_was_confirmed_is_another_backfill_by_then(made: MadeStream) -> Non
     before = plan_abandon(made.spec)
     before.carry_out()
     BackfillCommitter.begin(made.tables, REQUEST)
-    assert plan_abandon(made.spec).seal != before.seal
+    assert plan_abandon(made.spec).version_token != before.version_token
 
 
 def test_a_backfill_that_was_published_just_before_is_not_said_to_be_abandoned(made: MadeStream) -> None:

@@ -121,7 +121,7 @@ def test_what_another_process_knew_is_shown_and_searched_for_again_but_takes_no_
     assert answers.one("g", "k", lambda: hangs(gate), keep_s=60, within_s=0).value == "before"
 
 
-def test_what_a_person_reads_is_not_behind_what_waits(gate: threading.Event):
+def test_what_a_user_reads_is_not_behind_what_waits(gate: threading.Event):
     answers = Answers(threads=1)
     answers.ask("g", "busy", lambda: hangs(gate), keep_s=1)
     seen: list[str] = []

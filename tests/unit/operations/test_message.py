@@ -40,7 +40,7 @@ def test_nothing_is_no_message() -> None:
     assert message_of([], is_over=False, standing=3, overview=PAGE) is None
 
 
-def test_one_alert_says_all_that_a_person_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_alert_says_all_that_a_user_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRAZIL_RUNBOOK", "https://wiki.example/frazil")
     fired = reported(alert())
     assert fired.text == (
@@ -105,7 +105,7 @@ def test_three_hundred_alerts_are_one_message_that_can_be_read() -> None:
     assert (fired.key, fired.page, fired.runbook) == (SEVERAL, PAGE, "docs/runbook.md")
 
 
-def test_each_alert_has_an_incident_of_its_own_up_to_what_a_person_can_follow() -> None:
+def test_each_alert_has_an_incident_of_its_own_up_to_what_a_user_can_follow() -> None:
     fired = reported(*many(), standing=300).each()
     assert [len(one.troubles) for one in fired] == [1] * ALONE + [300 - ALONE]
     assert len({one.key for one in fired}) == ALONE + 1

@@ -13,8 +13,8 @@ from frazil.commit.backfill_marker import BackfillMarker, BackfillState
 from frazil.commit.marker import BatchKey, Marker
 from frazil.errors import FrazilError
 from frazil.kafka.identity import SourceIdentity
-from frazil.operations.acts import Act
 from frazil.operations.offers import Standing, offered, refusal
+from frazil.operations.page_actions import PageAction
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 
@@ -34,14 +34,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "no coordinates": {"coordinates": False},
 }
 HAS = {
-    "append": {Act.BACKFILL, Act.REPLAY},
-    "aligned": {Act.BACKFILL, Act.REPLAY},
-    "upsert": {Act.BACKFILL, Act.REPLAY},
-    "dedupe": {Act.BACKFILL, Act.REPLAY},
-    "route": {Act.BACKFILL, Act.REPLAY},
+    "append": {PageAction.BACKFILL, PageAction.REPLAY},
+    "aligned": {PageAction.BACKFILL, PageAction.REPLAY},
+    "upsert": {PageAction.BACKFILL, PageAction.REPLAY},
+    "dedupe": {PageAction.BACKFILL, PageAction.REPLAY},
+    "route": {PageAction.BACKFILL, PageAction.REPLAY},
     "no coordinates": set(),
 }
-ALWAYS = (Act.PAUSE, Act.RESTART, Act.RESET)
+ALWAYS = (PageAction.PAUSE, PageAction.RESTART, PageAction.RESET)
 MARKER = Marker("ticks", BatchKey(1, 1), None, {}, SourceIdentity("c", {"ticks": "t"}))
 BEGUN = Standing(is_read=True, marker=MARKER)
 BACKFILL = BackfillMarker("ticks", "b-1", {"stream": "ticks"}, "b", 1)
@@ -64,58 +64,60 @@ def test_each_kind_of_stream_offers_what_its_commands_do_for_it(kind: str):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_offered_is_refused_in_the_words_of_the_command(kind: str):
     spec = declared(kind)
-    for act in (Act.BACKFILL, Act.REPLAY):
-        said = refusal(act, spec, BEGUN)
-        assert (said is None) == (act in HAS[kind])
+    for action in (PageAction.BACKFILL, PageAction.REPLAY):
+        said = refusal(action, spec, BEGUN)
+        assert (said is None) == (action in HAS[kind])
         if said is not None:
             with pytest.raises(FrazilError) as raised:
                 check_coordinates(spec)
             assert said == str(raised.value)
 
 
-@pytest.mark.parametrize("act", [Act.BACKFILL, Act.REPLAY])
-def test_a_stream_whose_table_lacks_the_coordinates_has_neither_backfill_nor_replay(act: Act):
+@pytest.mark.parametrize("action", [PageAction.BACKFILL, PageAction.REPLAY])
+def test_a_stream_whose_table_lacks_the_coordinates_has_neither_backfill_nor_replay(action: PageAction):
     missing = replace(BEGUN, coordinates=False)
-    assert act not in offered(declared("append"), missing)
+    assert action not in offered(declared("append"), missing)
     assert "keeps no Kafka coordinates (its table does not have the columns)" in (
-        refusal(act, declared("append"), missing) or ""
+        refusal(action, declared("append"), missing) or ""
     )
 
 
-def test_a_stream_without_letters_has_nothing_to_replay():
-    assert Act.REPLAY not in offered(declared("upsert"), replace(BEGUN, letters=False))
+def test_a_stream_without_dead_letters_has_nothing_to_replay():
+    assert PageAction.REPLAY not in offered(declared("upsert"), replace(BEGUN, has_dead_letters=False))
 
 
 @pytest.mark.parametrize(
     ("changes", "first"),
     [
-        ({"paused": True}, (Act.RESUME, Act.RESTART)),
-        ({"given_up": True}, (Act.PAUSE, Act.RESUME, Act.RESTART)),
-        ({"paused": True, "given_up": True}, (Act.RESUME, Act.RESTART)),
+        ({"paused": True}, (PageAction.RESUME, PageAction.RESTART)),
+        ({"given_up": True}, (PageAction.PAUSE, PageAction.RESUME, PageAction.RESTART)),
+        ({"paused": True, "given_up": True}, (PageAction.RESUME, PageAction.RESTART)),
     ],
 )
-def test_one_that_was_stopped_is_resumed(changes: dict[str, bool], first: tuple[Act, ...]):
+def test_one_that_was_stopped_is_resumed(changes: dict[str, bool], first: tuple[PageAction, ...]):
     assert offered(declared("append"), replace(BEGUN, **changes))[: len(first)] == first
 
 
-def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_no_letters_are_replayed():
+def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_no_dead_letters_are_replayed():
     spec, now = declared("append"), replace(BEGUN, backfill=BACKFILL)
-    assert offered(spec, now)[3:] == (Act.BACKFILL, Act.ABANDON)
-    assert "finish it, or end it with `frazil backfill ticks --abandon`" in (refusal(Act.REPLAY, spec, now) or "")
+    assert offered(spec, now)[3:] == (PageAction.BACKFILL, PageAction.ABANDON)
+    assert "finish it, or end it with `frazil backfill ticks --abandon`" in (
+        refusal(PageAction.REPLAY, spec, now) or ""
+    )
     assert offered(spec, replace(now, backfill=replace(BACKFILL, state=BackfillState.PUBLISHED)))[3:] == (
-        Act.BACKFILL,
-        Act.REPLAY,
+        PageAction.BACKFILL,
+        PageAction.REPLAY,
     )
 
 
-def test_while_letters_are_replayed_there_is_no_backfill_and_the_replay_can_be_finished_or_abandoned():
+def test_while_dead_letters_are_replayed_there_is_no_backfill_and_the_replay_can_be_finished_or_abandoned():
     spec, now = declared("append"), replace(BEGUN, backfill=REPLAY)
-    assert offered(spec, now)[3:] == (Act.ABANDON, Act.REPLAY)
-    assert "`frazil dlq replay ticks` finishes it first" in (refusal(Act.BACKFILL, spec, now) or "")
+    assert offered(spec, now)[3:] == (PageAction.ABANDON, PageAction.REPLAY)
+    assert "`frazil dlq replay ticks` finishes it first" in (refusal(PageAction.BACKFILL, spec, now) or "")
 
 
 def test_a_stream_that_never_began_has_no_position_and_so_nothing_that_depends_on_one():
     spec, now = declared("append"), Standing(is_read=True)
-    assert offered(spec, now) == (Act.PAUSE, Act.RESTART)
-    assert "has no marker in table demo.ticks" in (refusal(Act.BACKFILL, spec, now) or "")
-    assert "nothing tells which letters are its own" in (refusal(Act.REPLAY, spec, now) or "")
+    assert offered(spec, now) == (PageAction.PAUSE, PageAction.RESTART)
+    assert "has no marker in table demo.ticks" in (refusal(PageAction.BACKFILL, spec, now) or "")
+    assert "nothing tells which dead letters are its own" in (refusal(PageAction.REPLAY, spec, now) or "")

@@ -17,8 +17,8 @@ from frazil.operations.overview import (
     Health,
     Line,
     Need,
-    Seen,
     StandingAlert,
+    StreamReading,
     Windows,
     by_stream,
     headline,
@@ -113,7 +113,7 @@ def test_a_stream_is_in_one_word(changes: dict[str, Any], word: str, level: Leve
         assert found.sentence
 
 
-def test_whatever_is_observed_has_a_word_and_who_needs_a_person_says_why(spec: StreamSpec):
+def test_whatever_is_observed_has_a_word_and_who_needs_attention_says_why(spec: StreamSpec):
     writers = [RUNS, replace(RUNS, stale=True), ENDED, WriterProcess("unknown")]
     choices = product(
         writers,
@@ -134,7 +134,7 @@ def test_whatever_is_observed_has_a_word_and_who_needs_a_person_says_why(spec: S
             table_exists=exists,
             problems=problems,
         )
-        line = line_of("ticks", spec, Seen(one, NOW_MS), Around(), now_ms=NOW_MS)
+        line = line_of("ticks", spec, StreamReading(one, NOW_MS), Around(), now_ms=NOW_MS)
         assert line.word
         assert bool(line.needs) == (line.level <= Level.TROUBLE)
 
@@ -179,10 +179,10 @@ def test_a_promise_is_never_shorter_than_two_commits(spec: StreamSpec):
     assert promise_ms(slow) == 2 * 3_600_000
 
 
-def test_what_has_not_come_back_for_long_needs_a_person_and_keeps_its_last_numbers(spec: StreamSpec):
+def test_what_has_not_come_back_for_long_needs_attention_and_keeps_its_last_numbers(spec: StreamSpec):
     before = status(lag=7, flow=Flow(2.5, (1, 2), 3))
-    seen = Seen(before, OLD_MS, silent_since_ms=NOW_MS - GRACE_MS)
-    line = line_of("ticks", spec, seen, Around(), now_ms=NOW_MS)
+    reading = StreamReading(before, OLD_MS, silent_since_ms=NOW_MS - GRACE_MS)
+    line = line_of("ticks", spec, reading, Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.lag, line.records_per_s) == ("no answer", Level.TROUBLE, 7, 2.5)
     said = "The catalog default, its storage, or Kafka has not answered since 2023-11-14 22:13:10Z"
     assert said in line.needs[0].sentence
@@ -190,9 +190,9 @@ def test_what_has_not_come_back_for_long_needs_a_person_and_keeps_its_last_numbe
 
 def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and_needs_nobody_yet(spec: StreamSpec):
     slow_ms = NOW_MS - GRACE_MS + 1
-    known = line_of("ticks", spec, Seen(status(), OLD_MS, silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
+    known = line_of("ticks", spec, StreamReading(status(), OLD_MS, silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
     assert (known.word, known.level) == ("running", Level.WELL)
-    new = line_of("ticks", spec, Seen(silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
+    new = line_of("ticks", spec, StreamReading(silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
     assert (new.word, new.level, new.needs) == ("no answer", Level.UNKNOWN, ())
     assert "has not answered since" in new.notes[0]
 
@@ -200,75 +200,79 @@ def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and
 @pytest.mark.parametrize("silent_since_ms", [None, NOW_MS - 1300])
 def test_what_nobody_checked_for_minutes_is_shown_as_it_was_then(spec: StreamSpec, silent_since_ms: int | None):
     waits = {"lag": 5, "last_commit_at_ms": OLD_MS - 1000}
-    seen = Seen(status(OLD_MS, **waits), OLD_MS, silent_since_ms=silent_since_ms)
-    line = line_of("ticks", spec, seen, Around(), now_ms=NOW_MS)
+    reading = StreamReading(status(OLD_MS, **waits), OLD_MS, silent_since_ms=silent_since_ms)
+    line = line_of("ticks", spec, reading, Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.freshness_ms, line.at_ms) == ("running", Level.WELL, 1000, OLD_MS)
     assert (
-        line_of("ticks", spec, replace(seen, status=status(**waits), at_ms=NOW_MS), Around(), now_ms=NOW_MS).word
+        line_of("ticks", spec, replace(reading, status=status(**waits), at_ms=NOW_MS), Around(), now_ms=NOW_MS).word
         == "late"
     )
 
 
 def test_what_was_never_seen_is_being_checked(spec: StreamSpec):
-    line = line_of("ticks", spec, Seen(), Around(), now_ms=NOW_MS)
+    line = line_of("ticks", spec, StreamReading(), Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.needs) == ("loading", Level.UNKNOWN, ())
 
 
 def test_a_check_that_failed_says_so(spec: StreamSpec):
-    line = line_of("ticks", spec, Seen(problem="OSError: no space"), Around(), now_ms=NOW_MS)
+    line = line_of("ticks", spec, StreamReading(problem="OSError: no space"), Around(), now_ms=NOW_MS)
     assert (line.level, line.needs) == (Level.BROKEN, (Need("OSError: no space", "docs/runbook.md#unmeasured"),))
 
 
 def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_last_check(spec: StreamSpec):
-    def needs(seen: Seen) -> tuple[Need, ...]:
-        line = line_of("ticks", spec, seen, Around(), now_ms=NOW_MS)
+    def needs(reading: StreamReading) -> tuple[Need, ...]:
+        line = line_of("ticks", spec, reading, Around(), now_ms=NOW_MS)
         assert (line.word, line.level) == ("running", Level.TROUBLE)
         return line.needs
 
     runbook = "docs/runbook.md#declaration"
     lines = [f"ticks.yaml: {key}: is missing" for key in ("name", "table", "schema", "source", "mode", "a", "b")]
-    said = "The last sound declaration is in use, because the file has a problem"
-    both = needs(Seen(status(), NOW_MS, broken="\n".join(lines[:2])))
+    said = "The last valid declaration is in use, because the file has a problem"
+    both = needs(StreamReading(status(), NOW_MS, broken="\n".join(lines[:2])))
     assert both == tuple(Need(f"{said}: {line}", runbook) for line in lines[:2])
-    *_, more = needs(Seen(status(), NOW_MS, broken="\n".join(lines)))
+    *_, more = needs(StreamReading(status(), NOW_MS, broken="\n".join(lines)))
     assert more == Need("2 more are wrong: `frazil validate` says which", runbook)
-    (need,) = needs(Seen(status(), NOW_MS, conflict="ticks.yaml: table: is in another catalog in a.yaml"))
+    (need,) = needs(StreamReading(status(), NOW_MS, conflict="ticks.yaml: table: is in another catalog in a.yaml"))
     said = (
         "The declaration is in use, and is in conflict with another: ticks.yaml: table: is in another catalog in a.yaml"
     )
     assert need == Need(said, runbook)
     waits = status(OLD_MS, lag=5, last_commit_at_ms=OLD_MS - 1000)  # it was not late when it was seen
-    (need,) = needs(Seen(waits, OLD_MS, problem="OSError: gone"))
+    (need,) = needs(StreamReading(waits, OLD_MS, problem="OSError: gone"))
     said = "It could not be looked at since 2023-11-14 21:13:20Z, and is shown as it was then: OSError: gone"
     assert need == Need(said, "docs/runbook.md#unmeasured")
 
 
 def test_a_file_that_is_broken_does_not_make_the_stream_unreadable_while_it_is_checked(spec: StreamSpec):
-    line = line_of("ticks", spec, Seen(broken="ticks.yaml: name: is missing"), Around(), now_ms=NOW_MS)
+    line = line_of("ticks", spec, StreamReading(broken="ticks.yaml: name: is missing"), Around(), now_ms=NOW_MS)
     assert (line.word, line.level, len(line.needs)) == ("loading", Level.TROUBLE, 1)
 
 
 def test_what_cannot_be_read_is_not_called_in_shape(spec: StreamSpec):
     around = Around(health=Health(Level.WELL, "in shape"))
     unreadable = status(table_exists=None, problems=("no catalog",))
-    for seen in (Seen(unreadable, NOW_MS), Seen(problem="OSError: gone"), Seen(status(), OLD_MS, outdated="restart")):
-        assert line_of("ticks", spec, seen, around, now_ms=NOW_MS).health is None
-    assert line_of("ticks", spec, Seen(status(), NOW_MS), around, now_ms=NOW_MS).health == around.health
+    for reading in (
+        StreamReading(unreadable, NOW_MS),
+        StreamReading(problem="OSError: gone"),
+        StreamReading(status(), OLD_MS, outdated="restart"),
+    ):
+        assert line_of("ticks", spec, reading, around, now_ms=NOW_MS).health is None
+    assert line_of("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS).health == around.health
 
 
 def test_where_frazil_was_changed_under_the_server_it_says_that_and_blames_no_table(spec: StreamSpec):
     for before in (None, status()):
-        line = line_of("ticks", spec, Seen(before, OLD_MS, outdated="restart it"), Around(), now_ms=NOW_MS)
+        line = line_of("ticks", spec, StreamReading(before, OLD_MS, outdated="restart it"), Around(), now_ms=NOW_MS)
         assert (line.word, line.level, line.needs) == ("restart needed", Level.TROUBLE, (Need("restart it"),))
 
 
 def test_a_stream_whose_windows_cannot_be_read_is_not_well(spec: StreamSpec) -> None:
     around = Around(windows_problem="SpecError: the signals of demo.ticks are damaged")
-    line = line_of("ticks", spec, Seen(status(), NOW_MS), around, now_ms=NOW_MS)
+    line = line_of("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS)
     assert line.level is Level.TROUBLE
     (need,) = line.needs
     assert need.sentence.startswith("Its windows cannot be read, so it is not known which are complete or held: Spec")
-    unread = line_of("ticks", spec, Seen(status(table_exists=None), NOW_MS), around, now_ms=NOW_MS)
+    unread = line_of("ticks", spec, StreamReading(status(table_exists=None), NOW_MS), around, now_ms=NOW_MS)
     assert not any("windows" in need.sentence for need in unread.needs), "the table's own problem is said once"
 
 
@@ -278,7 +282,7 @@ def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_
     around = Around(paused_dag="frazil_writer_ticks")
 
     def dags(**changes: Any) -> list[str]:
-        line = line_of("ticks", spec, Seen(status(**changes), NOW_MS), around, now_ms=NOW_MS)
+        line = line_of("ticks", spec, StreamReading(status(**changes), NOW_MS), around, now_ms=NOW_MS)
         return [need.dag for need in line.needs if need.dag]
 
     gone = WriterProcess("never launched")
@@ -287,18 +291,18 @@ def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_
     assert dags() == dags(writer=gone) == dags(**PAUSED, writer=stopped) == dags(problems=("slow",)) == []
 
 
-def test_a_declaration_that_was_never_sound_is_broken_and_each_line_of_it_a_need():
-    line = line_of("ticks", None, Seen(broken="a: is missing\nb: is missing"), Around(), now_ms=NOW_MS)
+def test_a_declaration_that_was_never_valid_is_broken_and_each_line_of_it_a_need():
+    line = line_of("ticks", None, StreamReading(broken="a: is missing\nb: is missing"), Around(), now_ms=NOW_MS)
     needs = tuple(Need(f"{name}: is missing", "docs/runbook.md#declaration") for name in "ab")
     assert (line.word, line.needs) == ("declaration broken", needs)
 
 
-def test_held_windows_and_alerts_need_a_person_even_where_the_stream_runs(spec: StreamSpec):
+def test_held_windows_and_alerts_need_attention_even_where_the_stream_runs(spec: StreamSpec):
     alert = StandingAlert(
         "demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests", "https://team/run#manifests"
     )
     around = Around(Windows("hour", "2023-11-14T22:00:00Z", "", ("2023-11-14T20", "2023-11-14T21")), (alert,))
-    line = line_of("ticks", spec, Seen(status(), NOW_MS), around, now_ms=NOW_MS)
+    line = line_of("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS)
     assert (line.word, line.level) == ("running", Level.TROUBLE)
     assert line.needs[0].sentence.startswith("A quality gate holds 2023-11-14T20 and 1 more")
     assert line.needs[0].runbook == "docs/runbook.md#held"
@@ -308,7 +312,9 @@ def test_held_windows_and_alerts_need_a_person_even_where_the_stream_runs(spec: 
 def test_an_alert_that_repeats_why_a_stream_is_held_back_is_not_said_again(spec: StreamSpec):
     same = StandingAlert("stream ticks", "stall", OLD_MS, f"the writer of stream ticks is stalled: {STALL.reason}")
     other = StandingAlert("demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests")
-    line = line_of("ticks", spec, Seen(status(stall=STALL), NOW_MS), Around(None, (same, other)), now_ms=NOW_MS)
+    line = line_of(
+        "ticks", spec, StreamReading(status(stall=STALL), NOW_MS), Around(None, (same, other)), now_ms=NOW_MS
+    )
     assert [need.sentence for need in line.needs] == [STALL.reason, other.sentence]
 
 
@@ -316,24 +322,26 @@ def test_why_a_stream_was_given_up_is_said_once(spec: StreamSpec):
     ended = replace(ENDED, error="no key")
     problems = ("the last writer ended: no key", "the supervisor gave up 7 min ago")
     alert = StandingAlert("stream ticks", "writer", OLD_MS, "stream ticks has no writer: no key")
-    seen = Seen(status(writer=ended, state=State.GIVEN_UP, problems=(*problems, "the lag is unknown")), NOW_MS)
-    line = line_of("ticks", spec, seen, Around(None, (alert,)), now_ms=NOW_MS)
+    reading = StreamReading(
+        status(writer=ended, state=State.GIVEN_UP, problems=(*problems, "the lag is unknown")), NOW_MS
+    )
+    line = line_of("ticks", spec, reading, Around(None, (alert,)), now_ms=NOW_MS)
     assert [need.sentence for need in line.needs] == ["; ".join(problems), "the lag is unknown"]
 
 
 def test_a_table_whose_name_two_catalogs_have_is_named_with_its_own(spec: StreamSpec):
     around = Around(names={"demo.ticks": "far.demo.ticks"})
-    assert line_of("ticks", spec, Seen(status(), NOW_MS), around, now_ms=NOW_MS).table == "far.demo.ticks"
-    assert line_of("ticks", spec, Seen(status(), NOW_MS), Around(), now_ms=NOW_MS).table == "demo.ticks"
+    assert line_of("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS).table == "far.demo.ticks"
+    assert line_of("ticks", spec, StreamReading(status(), NOW_MS), Around(), now_ms=NOW_MS).table == "demo.ticks"
 
 
-def test_every_state_that_needs_a_person_points_to_an_entry_of_the_runbook():
+def test_every_state_that_needs_attention_points_to_an_entry_of_the_runbook():
     found = [status(**changes) for changes, _, level in CASES if level <= 1]
     assert {one.rule for one in found} - set(RULES) == {""}  # a problem may be of any kind
     assert {one.state for one in found if not one.rule} == {"has a problem"}
 
 
-def test_those_that_need_a_person_come_first_and_then_the_names():
+def test_those_that_need_attention_come_first_and_then_the_names():
     lines = [
         Line("a", None, Level.WELL, "running"),
         Line("d", None, Level.TROUBLE, "late", (Need("x"),)),
@@ -363,7 +371,7 @@ def test_all_streams_together_are_well_only_if_each_is(words: dict[str, Level], 
     assert headline(lines) == said
 
 
-def test_no_stream_is_called_well_below_an_airflow_that_needs_a_person():
+def test_no_stream_is_called_well_below_an_airflow_that_needs_attention():
     well = Line("a", None, Level.WELL, "running")
     dead = ("Airflow's triggerer was stopped",)
     assert headline([well], airflow=dead) == headline([well, well], airflow=dead)
@@ -383,7 +391,7 @@ def test_a_stream_whose_declaration_has_no_windows_is_distinguished_from_one_who
 ):
     for complete, has in (("none", False), ("hour", True)):
         declared = spec.model_copy(update={"complete": complete})
-        line = line_of("ticks", declared, Seen(status(), NOW_MS), Around(), now_ms=NOW_MS)
+        line = line_of("ticks", declared, StreamReading(status(), NOW_MS), Around(), now_ms=NOW_MS)
         assert (line.windows, line.has_windows) == (None, has)
 
 

@@ -31,7 +31,7 @@ def test_what_was_known_is_known_again(tmp_path: Path) -> None:
     assert remembered(file, now_ms=NOW_MS + 1) == [known()]
 
 
-def test_what_another_person_may_see_stays(tmp_path: Path) -> None:
+def test_what_another_user_may_see_stays(tmp_path: Path) -> None:
     file = tmp_path / "overview.json"
     remember(file, [known(), known(stream="other")], now_ms=NOW_MS)
     remember(file, [known(NOW_MS + 5)], now_ms=NOW_MS + 5)

@@ -9,7 +9,7 @@ from frazil.operations.resetting import was_reset
 from frazil.status.reset_target import ResetTarget
 
 
-def test_a_reset_is_reported_with_the_person_and_with_what_it_skips_or_reads_again() -> None:
+def test_a_reset_is_reported_with_the_user_and_with_what_it_skips_or_reads_again() -> None:
     skips, repeats = (Move("ticks", 0, held=10, target=92, first=0, end=92), Move("ticks", 1, 5, 4, 0, 9))
     latest = was_reset(ResetTarget("latest"), [skips], by="ana, Airflow")
     assert latest == "the stream was reset to latest by ana, Airflow: it skips 82 offsets"

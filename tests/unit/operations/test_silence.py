@@ -16,7 +16,7 @@ def test_a_dead_scheduler_is_reported_with_since_when_what_it_means_and_what_to_
     (found,) = silent({**ALIVE, "scheduler": ComponentHeartbeat(NOW_MS - 423_000)}, now_ms=NOW_MS)
     assert found.sentence(NOW_MS - 423_000) == (
         "Airflow's scheduler has given no sign of life for 7 min 3 s: no run and no task begins, so nothing is "
-        "measured, maintained or signalled, and your acts wait. Alerts are as of 2023-11-14 22:06:17Z. "
+        "measured, maintained or signalled, and your actions wait. Alerts are as of 2023-11-14 22:06:17Z. "
         "Start it: `airflow scheduler`"
     )
 

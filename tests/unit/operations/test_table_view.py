@@ -65,7 +65,7 @@ BATCH = {"frazil__stream": "ticks", "frazil__commit_record": "r", "frazil__recor
         (snapshot(1, **BATCH), "batch", "ticks", "12 records"),
         (snapshot(1, "overwrite", **BATCH, frazil__inserted="3"), "merge", "ticks", "12 changes"),
         (snapshot(1, frazil__backfill_stream="ticks"), "backfill", "ticks", "0 files added, 0 removed"),
-        (snapshot(1, frazil__backfill_stream="ticks", frazil__operation="replay"), "letters", "ticks", "replayed"),
+        (snapshot(1, frazil__backfill_stream="ticks", frazil__operation="replay"), "dead-letters", "ticks", "replayed"),
         (snapshot(1, "replace", added_data_files="1", deleted_data_files="9"), "compaction", None, "9 files became 1"),
         (snapshot(1, "replace", frazil__operation="manifests"), "manifests", None, "0 files added, 0 removed"),
         (snapshot(1, "replace"), "manifests", None, "0 files added, 0 removed"),
@@ -163,7 +163,7 @@ def test_the_shape_has_the_manifest_list_a_file_as_the_alert_counts_it_and_what_
     assert small.list_bytes_per_file == 16  # a small table's list is one small read
 
 
-def test_a_table_needs_a_person_for_an_alert_or_a_held_window():
+def test_a_table_needs_attention_for_an_alert_or_a_held_window():
     held = Calendar("hour", (Cell("k", "held"),), "")
     alert = StandingAlert("demo.ticks", "manifests", 0, "x")
     shape = shape_of(metadata(), health(), {}, sizes=[], past=(), settings=Maintenance())
@@ -171,7 +171,7 @@ def test_a_table_needs_a_person_for_an_alert_or_a_held_window():
     assert state_of(None, None, ()) == Health(Level.UNKNOWN, "unknown")
     assert state_of(shape, None, ()) == Health(Level.WELL, "in shape")
     assert state_of(shape, None, (alert,)) == Health(Level.TROUBLE, "alert", ("manifests",))
-    needs = Health(Level.TROUBLE, "needs a person")
+    needs = Health(Level.TROUBLE, "needs attention")
     assert state_of(shape, held, ()) == state_of(shape, None, (late,)) == needs
     assert state_of(None, None, (), ("it is missing",)) == needs
 

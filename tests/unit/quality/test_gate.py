@@ -39,7 +39,7 @@ def test_a_suite_is_found_by_its_tables_name(tmp_path: Path):
     assert find_suite(tmp_path, "demo.other") is None
 
 
-def test_a_missing_list_or_map_of_structs_is_judged_as_missing(ask: Ask) -> None:
+def test_a_missing_list_or_map_of_structs_is_evaluated_as_missing(ask: Ask) -> None:
     item = pa.struct([pa.field("a", pa.int64())])
     values: dict[str, list[Any]] = {"list": [None, [], [{"a": 1}]], "map": [None, [], [("k", {"a": 1})]]}
     rows = pa.table(

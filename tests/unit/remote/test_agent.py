@@ -127,7 +127,7 @@ class World:
         self._threads.append(thread)
         return thread
 
-    def tell(self, *, ended: Exit | None = None, words: str = "", **heartbeat: Any) -> None:
+    def write_report(self, *, ended: Exit | None = None, words: str = "", **heartbeat: Any) -> None:
         """Report as the driver of the order does."""
         order = self.folder.order()
         assert order is not None
@@ -135,7 +135,7 @@ class World:
         if words:
             self.folder.put_log_end(order.id, LogEnd(words, len(words)))
         report = Heartbeat("ticks", 9, "x", Phase.WAITING, self._number, self._number, **heartbeat)
-        self.folder.tell(order.id, DriverReport(self._number, report, None, len(words), ended))
+        self.folder.write_report(order.id, DriverReport(self._number, report, None, len(words), ended))
 
     @property
     def heartbeat(self) -> Heartbeat | None:
@@ -185,10 +185,10 @@ def test_it_submits_a_driver_mirrors_it_and_ends_as_it_does(
         Phase.STARTING,
         ("the driver is driver-1 in the cluster: it runs on w:1",),
     )
-    world.tell(batch=7, words="first\n")
+    world.write_report(batch=7, words="first\n")
     heartbeat = eventually(lambda: (found := world.heartbeat) and found.batch == 7 and found)
     assert (heartbeat.phase, heartbeat.spec_fingerprint) == (Phase.WAITING, world.spec.fingerprint())
-    world.tell(words="first\nsecond\n", ended=Exit(11, "OffsetGap: lost"))
+    world.write_report(words="first\nsecond\n", ended=Exit(11, "OffsetGap: lost"))
     world.cluster.state = DriverStatus(DriverState.FAILED, "FAILED")
     eventually(lambda: world.ended == [11])
     ended = world.heartbeat
@@ -201,11 +201,11 @@ def test_the_next_agent_follows_the_driver_of_the_last_one(world: World, eventua
     world.start()
     eventually(lambda: (found := world.folder.order()) and found.submission)
     world.start()  # the first one is as good as dead: it decides nothing while the driver is well
-    world.tell(batch=7)
+    world.write_report(batch=7)
     eventually(lambda: (found := world.heartbeat) and found.batch == 7)
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)
-    world.tell(ended=Exit(0))
+    world.write_report(ended=Exit(0))
     world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
     eventually(lambda: world.ended == [0, 0])
     assert len(world.cluster.submitted) == 1
@@ -222,7 +222,7 @@ def test_a_changed_declaration_replaces_the_driver_once_it_has_ended(world: Worl
     world.start(spec=changed)
     eventually(lambda: (found := world.folder.order()) and found.stop == "the declaration has changed")
     assert len(world.cluster.submitted) == 1
-    world.tell(ended=Exit(0))
+    world.write_report(ended=Exit(0))
     world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
     eventually(lambda: len(world.cluster.submitted) == 2)
     first.join(10)
@@ -254,7 +254,7 @@ def test_a_driver_that_runs_after_all_is_followed_by_what_it_tells(
     world.cluster.silent = 1
     world.start()
     order = eventually(world.folder.order)
-    world.folder.tell(order.id, DriverReport(1, None, "driver-late"))
+    world.folder.write_report(order.id, DriverReport(1, None, "driver-late"))
     eventually(lambda: (found := world.folder.order()) and found.submission == "driver-late")
     assert len(world.cluster.submitted) == 1
 
@@ -331,7 +331,7 @@ def test_two_agents_that_begin_at_once_order_one_driver(world: World, eventually
     assert world.folder.order() == order
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)
-    world.tell(ended=Exit(0))
+    world.write_report(ended=Exit(0))
     world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
     eventually(lambda: world.ended == [0, 0])
     assert len(world.cluster.submitted) == 1
@@ -341,7 +341,7 @@ def test_two_agents_that_begin_at_once_order_one_driver(world: World, eventually
 def test_a_driver_that_was_replaced_has_not_caught_up(world: World, eventually: Any, changes: dict[str, str]) -> None:
     world.start(until_caught_up=True)
     order = eventually(lambda: (found := world.folder.order()) and found.submission and found)
-    world.tell(ended=Exit(0))
+    world.write_report(ended=Exit(0))
     world.folder.put_order(dataclasses.replace(order, **changes))  # type: ignore[arg-type]
     world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
     eventually(lambda: world.ended)
@@ -351,6 +351,6 @@ def test_a_driver_that_was_replaced_has_not_caught_up(world: World, eventually: 
 def test_a_driver_that_ended_by_itself_has_caught_up(world: World, eventually: Any) -> None:
     world.start(until_caught_up=True)
     eventually(lambda: (found := world.folder.order()) and found.submission)
-    world.tell(ended=Exit(0))
+    world.write_report(ended=Exit(0))
     world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
     eventually(lambda: world.ended == [0])

@@ -30,8 +30,8 @@ class Driver:
         self.folder.put_order(ORDER)
         self.stops = 0
         self.paused = False
-        self.telling = DriverReporter(
-            self.folder, ORDER, stream="ticks", is_paused=lambda: self.paused, stop=self._stop, tell_s=3600
+        self.reporter = DriverReporter(
+            self.folder, ORDER, stream="ticks", is_paused=lambda: self.paused, stop=self._stop, interval_s=3600
         )
 
     def _stop(self) -> None:
@@ -41,17 +41,17 @@ class Driver:
 @pytest.fixture
 def driver(tmp_path: Path, frazil_home: Path) -> Iterator[Driver]:  # noqa: ARG001
     found = Driver(tmp_path)
-    with found.telling:
+    with found.reporter:
         yield found
 
 
 def test_it_tells_its_heartbeat_and_its_log_and_how_it_ended(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
     driver = Driver(tmp_path)
     heartbeat = Heartbeat("ticks", 1, "f1", Phase.STAGING, 10, 9)
-    with driver.telling as telling:
+    with driver.reporter as reporter:
         heartbeat.write(open_exchange(run_folder("ticks")))
         logging.getLogger("frazil").warning("something happened")
-        telling.step()
+        reporter.step()
         report = driver.folder.report(ORDER.id)
         assert report is not None
         assert (report.heartbeat, report.exit) == (heartbeat, None)
@@ -59,7 +59,7 @@ def test_it_tells_its_heartbeat_and_its_log_and_how_it_ended(tmp_path: Path, fra
         assert end is not None
         assert "WARNING frazil: something happened\n" in end.text
         assert end.bytes == report.log_bytes
-        telling.ended = Exit(11, "OffsetGap: lost")
+        reporter.ended = Exit(11, "OffsetGap: lost")
     ended = driver.folder.report(ORDER.id)
     assert ended is not None
     assert ended.exit == Exit(11, "OffsetGap: lost")
@@ -70,17 +70,17 @@ def test_it_tells_its_heartbeat_and_its_log_and_how_it_ended(tmp_path: Path, fra
 def test_it_ends_when_the_order_says_so_or_names_another_and_is_asked_once(
     driver: Driver, changes: dict[str, str]
 ) -> None:
-    driver.telling.step()
+    driver.reporter.step()
     assert driver.stops == 0
     driver.folder.put_order(dataclasses.replace(ORDER, **changes))  # type: ignore[arg-type]
-    driver.telling.step()
-    driver.telling.step()
+    driver.reporter.step()
+    driver.reporter.step()
     assert driver.stops == 1
 
 
 def test_it_ends_when_people_pause_the_stream_without_any_agent(driver: Driver) -> None:
     driver.paused = True
-    driver.telling.step()
+    driver.reporter.step()
     assert driver.stops == 1
 
 

@@ -27,7 +27,7 @@ def test_what_is_written_is_read(folder: DriverFolder) -> None:
     assert (folder.order(), folder.report("a"), folder.log_end("a")) == (None, None, None)
     report, end = DriverReport(3, HEARTBEAT, "driver-1", 12, Exit(11, "gap")), LogEnd("words\n", 12)
     folder.put_order(ORDER)
-    folder.tell(ORDER.id, report)
+    folder.write_report(ORDER.id, report)
     folder.put_log_end(ORDER.id, end)
     assert (folder.order(), folder.report(ORDER.id), folder.log_end(ORDER.id)) == (ORDER, report, end)
 
@@ -45,7 +45,7 @@ def test_fields_of_a_later_version_are_left_out_and_a_later_format_is_not_read(f
 def test_what_earlier_drivers_reported_is_removed(folder: DriverFolder) -> None:
     folder.put_order(ORDER)
     for driver in ("b" * 32, ORDER.id):
-        folder.tell(driver, dataclasses.replace(DriverReport(1, None, None)))
+        folder.write_report(driver, dataclasses.replace(DriverReport(1, None, None)))
     folder.forget_all_but(ORDER.id)
     assert folder.report("b" * 32) is None
     assert folder.report(ORDER.id) is not None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.remote.driver_folder import DriverReport, Exit, Order, Wanted
-from frazil.remote.follow import FRESH_S, LEAVES_S, UNHEARD_S, Act, Seen, decide
+from frazil.remote.follow import FRESH_S, LEAVES_S, UNHEARD_S, AgentAction, DriverObservation, decide
 
 WANTED = Wanted("f1", "1.0")
 ORDER = Order("a" * 32, WANTED, {}, "spark://m:7077", 0, submission="driver-1")
@@ -22,7 +22,7 @@ def status(state: DriverState, code: int | None = None) -> DriverStatus:
     return DriverStatus(state, f"it is {state}", code)
 
 
-RUNNING = Seen(
+RUNNING = DriverObservation(
     wanted=WANTED,
     master="spark://m:7077",
     order=ORDER,
@@ -37,9 +37,9 @@ RUNNING = Seen(
 )
 
 
-def decided(**changes: Any) -> tuple[Act, int]:
+def decided(**changes: Any) -> tuple[AgentAction, int]:
     step = decide(dataclasses.replace(RUNNING, **changes))
-    return step.act, step.code
+    return step.action, step.code
 
 
 def of_order(**changes: Any) -> Order:
@@ -47,17 +47,19 @@ def of_order(**changes: Any) -> Order:
 
 
 def test_a_driver_that_runs_as_it_is_wanted_is_followed() -> None:
-    assert decided() == (Act.WAIT, 0)
-    assert decided(followed=False) == (Act.WAIT, 0), "another agent's, too"
-    assert decided(status=status(DriverState.UNKNOWN)) == (Act.WAIT, 0), "a cluster that is silent ends nothing"
+    assert decided() == (AgentAction.WAIT, 0)
+    assert decided(followed=False) == (AgentAction.WAIT, 0), "another agent's, too"
+    assert decided(status=status(DriverState.UNKNOWN)) == (AgentAction.WAIT, 0), "a cluster that is silent ends nothing"
     forgot = status(DriverState.GONE)
-    assert decided(status=forgot) == (Act.WAIT, 0), "a master without its state forgot it, and it tells that it runs"
-    assert decided(status=forgot, report_age_s=FRESH_S) == (Act.END, 1)
+    assert decided(status=forgot) == (AgentAction.WAIT, 0), (
+        "a master without its state forgot it, and it tells that it runs"
+    )
+    assert decided(status=forgot, report_age_s=FRESH_S) == (AgentAction.END, 1)
 
 
 def test_the_first_driver_is_submitted_and_none_for_an_agent_that_is_to_end() -> None:
-    assert decided(order=None, report=None) == (Act.SUBMIT, 0)
-    assert decided(order=None, report=None, stop="SIGTERM") == (Act.END, 0)
+    assert decided(order=None, report=None) == (AgentAction.SUBMIT, 0)
+    assert decided(order=None, report=None, stop="SIGTERM") == (AgentAction.END, 0)
 
 
 def test_the_end_of_a_driver_is_reported_by_the_agent_that_followed_it_and_replaced_by_another() -> None:
@@ -65,12 +67,12 @@ def test_the_end_of_a_driver_is_reported_by_the_agent_that_followed_it_and_repla
         "status": status(DriverState.FAILED),
         "report": dataclasses.replace(REPORT, exit=Exit(11, "gap")),
     }
-    assert decided(**ended) == (Act.END, 11)
-    assert decided(**ended, followed=False) == (Act.SUBMIT, 0)
-    assert decided(**ended, followed=False, stop="SIGTERM") == (Act.END, 0)
+    assert decided(**ended) == (AgentAction.END, 11)
+    assert decided(**ended, followed=False) == (AgentAction.SUBMIT, 0)
+    assert decided(**ended, followed=False, stop="SIGTERM") == (AgentAction.END, 0)
     still_known = {**ended, "status": status(DriverState.RUNNING)}
-    assert decided(**still_known) == (Act.WAIT, 0), "it is about to leave"
-    assert decided(**still_known, report_age_s=LEAVES_S) == (Act.END, 11)
+    assert decided(**still_known) == (AgentAction.WAIT, 0), "it is about to leave"
+    assert decided(**still_known, report_age_s=LEAVES_S) == (AgentAction.END, 11)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_the_end_of_a_driver_is_reported_by_the_agent_that_followed_it_and_repla
     ],
 )
 def test_of_a_driver_that_left_no_word_the_cluster_tells_the_end(seen: DriverStatus, code: int) -> None:
-    assert decided(status=seen, report_age_s=60.0) == (Act.END, code)
+    assert decided(status=seen, report_age_s=60.0) == (AgentAction.END, code)
 
 
 @pytest.mark.parametrize(
@@ -91,54 +93,59 @@ def test_of_a_driver_that_left_no_word_the_cluster_tells_the_end(seen: DriverSta
     [Wanted("f2", "1.0"), Wanted("f1", "1.1"), Wanted("f1", "1.0", True), Wanted("f1", "1.0", restart_generation=3)],
 )
 def test_a_driver_that_is_wanted_otherwise_is_asked_to_end_and_then_replaced(wanted: Wanted) -> None:
-    assert decided(wanted=wanted, followed=False) == (Act.ASK_TO_STOP, 0)
+    assert decided(wanted=wanted, followed=False) == (AgentAction.ASK_TO_STOP, 0)
     requested = of_order(stop="the declaration has changed")
-    assert decided(wanted=wanted, order=requested) == (Act.WAIT, 0)
+    assert decided(wanted=wanted, order=requested) == (AgentAction.WAIT, 0)
     ended = dataclasses.replace(REPORT, exit=Exit(0))
     assert decided(wanted=wanted, order=requested, report=ended, status=status(DriverState.SUCCEEDED)) == (
-        Act.SUBMIT,
+        AgentAction.SUBMIT,
         0,
     )
 
 
 def test_a_stop_lets_the_batch_commit_and_kills_what_has_not_started() -> None:
-    assert decided(stop="SIGTERM") == (Act.ASK_TO_STOP, 0)
-    assert decided(stop="SIGTERM", order=of_order(stop="SIGTERM")) == (Act.WAIT, 0)
+    assert decided(stop="SIGTERM") == (AgentAction.ASK_TO_STOP, 0)
+    assert decided(stop="SIGTERM", order=of_order(stop="SIGTERM")) == (AgentAction.WAIT, 0)
     waiting = status(DriverState.WAITING)
-    assert decided(stop="SIGTERM", report=None, status=waiting) == (Act.KILL, 0)
+    assert decided(stop="SIGTERM", report=None, status=waiting) == (AgentAction.KILL, 0)
 
 
 def test_a_kill_goes_on_until_the_cluster_says_that_the_driver_is_gone_whichever_agent_does_it() -> None:
-    assert decided(force=True) == (Act.KILL, 0)
-    assert decided(order=of_order(kill=True), followed=False) == (Act.KILL, 0)
+    assert decided(force=True) == (AgentAction.KILL, 0)
+    assert decided(order=of_order(kill=True), followed=False) == (AgentAction.KILL, 0)
     assert decided(force=True, order=of_order(kill=True), status=status(DriverState.KILLED), report_age_s=9.0) == (
-        Act.END,
+        AgentAction.END,
         137,
     )
 
 
 def test_a_submission_without_an_answer_is_awaited_then_made_again() -> None:
     lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN)}
-    assert decided(**lost, report=None, ordered_since_s=1.0) == (Act.WAIT, 0)
-    assert decided(**lost, report=None, ordered_since_s=UNHEARD_S) == (Act.SUBMIT, 0)
-    assert decided(**lost, report=None, found="application_1") == (Act.ADOPT, 0)
-    assert decided(**lost, report=dataclasses.replace(REPORT, submission="driver-9")) == (Act.ADOPT, 0)
-    assert decided(**lost) == (Act.WAIT, 0), "it runs, whatever it is called"
-    assert decided(**lost, stop="SIGTERM") == (Act.ASK_TO_STOP, 0)
+    assert decided(**lost, report=None, ordered_since_s=1.0) == (AgentAction.WAIT, 0)
+    assert decided(**lost, report=None, ordered_since_s=UNHEARD_S) == (AgentAction.SUBMIT, 0)
+    assert decided(**lost, report=None, found="application_1") == (AgentAction.ADOPT, 0)
+    assert decided(**lost, report=dataclasses.replace(REPORT, submission="driver-9")) == (AgentAction.ADOPT, 0)
+    assert decided(**lost) == (AgentAction.WAIT, 0), "it runs, whatever it is called"
+    assert decided(**lost, stop="SIGTERM") == (AgentAction.ASK_TO_STOP, 0)
 
 
 def test_a_driver_that_may_start_after_its_agent_has_ended_finds_that_it_is_to_stop() -> None:
     """The cluster may have it in a queue: no one has heard from it."""
     lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN), "report": None}
-    assert decided(**lost, stop="SIGTERM", ordered_since_s=1.0) == (Act.ASK_TO_STOP, 0)
-    assert decided(**lost, force=True, ordered_since_s=UNHEARD_S) == (Act.KILL, 0)
+    assert decided(**lost, stop="SIGTERM", ordered_since_s=1.0) == (AgentAction.ASK_TO_STOP, 0)
+    assert decided(**lost, force=True, ordered_since_s=UNHEARD_S) == (AgentAction.KILL, 0)
     for requested in ({"stop": "SIGTERM"}, {"force": True}):
         noted = {**lost, "order": of_order(submission=None, stop="why", kill="force" in requested)}
-        assert decided(**noted, **requested, ordered_since_s=1.0) == (Act.WAIT, 0)
-        assert decided(**noted, **requested, ordered_since_s=UNHEARD_S) == (Act.END, 137 if "force" in requested else 0)
+        assert decided(**noted, **requested, ordered_since_s=1.0) == (AgentAction.WAIT, 0)
+        assert decided(**noted, **requested, ordered_since_s=UNHEARD_S) == (
+            AgentAction.END,
+            137 if "force" in requested else 0,
+        )
     killed = of_order(submission=None, stop="why", kill=True)
-    assert decided(**{**lost, "order": killed}, found="driver-2", force=True) == (Act.ADOPT, 0)
-    assert decided(order=dataclasses.replace(killed, submission="driver-2")) == (Act.KILL, 0), "by the next agent"
+    assert decided(**{**lost, "order": killed}, found="driver-2", force=True) == (AgentAction.ADOPT, 0)
+    assert decided(order=dataclasses.replace(killed, submission="driver-2")) == (AgentAction.KILL, 0), (
+        "by the next agent"
+    )
 
 
 STATES = st.sampled_from([status(state) for state in DriverState])
@@ -156,7 +163,7 @@ REPORTS = st.one_of(
     st.builds(DriverReport, st.integers(1, 9), st.none(), st.none(), exit=st.sampled_from([None, Exit(0), Exit(13)])),
 )
 SEEN = st.builds(
-    Seen,
+    DriverObservation,
     wanted=st.sampled_from([WANTED, Wanted("f2", "1.0")]),
     master=st.just("spark://m:7077"),
     order=ORDERS,
@@ -172,17 +179,26 @@ SEEN = st.builds(
 
 
 @given(SEEN)
-def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_that_is_to_end(seen: Seen) -> None:
-    step = decide(seen)
-    heard = seen.status.state.has_ended or (seen.report is not None and seen.report.exit is not None)
-    if step.act is Act.END and seen.order is not None and seen.order.submission is None and not heard:
-        assert seen.order.stop is not None or seen.order.kill
-    if step.act is not Act.SUBMIT:
+def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_that_is_to_end(
+    observation: DriverObservation,
+) -> None:
+    step = decide(observation)
+    heard = observation.status.state.has_ended or (
+        observation.report is not None and observation.report.exit is not None
+    )
+    if (
+        step.action is AgentAction.END
+        and observation.order is not None
+        and observation.order.submission is None
+        and not heard
+    ):
+        assert observation.order.stop is not None or observation.order.kill
+    if step.action is not AgentAction.SUBMIT:
         return
-    assert seen.stop is None
-    assert not seen.force
-    if seen.order is None:
+    assert observation.stop is None
+    assert not observation.force
+    if observation.order is None:
         return
-    reports_end = seen.report is not None and seen.report.exit is not None
-    unheard = seen.order.submission is None and seen.ordered_since_s >= UNHEARD_S
-    assert seen.status.state.has_ended or reports_end or unheard
+    reports_end = observation.report is not None and observation.report.exit is not None
+    unheard = observation.order.submission is None and observation.ordered_since_s >= UNHEARD_S
+    assert observation.status.state.has_ended or reports_end or unheard

@@ -218,7 +218,7 @@ def test_a_table_rolled_back_behind_its_stream_signals_nothing_until_that_is_set
     assert minutes.signal() == [("T13", 1, 60, 0)], "it was never signalled: nothing of it is late"
 
 
-def test_a_marker_that_no_sound_file_declares_keeps_every_window_open(minutes, tmp_path):
+def test_a_marker_that_no_valid_file_declares_keeps_every_window_open(minutes, tmp_path):
     other = Minutes(tmp_path, name="others")
     other.made.begin()
     minutes.send(0, 10)

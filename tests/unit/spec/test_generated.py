@@ -97,7 +97,7 @@ def test_the_schema_refuses_what_the_loader_refuses(declare: Callable[..., Path]
     assert not VALIDATOR.is_valid(yaml.safe_load(path.read_text()))
 
 
-def test_the_guides_stream_is_sound(tmp_path: Path) -> None:
+def test_the_guides_stream_is_valid(tmp_path: Path) -> None:
     guide = Path("docs/how-to/declare-a-stream.md").read_text()
     stream, defaults, *_ = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
     (tmp_path / "orders.yaml").write_text(stream)

@@ -562,9 +562,9 @@ def test_a_byte_order_mark_and_the_line_ends_of_windows_change_nothing(
     declare: Declare, change: Callable[[str], str]
 ) -> None:
     path = declare()
-    sound = load_stream(path)
+    valid = load_stream(path)
     path.write_bytes(change(path.read_text()).encode())
-    assert load_stream(path) == sound
+    assert load_stream(path) == valid
 
 
 def test_a_number_is_read_as_it_is_written_and_a_key_is_text(declare: Declare) -> None:
@@ -601,9 +601,9 @@ def test_defaults_lie_beneath_each_stream_key_by_key(declare: Declare, tmp_path:
 
 @pytest.mark.parametrize("nothing", ["", "# commit: {interval: 5s}\n", "---\n"])
 def test_defaults_may_be_empty(declare: Declare, tmp_path: Path, nothing: str) -> None:
-    sound = load_stream(declare())
+    valid = load_stream(declare())
     (tmp_path / "_defaults.yaml").write_text(nothing)
-    assert load_stream(declare("other.yaml")) == sound
+    assert load_stream(declare("other.yaml")) == valid
 
 
 def test_a_mistake_is_reported_with_the_file_that_has_it(declare: Declare, tmp_path: Path) -> None:
@@ -788,6 +788,30 @@ def test_no_text_of_a_declaration_takes_long_or_is_answered_at_length(
     assert time.process_time() - before < 5
 
 
+MERGED = "m0: &m0 {a: 1}\n" + "".join(f"m{i}: &m{i} {{<<: [{', '.join([f'*m{i - 1}'] * 50)}]}}\n" for i in range(1, 9))
+REPEATED = "m0: &m0 [a]\n" + "".join(f"m{i}: &m{i} [{', '.join([f'*m{i - 1}'] * 9)}]\n" for i in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [MERGED, f"{REPEATED}watermark: {{idle-timeout: *m8}}\n", "m: &m [*m]\n"],
+    ids=["merges", "lists", "a list that has itself"],
+)
+def test_aliases_that_multiply_are_refused_before_they_are_followed(tmp_path: Path, text: str) -> None:
+    """Two kilobytes would else take hours, in each process that reads declarations."""
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    loading = "import sys, pathlib, frazil.spec.load as spec; spec.load_stream(pathlib.Path(sys.argv[1]))"
+    ran = subprocess.run([sys.executable, "-c", loading, path], check=False, capture_output=True, text=True, timeout=20)
+    assert "x.yaml: is not YAML that can be read: its aliases" in ran.stderr
+
+
+def test_aliases_and_merges_of_a_usual_size_are_followed(tmp_path: Path, declare: Declare) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(f"{declare().read_text()}commit: &a {{interval: 10s}}\nwatermark: {{<<: {{idle-timeout: 1h}}}}\n")
+    assert load_stream(path).watermark.idle_timeout == timedelta(hours=1)
+
+
 def test_every_text_of_a_declaration_has_a_bound() -> None:
     def unbounded(node: Any, path: str) -> list[str]:
         if isinstance(node, list):
@@ -920,7 +944,7 @@ def test_a_stream_survives_its_own_json(declare: Declare) -> None:
     assert StreamSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
-def test_the_streams_of_this_checkout_are_sound() -> None:
+def test_the_streams_of_this_checkout_are_valid() -> None:
     streams = load_streams(Path("include/streams"))
     assert streams["flights"].table.identifier == "demo.flights"
 

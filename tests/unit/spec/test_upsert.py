@@ -53,7 +53,7 @@ def found(**extra: object) -> dict[str, str]:
         {"key": ["ref"], "delete": {"tombstones": True, "column": "op", "values": ["d"]}},
     ],
 )
-def test_a_sound_upsert(declared: dict[str, object]) -> None:
+def test_a_valid_upsert(declared: dict[str, object]) -> None:
     assert found(**declared) == {}
 
 

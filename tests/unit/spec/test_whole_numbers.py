@@ -77,11 +77,11 @@ def test_exactly_the_whole_numbers_within_the_bounds_are_taken(
     )
     validator = Draft202012Validator(model.model_json_schema())
     for tried in (value, within.minimum + beside, within.maximum + beside):
-        sound = isinstance(tried, int) and not isinstance(tried, bool) and within.minimum <= tried <= within.maximum
-        for key, is_sound in (("number", sound), ("perhaps", sound or tried is None)):
+        valid = isinstance(tried, int) and not isinstance(tried, bool) and within.minimum <= tried <= within.maximum
+        for key, is_valid in (("number", valid), ("perhaps", valid or tried is None)):
             made = {"number": within.minimum, key: tried}
-            assert validator.is_valid(made) == is_sound
-            if is_sound:
+            assert validator.is_valid(made) == is_valid
+            if is_valid:
                 assert getattr(model.model_validate(made), key) == tried
             else:
                 with pytest.raises(ValidationError):

@@ -21,8 +21,8 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import Launch, LaunchKind
-from frazil.operations.letters import rejected_of
-from frazil.operations.overview import Around, Line, Seen, line_of
+from frazil.operations.dead_letters import rejected_of
+from frazil.operations.overview import Around, Line, StreamReading, line_of
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.status import stream
@@ -64,7 +64,9 @@ def test_a_table_is_unreadable_unless_frazil_was_changed_under_the_process(monke
 
 
 @pytest.mark.parametrize(("process", "restarts"), [(ProcessState.RUNNING, True), (ProcessState.FOREGROUND, False)])
-def test_a_writer_is_restarting_from_the_act_until_its_supervisor_has_ended_it(process: ProcessState, restarts: bool):
+def test_a_writer_is_restarting_from_the_action_until_its_supervisor_has_ended_it(
+    process: ProcessState, restarts: bool
+):
     spec = validate_stream(DECLARED, Path("ticks.yaml"))
 
     def is_restarting(writer: Observation, desired: Desired) -> bool:
@@ -94,7 +96,7 @@ def now() -> int:
 
 
 def on_page(spec: StreamSpec, state: StreamState) -> Line:
-    return line_of(spec.name, spec, Seen(state, now()), Around(), now_ms=now())
+    return line_of(spec.name, spec, StreamReading(state, now()), Around(), now_ms=now())
 
 
 def in_status(folder: Path) -> dict[str, str]:

@@ -31,7 +31,7 @@ from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import Undecided
 from frazil.status.missing import missing_tables
-from frazil.stream.dropped_tables import dropped_tables, made_anew
+from frazil.stream.dropped_tables import dropped_tables, recreate_table
 from frazil.stream.route import MAX_NAMED, StreamRoute, pointer
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
@@ -292,7 +292,7 @@ def _of_another_table(made: Shop) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_gone, _torn, _of_another_table])
-def test_rows_are_written_anew_once_more_when_the_files_of_an_earlier_try_cannot_be_taken(
+def test_rows_are_written_again_once_more_when_the_files_of_an_earlier_try_cannot_be_taken(
     refusing_rows: Shop, broken: Broken, spoil: Callable[[Shop], None]
 ) -> None:
     made = refusing_rows
@@ -477,7 +477,7 @@ def test_rows_of_a_table_that_was_renamed_count_once_though_another_has_its_name
     assert audit_stream(made.tables, window=None, named=["shop.kept_a"]).findings == ()
 
 
-def test_a_table_whose_name_does_not_show_its_value_is_made_anew_for_it(made: Shop, broken: Broken) -> None:
+def test_a_table_whose_name_does_not_show_its_value_is_made_again_for_it(made: Shop, broken: Broken) -> None:
     hashed = shop().route.made_table("Ä")  # type: ignore[union-attr]
     broken.refused = {("create_table", hashed)}
     made.route.make(["Ä"], made.home())
@@ -485,7 +485,7 @@ def test_a_table_whose_name_does_not_show_its_value_is_made_anew_for_it(made: Sh
     assert note is not None
     assert note.value == "Ä"
     broken.refused.clear()
-    made_anew(made.spec, made.tables, hashed)
+    recreate_table(made.spec, made.tables, hashed)
     assert load_catalog(None).load_table(hashed).properties["frazil.route.shop"] == "Ä"
 
 
@@ -510,7 +510,7 @@ def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
     ]
     assert not [one for one in reported if "NoSuchTableError" in one or "`frazil route shop" not in one]
     assert any("what failed batches left of it stays" in one for one in reported)
-    made_anew(made.spec, made.tables, A)
+    recreate_table(made.spec, made.tables, A)
     give_up(made.tables, A, made.home())
     made.start()
     made.land(a=1)
@@ -526,7 +526,7 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
     said: list[Any] = []
     made.route.emit = said.append
     made.land(a=2, order=1)
-    made.route.tell()
+    made.route.report()
     (outage,) = said
     assert outage.sentence.startswith(f"{A} is missing 2 rows of 1 batch: table {A} of the route of 'shop'")
     assert f"`frazil route shop --give-up {A}`" in outage.sentence
@@ -536,9 +536,9 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
 
 
 def test_the_command_that_tells_more_is_named_where_a_reason_names_none() -> None:
-    plain, mended = (Behind(A, 0, 1, 1, reason) for reason in ("it refuses writes", "run `frazil route shop`"))
-    assert pointer("shop", [mended]) == ""
-    for behind in ([plain], [mended, plain], [mended] * (MAX_NAMED + 1)):
+    plain, fixed = (Behind(A, 0, 1, 1, reason) for reason in ("it refuses writes", "run `frazil route shop`"))
+    assert pointer("shop", [fixed]) == ""
+    for behind in ([plain], [fixed, plain], [fixed] * (MAX_NAMED + 1)):
         assert pointer("shop", behind) == ". `frazil route shop` shows the remedy"
 
 

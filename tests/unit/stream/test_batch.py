@@ -71,7 +71,7 @@ def test_a_journal_has_the_last_transaction_before_its_end():
         marker=SimpleNamespace(source=source),
         kafka=SimpleNamespace(describe=lambda: SimpleNamespace(identity=source)),
         tables=SimpleNamespace(main=SimpleNamespace(current=lambda: table), clock_ms=lambda: 7),
-        committer=SimpleNamespace(letters_seen=lambda: BatchKey(0, 0)),
+        committer=SimpleNamespace(newest_dead_letters=lambda: BatchKey(0, 0)),
     )
     context: Any = SimpleNamespace(topic_ids=source.topic_ids, epoch=1, batch=2, window_us=None)
     end: Any = SimpleNamespace(
@@ -134,23 +134,23 @@ def test_a_stream_that_asks_for_no_shuffle_reads_and_emits_nothing():
     assert BatchRunner._shuffle(nothing, BATCH, tasks=4) is None
 
 
-def test_a_tick_is_not_shuffled():
-    tick: Any = SimpleNamespace(spec=SimpleNamespace(distribution="hash"))
-    assert BatchRunner._shuffle(tick, BATCH, tasks=0) is None
+def test_an_empty_commit_is_not_shuffled():
+    empty_commit: Any = SimpleNamespace(spec=SimpleNamespace(distribution="hash"))
+    assert BatchRunner._shuffle(empty_commit, BATCH, tasks=0) is None
 
 
-def test_a_tick_reaches_no_spark():
+def test_an_empty_commit_reaches_no_spark():
     nothing: Any = None
     engine = SparkEngine(nothing)
     assert engine.run([], nothing) == ()
     assert engine._started is None
 
 
-def test_a_tick_teaches_no_rates(tmp_path: Path):
+def test_an_empty_commit_teaches_no_rates(tmp_path: Path):
     exchange, rates = open_exchange(tmp_path), Rates(bytes_per_record=7.0, overhead_s=2.0)
     write_rates(exchange, rates)
-    tick: Any = SimpleNamespace(records=0, staged_for=lambda _: ())
-    write_rates_of(exchange, tick, [], batch_s=9.0)
+    empty_commit: Any = SimpleNamespace(records=0, staged_for=lambda _: ())
+    write_rates_of(exchange, empty_commit, [], batch_s=9.0)
     assert read_rates(exchange) == rates
 
 
@@ -212,14 +212,14 @@ def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(caplog: pytest
     said: list[str] = []
     answers: Any = iter([CommitUnavailable("away"), CommitUnavailable("still away"), "staged"])
 
-    def act() -> str:
+    def operation() -> str:
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer
         return str(answer)
 
     with caplog.at_level(logging.INFO):
-        assert waited_out(act, "batch 3-1 cannot be staged", wait=lambda _: None, tell=said.append) == "staged"
+        assert waited_out(operation, "batch 3-1 cannot be staged", wait=lambda _: None, report=said.append) == "staged"
     reported = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert [line.partition("; trying")[0] for line in reported] == [
         "batch 3-1 cannot be staged: away",

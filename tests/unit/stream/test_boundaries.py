@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.commit.marker import LastTransaction
+from frazil.errors import SpecError
 from frazil.ingest.source_log import is_after
 from frazil.stream import boundaries
 from frazil.stream.boundaries import MAX_ENDS, Boundaries
@@ -54,6 +57,17 @@ def test_a_transaction_that_a_later_one_follows_has_no_more_events_that_can_be_r
     assert after([("a", 1), UNREADABLE, ("b", 1)], {"a": 2, "b": 1}) == (3, "")
 
 
+def test_positions_that_only_fall_end_the_stream_with_a_sentence_and_take_no_time() -> None:
+    """Each transaction would stay open, and every poll would compare it with all others."""
+    log, count = Boundaries(0), 100_000
+    for offset in range(count):
+        log.add(f"t{offset}", 1, place(count - offset, offset), offset + 1)
+    before = time.process_time()
+    with pytest.raises(SpecError, match="not in the order of one log"):
+        log.settle(whole=True)
+    assert time.process_time() - before < 10
+
+
 def test_a_transaction_of_unknown_end_that_is_sent_again_is_no_boundary_before_the_newest() -> None:
     log = Boundaries(0, LastTransaction("c", place(9)))
     for offset, (transaction, position) in enumerate([("a", 1), ("b", 2)]):
@@ -71,7 +85,7 @@ def test_a_record_that_cannot_be_read_may_be_the_last_of_its_transaction() -> No
     assert after([UNREADABLE, UNREADABLE], {}) == (2, "")
 
 
-def test_a_log_that_began_anew_waits_for_nothing_of_the_one_before_it() -> None:
+def test_a_log_that_began_again_waits_for_nothing_of_the_one_before_it() -> None:
     places = {"a": place(900, 1), "b": place(950, 2), "c": place(4, HOURS), "d": place(9, HOURS)}
     log = [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
     assert after(log, dict.fromkeys("abcd", 1), places=places) == (4, "")

@@ -8,14 +8,14 @@ from frazil import __version__
 from frazil.stream.executors import unlike
 from frazil.stream.progress import MAX_PERIOD_S, WRITES_A_SECOND, cluster_period_s
 
-SOUND = {"host": "a", "frazil": __version__}
+VALID = {"host": "a", "frazil": __version__}
 
 
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        ([SOUND], None),
-        ([SOUND, {"host": "b", "frazil": "0.0.9"}], f"has frazil 0.0.9 on b, and the driver has {__version__}"),
+        ([VALID], None),
+        ([VALID, {"host": "b", "frazil": "0.0.9"}], f"has frazil 0.0.9 on b, and the driver has {__version__}"),
         ([{"host": "b", "missing": "No module named 'numba'"}], "cannot stage records on b: No module named 'numba'"),
     ],
 )

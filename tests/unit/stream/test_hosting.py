@@ -82,16 +82,16 @@ class HeartbeatSender:
 
 
 def test_one_thread_sends_heartbeats_for_all_and_one_that_cannot_write_stops_no_other() -> None:
-    broken, sound, changed = HeartbeatSender(), HeartbeatSender(), HeartbeatSender()
+    broken, valid, changed = HeartbeatSender(), HeartbeatSender(), HeartbeatSender()
     broken.broken = True
     with Heartbeats(heartbeat_interval_s=1e9) as heartbeats:
-        for one in (broken, sound, changed):
+        for one in (broken, valid, changed):
             heartbeats.add(one)
-        eventually(lambda: broken.heartbeats == sound.heartbeats == changed.heartbeats == 1)
+        eventually(lambda: broken.heartbeats == valid.heartbeats == changed.heartbeats == 1)
         changed.is_changed = True
         eventually(lambda: changed.heartbeats == 2)
         heartbeats.remove(changed)
-        assert sound.heartbeats == 1
+        assert valid.heartbeats == 1
 
 
 def test_who_waits_during_an_outage_lends_its_turn_and_queues_for_it_again() -> None:

@@ -128,7 +128,7 @@ def test_the_heartbeat_says_how_many_rows_a_merge_has_read(writer: MergingWriter
     assert writer.heartbeat().merged_rows == 0, "what an earlier batch left does not count"
 
 
-def test_a_merge_that_begins_again_counts_anew_whatever_tasks_of_its_last_try_still_write(writer: MergingWriter):
+def test_a_merge_that_begins_again_counts_again_whatever_tasks_of_its_last_try_still_write(writer: MergingWriter):
     writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 1))
     tries = [ProgressFolder(writer.progress.location, {}, attempt=BEGAN_MS + n) for n in range(2)]
     tries[0].write_merged(0, rows=500)

@@ -218,9 +218,9 @@ def test_a_stream_gone_silent_ticks_once(world: World):
     world.after(1)
     silent = world.after(299)
     assert silent.idle == frozenset()
-    ticked = world.after(5)
-    assert ticked.idle == {TP0, TP1}
-    assert world.after(600) == ticked
+    idle = world.after(5)
+    assert idle.idle == {TP0, TP1}
+    assert world.after(600) == idle
 
 
 def test_a_silent_partition_is_recorded_as_idle_by_the_next_batch(world: World):
@@ -575,9 +575,9 @@ def test_draining_waits_for_nothing(tmp_path: Path):
     assert world.after(1).offsets == {TP0: 5, TP1: 0}
 
 
-def test_a_tick_has_no_plans(world: World):
-    tick = Position(world.planner.position.offsets, frozenset({TP0, TP1}))
-    assert world.planner.plans(world.planner.position, tick) == []
+def test_an_empty_commit_has_no_plans(world: World):
+    idle_position = Position(world.planner.position.offsets, frozenset({TP0, TP1}))
+    assert world.planner.plans(world.planner.position, idle_position) == []
 
 
 def test_the_plans_of_a_batch_are_its_tasks_alone_however_many_partitions_its_position_has(world: World):

@@ -213,7 +213,7 @@ def test_a_stall_is_still_said_while_the_writer_begins_another_epoch(bench: Benc
     assert len(warnings(caplog)) == 1
 
 
-def test_an_outage_is_no_stall_however_long_and_time_counts_anew_after_it(
+def test_an_outage_is_no_stall_however_long_and_time_counts_again_after_it(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ):
     bench.waits()

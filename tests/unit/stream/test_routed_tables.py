@@ -29,7 +29,7 @@ from frazil.ingest.write import file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import value_property
-from frazil.stream.dropped_tables import made_anew
+from frazil.stream.dropped_tables import recreate_table
 from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import RoutedTables
 from frazil.stream.stage_context import stage_context
@@ -185,7 +185,7 @@ def test_many_tables_are_made_side_by_side() -> None:
     assert len({id(t.schema_json) for name, t in shop.context(routed).targets.items() if "." in name}) == 1
 
 
-def test_a_table_that_rows_wait_for_is_never_begun_anew() -> None:
+def test_a_table_that_rows_wait_for_is_never_begun_again() -> None:
     shop = Shop(template="shop.of_{value}")
     shop.open().make(["a"], shop.home())
     shop.catalog.purge_table("shop.of_a")
@@ -195,7 +195,7 @@ def test_a_table_that_rows_wait_for_is_never_begun_anew() -> None:
     assert routed.absent["shop.of_a"].startswith(
         "stream 'shop': shop.of_a is missing 5 rows of 1 batch: it does no longer exist"
     )
-    made_anew(shop.spec, shop.tables, "shop.of_a")
+    recreate_table(shop.spec, shop.tables, "shop.of_a")
     assert "shop.of_a" in shop.open(shop__of_a=waiting).absent
     assert read_marker(shop.catalog.load_table("shop.of_a").properties, "shop") is None
 

@@ -37,7 +37,7 @@ def writer(number: int, received: dict[int, int]) -> dict[str, Any]:
     return {"write": number, "files": [staged(f"main-{number}").to_json()], "received": received, "task_s": 0.5}
 
 
-SOUND = [writer(1, {0: 3}), reader(1, [4, 0]), reader(0, [2, 3]), writer(0, {0: 2, 1: 4})]
+VALID = [writer(1, {0: 3}), reader(1, [4, 0]), reader(0, [2, 3]), writer(0, {0: 2, 1: 4})]
 
 
 def answered(*answers: dict[str, Any]) -> tuple[TaskAnswer, ...]:
@@ -45,7 +45,7 @@ def answered(*answers: dict[str, Any]) -> tuple[TaskAnswer, ...]:
 
 
 def test_each_task_answers_once_with_all_its_files() -> None:
-    found = answered(*SOUND)
+    found = answered(*VALID)
     assert [[file.path for file in a.result.files] for a in found] == [["dead-0", "main-0"], ["dead-1", "main-1"]]
     assert [[p.records for p in a.result.progress] for a in found] == [[5], [4]]
     assert [(a.seconds, a.partitions) for a in found] == [(1.5, 5), (1.5, 6)]
@@ -55,14 +55,14 @@ def test_each_task_answers_once_with_all_its_files() -> None:
 @pytest.mark.parametrize(
     "answers",
     [
-        [*SOUND[:3], writer(0, {0: 2, 1: 3})],
-        [*SOUND[:3], writer(0, {0: 2})],
-        [*SOUND[:3], writer(0, {0: 2, 1: 4, 2: 1})],
-        SOUND[:3],
-        SOUND[1:],
-        [SOUND[0], SOUND[2], SOUND[3]],
-        [*SOUND, SOUND[0]],
-        [*SOUND, SOUND[1]],
+        [*VALID[:3], writer(0, {0: 2, 1: 3})],
+        [*VALID[:3], writer(0, {0: 2})],
+        [*VALID[:3], writer(0, {0: 2, 1: 4, 2: 1})],
+        VALID[:3],
+        VALID[1:],
+        [VALID[0], VALID[2], VALID[3]],
+        [*VALID, VALID[0]],
+        [*VALID, VALID[1]],
     ],
 )
 def test_rows_that_were_sent_and_not_received_or_otherwise_make_no_batch(answers: list[dict[str, Any]]) -> None:
@@ -73,9 +73,9 @@ def test_rows_that_were_sent_and_not_received_or_otherwise_make_no_batch(answers
 def test_an_error_of_a_task_is_raised_and_precedes_a_suspicion() -> None:
     suspect, refused = {"suspect": "ValueError: a bug"}, {"error_type": "AccessDenied", "error": "no"}
     with pytest.raises(errors.AccessDenied, match="no"):
-        answered(suspect, refused, *SOUND)
+        answered(suspect, refused, *VALID)
     with pytest.raises(RecordSuspected, match="ValueError: a bug"):
-        answered(*SOUND, suspect)
+        answered(*VALID, suspect)
 
 
 def test_a_batch_with_a_suspect_is_staged_again_without_a_shuffle() -> None:

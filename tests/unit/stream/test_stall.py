@@ -434,7 +434,7 @@ def test_an_event_time_beyond_the_calendar_is_said_all_the_same():
 
 
 @pytest.mark.parametrize("jump", [GAP_MS + INTERVAL + PERIOD, 8 * 3600 * SECOND, -3600 * SECOND])
-def test_a_machine_that_slept_or_a_clock_that_was_set_begins_anew(jump: int):
+def test_a_machine_that_slept_or_a_clock_that_was_set_begins_again(jump: int):
     writer = Writer(unread={TP0: 5})
     writer.passes(STILL - PERIOD)
     writer.set(at_ms=writer.now.at_ms + jump)

@@ -106,7 +106,7 @@ def test_a_stream_that_seldom_commits_is_no_judge_of_what_lies_between():
     assert not any(t.reason for t in evaluated([(n * HOUR, 500, 10 + 200 * n) for n in range(12)]))
 
 
-def test_a_clock_that_was_put_back_begins_the_history_anew():
+def test_a_clock_that_was_put_back_begins_the_history_again():
     worst = evaluated([(100 * HOUR + n * HOUR / 2, 500, 10 + 200 * n) for n in range(8)])
     assert worst[-1].reason
     assert throttle(worst[-1], Measure(500, 5_000, 0.5, 0), BOUNDS).reason is None

@@ -91,7 +91,7 @@ def test_a_loop_whose_python_starts_too_late_begins_again_in_the_same_epoch(epoc
     assert (left, one.stopping.waits) == (0, [2, 4, 8])
 
 
-def test_after_a_batch_the_attempts_are_counted_anew(epoch: Any):
+def test_after_a_batch_the_attempts_are_counted_again(epoch: Any):
     one, left = epoch([0] * (START_ATTEMPTS - 1) + [3] + [0] * (START_ATTEMPTS - 2) + [None])
     assert (left, one.commits) == (0, 3)
 

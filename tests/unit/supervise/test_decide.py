@@ -158,24 +158,24 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("brokers away for hours", ended(*crashes(40, code=22)), WriterAction.HOLD, Cause.UNAVAILABLE),
     ("brokers away, the minute is over", ended(exit_(22, ago=MINUTE)), WriterAction.START, Cause.UNAVAILABLE),
     ("the clock was set back", ended(exit_(1, ago=-60 * MINUTE)), WriterAction.START, Cause.CRASHED),
-    ("offsets are gone", ended(exit_(11)), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
-    ("offsets are gone, said before", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-1"), WriterAction.HOLD, Cause.NEEDS_PERSON),
+    ("offsets are gone", ended(exit_(11)), WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION),
+    ("offsets are gone, said before", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-1"), WriterAction.HOLD, Cause.NEEDS_ATTENTION),
     ("offsets are gone, frazil reset was run", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.START, Cause.REQUESTED),
-    ("offsets are gone, the table cannot be read", ended(exit_(11), notes=GIVEN_UP), WriterAction.HOLD, Cause.NEEDS_PERSON),
+    ("offsets are gone, the table cannot be read", ended(exit_(11), notes=GIVEN_UP), WriterAction.HOLD, Cause.NEEDS_ATTENTION),
     ("offsets are gone, the run was cleared", ended(exit_(11), notes=Notes(cleared="L9")), WriterAction.START, Cause.REQUESTED),
-    ("fenced, and the other one commits", ended(exit_(13), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.HOLD, Cause.NEEDS_PERSON),
+    ("fenced, and the other one commits", ended(exit_(13), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.HOLD, Cause.NEEDS_ATTENTION),
     ("fenced three days ago, and supervision is back", ended(exit_(13, ago=3 * DAY, committed=True), away_since_ms=NOW - 4 * DAY, returned_at_ms=NOW), WriterAction.START, Cause.RETURNED),
     ("fenced under our eyes, given up, and back after days elsewhere", ended(exit_(13, ago=3 * DAY), notes=GIVEN_UP, away_since_ms=NOW - 3 * DAY + MINUTE, returned_at_ms=NOW), WriterAction.START, Cause.RETURNED),
-    ("fenced under our eyes, and Airflow was restarted", ended(exit_(13, ago=10 * MINUTE), notes=GIVEN_UP, away_since_ms=NOW - 4 * MINUTE, returned_at_ms=NOW), WriterAction.HOLD, Cause.NEEDS_PERSON),
-    ("fenced again since supervision is back", ended(exit_(13, ago=MINUTE), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW - 2 * MINUTE), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
+    ("fenced under our eyes, and Airflow was restarted", ended(exit_(13, ago=10 * MINUTE), notes=GIVEN_UP, away_since_ms=NOW - 4 * MINUTE, returned_at_ms=NOW), WriterAction.HOLD, Cause.NEEDS_ATTENTION),
+    ("fenced again since supervision is back", ended(exit_(13, ago=MINUTE), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW - 2 * MINUTE), WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION),
     ("refused three days ago, and supervision is back", ended(exit_(16, ago=3 * DAY), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW), WriterAction.START, Cause.RETURNED),
-    ("gone offsets of three days ago stay a person's", ended(exit_(11, ago=3 * DAY), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
+    ("gone offsets of three days ago stay a person's", ended(exit_(11, ago=3 * DAY), away_since_ms=NOW - 3 * DAY, returned_at_ms=NOW), WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION),
     ("refused after a commit, this moment", ended(exit_(16, committed=True)), WriterAction.HOLD, Cause.DENIED),
     ("refused after a commit, a minute ago", ended(exit_(16, committed=True, ago=MINUTE)), WriterAction.START, Cause.DENIED),
     ("refused four times since the last commit", ended(exit_(0, ago=DAY, launch_id="L8x", committed=True), *crashes(4, code=16)), WriterAction.HOLD, Cause.DENIED),
-    ("refused, and committed with other credentials only", ended(exit_(0, ago=DAY, launch_id="L8x", committed=True, generation=3), exit_(16)), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
-    ("refused from the first start on", ended(exit_(16)), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
-    ("asked to stop, but fenced meanwhile", ended(exit_(13, stopped_for="asked for")), WriterAction.GIVE_UP, Cause.NEEDS_PERSON),
+    ("refused, and committed with other credentials only", ended(exit_(0, ago=DAY, launch_id="L8x", committed=True, generation=3), exit_(16)), WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION),
+    ("refused from the first start on", ended(exit_(16)), WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION),
+    ("asked to stop, but fenced meanwhile", ended(exit_(13, stopped_for="asked for")), WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION),
 ]  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def test_the_waits_between_crashes_double_and_the_first_relaunch_is_within_ten_s
     assert POLICY.backoff_ms(1_000) == POLICY.longest_backoff_ms == MINUTE
 
 
-def test_a_commit_between_crashes_begins_the_row_anew() -> None:
+def test_a_commit_between_crashes_begins_the_row_again() -> None:
     row = (*crashes(4)[:-1], exit_(1, ago=500, launch_id="L10", committed=True), exit_(1))
     decision = decide(ended(*row), now_ms=NOW, policy=POLICY)
     assert (decision.action, decision.until_ms) == (WriterAction.HOLD, NOW + 1_000)
@@ -299,7 +299,7 @@ def test_a_paused_stream_is_never_started(observed: Observed) -> None:
 
 
 @given(observations())
-def test_after_an_exit_that_needs_a_person_nothing_starts_until_a_person_acted(observed: Observed) -> None:
+def test_after_an_exit_that_needs_attention_nothing_starts_until_a_user_acted(observed: Observed) -> None:
     last = observed.exit
     if last is None or last.code not in NO_RESTART:
         return
@@ -358,7 +358,7 @@ def test_what_may_be_over_is_tried_once_by_who_comes_back_and_by_nobody_who_stay
 @pytest.mark.parametrize("away_ago", [None, 0, MINUTE, 4 * MINUTE, 6 * MINUTE, 2 * DAY])
 @pytest.mark.parametrize("returned_ago", [0, MINUTE, 3 * DAY])
 @pytest.mark.parametrize("noted", [Notes(), GIVEN_UP])
-def test_an_end_that_may_be_over_is_judged_by_who_saw_it(
+def test_an_end_that_may_be_over_is_evaluated_by_who_saw_it(
     code: int, ended_ago: int, away_ago: int | None, returned_ago: int, noted: Notes
 ) -> None:
     away_since_ms = 0 if away_ago is None else NOW - away_ago

@@ -1,4 +1,4 @@
-"""A declaration that is sound, broken, removed or missing for a moment."""
+"""A declaration that is valid, broken, removed or missing for a moment."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def times() -> Times:
 def test_a_stream_is_declared_broken_or_removed_and_these_are_three_things(streams: Path, times: Times) -> None:
     declaration = Declaration("ticks", streams, clock=times)
     file = streams / "ticks.yaml"
-    sound = file.read_text()
-    (streams / "others.yaml").write_text(sound.replace("ticks", "others"))
+    valid = file.read_text()
+    (streams / "others.yaml").write_text(valid.replace("ticks", "others"))
     assert declaration.read() == Declared(find_stream(streams, "ticks").fingerprint())
-    for broken in (sound.replace("event-time", "event-tmie"), "name: ticks\nschema: {", "- a list\n"):
+    for broken in (valid.replace("event-time", "event-tmie"), "name: ticks\nschema: {", "- a list\n"):
         file.write_text(broken)
         found: Any = declaration.read()
         assert isinstance(found, Unreadable), broken
         assert "ticks.yaml" in found.problem
-    assert declaration.spec is not None, "the last sound one is remembered"
+    assert declaration.spec is not None, "the last valid one is remembered"
     file.unlink()
     assert declaration.read() == Removed(1_000)
     times.now_ms = 5_000
     assert declaration.read() == Removed(1_000)
-    file.write_text(sound)
+    file.write_text(valid)
     assert isinstance(declaration.read(), Declared)
     file.unlink()
     assert declaration.read() == Removed(5_000)

@@ -65,7 +65,7 @@ def test_what_was_wanted_before_the_first_start_holds_until_somebody_says_otherw
     assert not (run_folder("ticks") / DESIRED_FILE).exists()
 
 
-def test_the_last_act_counts_on_whichever_host_it_was(streams: Path) -> None:
+def test_the_last_action_counts_on_whichever_host_it_was(streams: Path) -> None:
     """Another host does not see this one's run folder, and counts on from the table's object."""
     run("pause", "ticks", streams=streams)
     spec = find_stream(streams, "ticks")
@@ -73,8 +73,8 @@ def test_the_last_act_counts_on_whichever_host_it_was(streams: Path) -> None:
     elsewhere = DesiredStore("ticks", load_stream_table(spec))
     elsewhere._places.pop()
     seen = [desired.read()]
-    for act in (elsewhere.resume, elsewhere.pause, elsewhere.restart):
-        act(by="ben", reason="")
+    for operation in (elsewhere.resume, elsewhere.pause, elsewhere.restart):
+        operation(by="ben", reason="")
         seen.append(desired.read())
     assert [one.mode.value for one in seen] == ["paused", "running", "paused", "running"]
     generations = [one.generation for one in seen]
@@ -109,7 +109,7 @@ def test_a_wish_stands_beside_the_journals(streams: Path) -> None:
     assert wanted.at_ms > 1_700_000_000_000
 
 
-def test_every_act_is_a_generation_and_only_a_restart_asks_for_one(streams: Path) -> None:
+def test_every_action_is_a_generation_and_only_a_restart_asks_for_one(streams: Path) -> None:
     desired = beside_table(find_stream(streams, "ticks"))
     seen = []
     for verb in ("pause", "resume", "restart", "resume"):
@@ -183,14 +183,14 @@ def test_of_many_who_act_at_once_from_one_state_exactly_one_does(streams: Path, 
     for _ in range(5):
         seen = desired.read().generation
 
-        def act(number: int, seen: int = seen) -> bool:
+        def operation(number: int, seen: int = seen) -> bool:
             with suppress(DesiredMoved):
                 desired.restart(by=f"{number}", reason="", after=seen)
                 return True
             return False
 
         with ThreadPoolExecutor(8) as pool:
-            done = list(pool.map(act, range(8)))
+            done = list(pool.map(operation, range(8)))
         assert sum(done) == 1
         assert desired.read().by == f"{done.index(True)}"
 

@@ -19,9 +19,9 @@ def sentence(decision: Decision, problem: str | None = None) -> str | None:
 
 @pytest.mark.parametrize("action", WriterAction)
 def test_what_acts_on_a_writer_is_reported_with_its_reason(action: WriterAction) -> None:
-    acts = action not in {WriterAction.KEEP, WriterAction.HOLD, WriterAction.END}
+    carries_out = action not in {WriterAction.KEEP, WriterAction.HOLD, WriterAction.END}
     said = sentence(Decision(action, Cause.CRASHED, "it ended with signal 9"))
-    assert (said is not None) is acts
+    assert (said is not None) is carries_out
     if said is not None:
         assert said.endswith(" (crashed): it ended with signal 9")
 
@@ -32,7 +32,7 @@ def test_what_failed_is_reported_as_such() -> None:
 
 
 @pytest.mark.parametrize("action", [WriterAction.STOP, WriterAction.HOLD])
-def test_a_pause_is_reported_as_of_the_act_whenever_it_is_seen(action: WriterAction) -> None:
+def test_a_pause_is_reported_as_of_the_action_whenever_it_is_seen(action: WriterAction) -> None:
     desired = Desired(DesiredMode.PAUSED, 3, reason="Kafka upgrade", by="ana", at_ms=NOW - 5)
     found = history_entry(Decision(action, Cause.PAUSED, "paused by ana 3 min ago"), desired, None, now_ms=NOW)
     assert found == Happened(NOW - 5, Kind.SUPERVISION, "the stream is paused by ana: Kafka upgrade")

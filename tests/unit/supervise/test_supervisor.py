@@ -16,7 +16,7 @@ from frazil.history.read import read_history
 from frazil.history.supervision import AGAIN_MS
 from frazil.host.given_up import announce_given_up, confirm_given_up, settle_given_up
 from frazil.host.launcher import ProcessState
-from frazil.spec.last_sound import EMPTY_MS
+from frazil.spec.last_valid import EMPTY_MS
 from frazil.spec.load import find_stream
 from frazil.supervise.decision import Cause, WriterAction
 from frazil.supervise.desired import open_desired
@@ -135,10 +135,10 @@ def test_a_changed_spec_restarts_it_and_a_broken_one_does_not(bench: Bench) -> N
     supervisor = bench.supervisor()
     bench.runs(supervisor)
     file = bench.streams / "ticks.yaml"
-    sound = file.read_text()
-    file.write_text(sound.replace("event-time", "event-tmie"))
+    valid = file.read_text()
+    file.write_text(valid.replace("event-time", "event-tmie"))
     assert supervisor.step().decision.cause is Cause.ADVANCING
-    file.write_text(sound + "lateness: 10m\n")
+    file.write_text(valid + "lateness: 10m\n")
     bench.until(supervisor, WriterAction.RESTART, Cause.SPEC_CHANGED)
     bench.until(supervisor, WriterAction.KEEP, Cause.ADVANCING)
 
@@ -184,25 +184,25 @@ def test_a_stall_that_the_writer_reports_is_reported_and_restarts_nothing(bench:
     assert bench.at_hand.launcher.observe().launch.writer.pid == pid
 
 
-def test_an_exit_that_needs_a_person_is_given_up_on_once_and_clearing_tries_again(bench: Bench) -> None:
+def test_an_exit_that_needs_attention_is_given_up_on_once_and_clearing_tries_again(bench: Bench) -> None:
     supervisor = bench.supervisor()
     bench.at_hand.orders(exit=11, error="OffsetGap: ticks-0 lost offsets 5 to 9")
-    step = bench.until(supervisor, WriterAction.GIVE_UP, Cause.NEEDS_PERSON)
+    step = bench.until(supervisor, WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION)
     assert "OffsetGap: ticks-0 lost offsets 5 to 9" in step.decision.reason
     confirm_given_up("ticks", step.decision.subject, reason=step.decision.reason, table_fingerprint=None)
     assert supervisor.step().decision.action is WriterAction.HOLD
     assert bench.supervisor().step().decision.action is WriterAction.HOLD
     bench.at_hand.orders()
-    supervisor.person_cleared(by="Airflow", reason="the run was cleared")
+    supervisor.user_cleared(by="Airflow", reason="the run was cleared")
     bench.runs(supervisor)
 
 
-def test_clearing_undoes_a_pause_by_airflow_and_none_by_a_person(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clearing_undoes_a_pause_by_airflow_and_none_by_a_user(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     ensure_table(load_catalog(None), spec := find_stream(bench.streams, "ticks"))
     supervisor, desired = bench.supervisor(), open_desired(spec)
 
     def cleared() -> tuple[str, str]:
-        supervisor.person_cleared(by="Airflow", reason="the run was cleared")
+        supervisor.user_cleared(by="Airflow", reason="the run was cleared")
         now = desired.read()
         return str(now.mode), now.by
 
@@ -221,7 +221,7 @@ def test_what_a_run_that_failed_on_another_host_gave_up_on_is_given_up_on_once(b
     """The worker in which the run fails reaches no run folder of this host: the next run's trigger knows by itself."""
     supervisor = bench.supervisor()
     bench.at_hand.orders(exit=11, error="OffsetGap: ticks-0 lost offsets 5 to 9")
-    step = bench.until(supervisor, WriterAction.GIVE_UP, Cause.NEEDS_PERSON)
+    step = bench.until(supervisor, WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION)
     announced = {"reason": step.decision.reason, "table_fingerprint": "t1"}
     announce_given_up("ticks", step.decision.subject, run_id="run 1", **announced)
     settle_given_up("ticks", run_id="run 1")
@@ -229,7 +229,7 @@ def test_what_a_run_that_failed_on_another_host_gave_up_on_is_given_up_on_once(b
     settle_given_up("ticks", run_id="run 2")
     assert bench.supervisor().step().decision.action is WriterAction.HOLD
     bench.at_hand.orders()
-    supervisor.person_cleared(by="Airflow", reason="the run was cleared")
+    supervisor.user_cleared(by="Airflow", reason="the run was cleared")
     settle_given_up("ticks", run_id="run 3")
     bench.runs(supervisor)
 
@@ -245,7 +245,7 @@ def test_an_announcement_that_is_torn_is_dropped(bench: Bench) -> None:
 def test_a_fenced_writer_is_held_by_who_saw_it_and_started_by_who_comes_back_to_this_host(bench: Bench) -> None:
     clock = Clock(bench.supervisor()._clock)
     bench.at_hand.orders(exit=13, error="Fenced: epoch 9 took over")
-    step = bench.until(bench.supervisor(clock=clock), WriterAction.GIVE_UP, Cause.NEEDS_PERSON)
+    step = bench.until(bench.supervisor(clock=clock), WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION)
     confirm_given_up("ticks", step.decision.subject, reason=step.decision.reason, table_fingerprint=None)
     bench.at_hand.orders()
     clock.ahead_ms += 2 * 60_000
@@ -274,13 +274,13 @@ def test_five_crashes_without_a_commit_are_given_up_on(bench: Bench) -> None:
     assert len(bench.at_hand.launcher.observe().exits) == 5
 
 
-def test_a_person_who_stops_it_in_airflow_finds_it_stopped_until_it_is_cleared_there(bench: Bench) -> None:
+def test_a_user_who_stops_it_in_airflow_finds_it_stopped_until_it_is_cleared_there(bench: Bench) -> None:
     supervisor = bench.supervisor()
     bench.runs(supervisor)
-    supervisor.person_stopped(by="Airflow", reason="the run r1 was marked failed or success")
+    supervisor.user_stopped(by="Airflow", reason="the run r1 was marked failed or success")
     held = bench.until(bench.supervisor(), WriterAction.HOLD, Cause.PAUSED)
     assert "the run r1 was marked failed" in held.decision.reason
-    supervisor.person_cleared(by="Airflow", reason="the run r2 was cleared")
+    supervisor.user_cleared(by="Airflow", reason="the run r2 was cleared")
     bench.runs(supervisor)
 
 
@@ -289,7 +289,7 @@ def test_clearing_in_airflow_does_not_take_back_a_pause_from_elsewhere(bench: Be
     open_desired(find_stream(bench.streams, "ticks")).pause(by="ana", reason="")
     supervisor = bench.supervisor()
     assert supervisor.step().decision.cause is Cause.PAUSED
-    supervisor.person_cleared(by="Airflow", reason="the run was cleared")
+    supervisor.user_cleared(by="Airflow", reason="the run was cleared")
     assert supervisor.step().decision.cause is Cause.PAUSED
     assert bench.at_hand.launcher.observe().process is ProcessState.NEVER
 

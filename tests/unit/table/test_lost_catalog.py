@@ -114,7 +114,7 @@ def test_a_folder_and_a_scheme_that_no_storage_serves_register_nothing(catalog: 
     assert catalog.list_namespaces() == []
 
 
-def test_a_metadata_file_that_is_not_the_tables_newest_is_registered_only_if_a_person_asks_for_it(
+def test_a_metadata_file_that_is_not_the_tables_newest_is_registered_only_if_a_user_asks_for_it(
     catalog: Catalog, unconfigured: Path, stream: Stream
 ) -> None:
     made = ensure_table(catalog, stream())

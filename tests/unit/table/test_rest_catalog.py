@@ -148,7 +148,7 @@ def test_a_token_that_expired_is_replaced_at_its_next_use(server: TroubledProxy)
         assert tokens.given == before + 1
 
 
-def test_a_token_of_auth_type_oauth2_is_requested_by_what_a_person_configures(server: TroubledProxy) -> None:
+def test_a_token_of_auth_type_oauth2_is_requested_by_what_a_user_configures(server: TroubledProxy) -> None:
     server.trouble = tokens = Tokens()
     oauth = {"type": "oauth2", "oauth2.client_id": "me", "oauth2.client_secret": "s"}
     given = {f"auth.{key}": value for key, value in oauth.items()} | {"auth.oauth2.token_url": f"{server.uri}/token"}

@@ -153,7 +153,7 @@ def test_a_start_adds_no_column_again_that_others_renamed_or_dropped(catalog: Ca
     assert ensure_table(catalog, stream(schema=nested)).schema() == table.refresh().schema()
 
 
-def test_from_the_schema_that_a_person_accepted_names_are_new(catalog: Catalog, stream: Stream) -> None:
+def test_from_the_schema_that_a_user_accepted_names_are_new(catalog: Catalog, stream: Stream) -> None:
     table = ensure_table(catalog, stream())
     with table.update_schema() as update:
         update.delete_column("delay")

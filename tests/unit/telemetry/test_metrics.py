@@ -48,7 +48,7 @@ class Bench:
             self.meters, stream=OF[0], table=OF[1], interval_s=20, partitions=partitions, now_s=1_000
         )
 
-    def tell(self, *what: StreamEvent) -> None:
+    def record(self, *what: StreamEvent) -> None:
         for happening in what:
             self.sink.take(Event(OF[0], 7_000, happening))
 
@@ -74,7 +74,7 @@ def test_the_page_is_made_from_the_table() -> None:
 
 def test_a_batch_moves_its_counters_and_times() -> None:
     bench = Bench()
-    bench.tell(ChangesMerged(2, 0.1), ChangesMerged(1, 0.2), BATCH, BATCH)
+    bench.record(ChangesMerged(2, 0.1), ChangesMerged(1, 0.2), BATCH, BATCH)
     counted = {
         metric.name: bench.value(metric) for metric in (m.BATCHES, m.RECORDS, m.DEAD_LETTERS, m.FILES, m.WRITTEN)
     }
@@ -93,9 +93,9 @@ def test_a_batch_moves_its_counters_and_times() -> None:
     assert times == {"frazil.stage": [(2, 4.0)], "frazil.merge": [(1, pytest.approx(0.3))]}
 
 
-def test_a_tick_is_no_batch_and_moves_the_watermark() -> None:
+def test_an_empty_commit_is_no_batch_and_moves_the_watermark() -> None:
     bench = Bench()
-    bench.tell(BatchCommitted(KEY, MARKER, 0, 0, 0, stage_s=1, commit_s=1))
+    bench.record(BatchCommitted(KEY, MARKER, 0, 0, 0, stage_s=1, commit_s=1))
     assert (bench.value(m.BATCHES), bench.value(m.WATERMARK)) == (0, 5.5)
     assert [*bench.meters.times_of(m.STAGE)] == []
 
@@ -120,27 +120,27 @@ def test_a_state_is_one_while_it_lasts(
     bench = Bench()
     seen = [bench.value(metric, *more)]
     for what in (begins, ends):
-        bench.tell(what)
+        bench.record(what)
         seen.append(bench.value(metric, *more))
     assert seen == [0, 1, 0]
 
 
 def test_an_outage_of_many_tries_is_one() -> None:
     bench = Bench()
-    bench.tell(*[OutageMet(f"try {n}") for n in range(9)], PhaseBegan(Phase.STAGING), OutageMet("again"))
+    bench.record(*[OutageMet(f"try {n}") for n in range(9)], PhaseBegan(Phase.STAGING), OutageMet("again"))
     assert bench.value(m.OUTAGES) == 2
 
 
 def test_tables_that_lack_rows_are_one_outage_through_all_phases() -> None:
     bench = Bench()
     for n in range(3):
-        bench.tell(TablesBehind(frozenset({"a.b"}), f"{n} rows"), OutageMet("away"), PhaseBegan(Phase.STAGING))
+        bench.record(TablesBehind(frozenset({"a.b"}), f"{n} rows"), OutageMet("away"), PhaseBegan(Phase.STAGING))
     assert (bench.value(m.OUTAGE), bench.value(m.OUTAGES)) == (1, 4)
 
 
 def test_other_events_are_counted() -> None:
     bench = Bench()
-    bench.tell(
+    bench.record(
         EpochBegan(4, MARKER, Settled()),
         TableEvolved(KEY, ("added column gate string",)),
         FutureEventTimes(KEY, 7, ("t", 0), "10m"),
@@ -161,7 +161,7 @@ def test_a_thousand_partitions_make_no_series_unless_declared_and_those_that_cau
     for bench, series in ((closed, [0, 0]), (opened, [1_000, 1])):
         found = []
         for what in measured:
-            bench.tell(what)
+            bench.record(what)
             found.append(len(bench.meters.of(m.PARTITION_LAG)))
         assert found == series
 
@@ -169,9 +169,9 @@ def test_a_thousand_partitions_make_no_series_unless_declared_and_those_that_cau
 def test_a_stream_has_as_many_series_as_the_page_says_whatever_happens() -> None:
     bench = Bench()
     for n in range(500):
-        bench.tell(ChangesMerged(1, 0.1), BATCH, StallBegan(STALL), NoticeGiven(str(n)), OutageMet(str(n)))
-        bench.tell(LagMeasured(n, {("t", n): n}, n, n), PhaseBegan(Phase.WAITING))
-        bench.tell(StallEnded(StallKind.OFFSETS, 1), EpochBegan(n, MARKER, Settled()))
+        bench.record(ChangesMerged(1, 0.1), BATCH, StallBegan(STALL), NoticeGiven(str(n)), OutageMet(str(n)))
+        bench.record(LagMeasured(n, {("t", n): n}, n, n), PhaseBegan(Phase.WAITING))
+        bench.record(StallEnded(StallKind.OFFSETS, 1), EpochBegan(n, MARKER, Settled()))
     lines = [line for line in exposition(bench.meters).splitlines() if not line.startswith("#")]
     said = re.search(r"there are (\d+) series", page.render())
     assert said is not None
@@ -181,7 +181,7 @@ def test_a_stream_has_as_many_series_as_the_page_says_whatever_happens() -> None
 def test_what_nobody_measures_any_more_goes_with_the_writer_and_counters_stay() -> None:
     bench, other = Bench(), Bench()
     other.meters = bench.meters
-    bench.tell(BATCH, LagMeasured(50, {("t", 0): 50}, 9_000, 400), StallBegan(STALL))
+    bench.record(BATCH, LagMeasured(50, {("t", 0): 50}, 9_000, 400), StallBegan(STALL))
     bench.sink.ended()
     assert (bench.value(m.WRITER_RUNNING), bench.value(m.RECORDS)) == (0, 100)
     for gauge in (m.LAG, m.FRESHNESS, m.STALLED, m.OUTAGE):

@@ -41,7 +41,7 @@ from frazil.airflow.task import task
 from frazil.errors import FrazilError, SpecError
 from frazil.partitions.windows import Grain
 from frazil.spark_apps import AGGREGATE_DAILY
-from frazil.spec.last_sound import Found, find_declared
+from frazil.spec.last_valid import Found, find_declared
 from frazil.spec.load import streams_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import never_complete, with_windows
@@ -102,8 +102,8 @@ def daily_dags(
     dags = []
     folder = Path(aggregations)
     found = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
-    sound = [one.spec for one in declared_streams(Path(streams)) if one.spec]
-    fed = {seen.table.identifier: seen for spec in sound for seen in with_windows(spec)}
+    valid = [one.spec for one in declared_streams(Path(streams)) if one.spec]
+    fed = {seen.table.identifier: seen for spec in valid for seen in with_windows(spec)}
     declared = [_declared(one, fed, Path(streams)) for one in found if not one.removed]
     for one in _refuse_shared_targets(declared):
         dags.append(_daily_dag(one, Path(application), on_failure))
@@ -308,7 +308,7 @@ def _page(found: _Declared) -> str:
     spec = found.spec
     if spec is None:
         return f"**This declaration cannot be used:**\n\n```\n{found.problem}\n```\n"
-    broken = f"**Its last sound declaration is used, because the file has a problem:**\n\n```\n{found.problem}\n```\n\n"
+    broken = f"**Its last valid declaration is used, because the file has a problem:**\n\n```\n{found.problem}\n```\n\n"
     return f"""{broken if found.problem else ""}{spec.description}
 
 From `{spec.source}` into `{spec.target}`, by UTC day of `{spec.event_time}`:

@@ -4,7 +4,7 @@
   failed. If an hour has no findings, no other task starts.
 - `stream` is a group of two tasks for each returned stream, because Airflow notifies and retries per task. `confirm`
   audits the stream again and sends an event of `frazil.audit.<stream>`; only a successful task can send events. It
-  fails only if the audit itself is impossible, and is retried. `verdict` fails with the findings, which calls the
+  fails only if the audit itself is impossible, and is retried. `report` fails with the findings, which calls the
   notifiers.
 """
 

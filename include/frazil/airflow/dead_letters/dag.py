@@ -56,12 +56,12 @@ def _form(streams: list[str]) -> dict[str, Param]:
     reasons: dict[str, Any] = {"type": ["null", "array"], "items": {"type": "string", "pattern": r"^\w+$"}}
     return {
         "stream": Param(streams[0] if streams else None, type="string", enum=streams or [""], title="Stream"),
-        "act": Param("replay", type="string", enum=["replay", "discard"], title="What to do"),
-        "dry-run": Param(True, type="boolean", title="Dry run", description="Count the letters, and stop there."),
+        "action": Param("replay", type="string", enum=["replay", "discard"], title="What to do"),
+        "dry-run": Param(True, type="boolean", title="Dry run", description="Count the dead letters, and stop there."),
         "reasons": Param(None, **reasons, title="Reasons", description="Error classes, one a line; all, if empty."),
         "from": moment("From"),
         "to": moment("To, and before"),
         "because": Param(
-            None, type=["null", "string"], title="Because", description="Of a discard: why. Kept with each letter."
+            None, type=["null", "string"], title="Because", description="Of a discard: why. Kept with each dead letter."
         ),
     }

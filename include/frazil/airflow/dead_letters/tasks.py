@@ -27,8 +27,8 @@ def settle(streams: str) -> dict[str, Any]:
     from frazil.errors import NO_RESTART  # noqa: PLC0415 - not when a DAG file is parsed
 
     context = get_current_context()
-    person = context["dag_run"].triggering_user_name
-    by = f"{person}, Airflow" if person else f"the DAG run {context['dag_run'].run_id}"
+    user = context["dag_run"].triggering_user_name
+    by = f"{user}, Airflow" if user else f"the DAG run {context['dag_run'].run_id}"
     arguments = dlq_arguments(context["params"], run_name(context), by=by)
     log.info("frazil %s", " ".join(arguments))
     done = subprocess.run([*COMMAND, *arguments, "--streams", streams], capture_output=True, text=True, check=False)
@@ -48,7 +48,7 @@ def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:
 
     Raises AirflowFailException if a field is missing. `by` is the user who requests the action.
     """
-    discards = form["act"] == "discard"
+    discards = form["action"] == "discard"
     because = (form.get("because") or "").strip()
     if discards and not because:
         raise AirflowFailException("a discard needs a reason: fill in `because`. Nothing was changed")
@@ -56,7 +56,7 @@ def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:
     reasons = [("--reason", reason) for reason in form.get("reasons") or ()]
     return [
         "dlq",
-        form["act"],
+        form["action"],
         form["stream"],
         *(word for option in (*reasons, *bounds) for word in option),
         *(("--because", because, "--by", by, "--yes") if discards else ("--run", run)),

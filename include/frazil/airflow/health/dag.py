@@ -22,12 +22,12 @@ from frazil.aggregate.spec import AGGREGATIONS
 from frazil.airflow.assets import HEALTH, again_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers, interval, resolved_notifiers
 from frazil.airflow.deadlines import OnLate, deadline
+from frazil.airflow.notifications import failure
 from frazil.airflow.page.address import page_url
 from frazil.airflow.task import task
-from frazil.airflow.telling import failure
 from frazil.airflow.untrusted import handed_on
 from frazil.operations.message import Message, message_of
-from frazil.spec.last_sound import find_declared
+from frazil.spec.last_valid import find_declared
 
 DAG_ID = "frazil_health"
 EVERY, EVERY_VARIABLE = timedelta(minutes=5), "FRAZIL_HEALTH_EVERY"

@@ -52,12 +52,12 @@ class RouteFindings:
         """Parse what `to_json` wrote. Other content is ignored, because other users can write to the store too."""
         after, beyond = value.get("after"), value.get("beyond")
         found = beyond.items() if isinstance(beyond, Mapping) else ()
-        sound = {
+        valid = {
             table: [rule for rule in rules if isinstance(rule, str)]
             for table, rules in found
             if isinstance(rules, list)
         }
-        return cls(sound, after if isinstance(after, str) else "")
+        return cls(valid, after if isinstance(after, str) else "")
 
 
 def reread_route(

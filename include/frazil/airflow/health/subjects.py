@@ -36,7 +36,7 @@ from frazil.maintenance.tables import routes
 from frazil.maintenance.windows import late_window
 from frazil.quality.gate import unused_suites
 from frazil.signals.signal_table import TableSignals
-from frazil.spec.last_sound import Found, find_declared
+from frazil.spec.last_valid import Found, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import with_windows
@@ -71,7 +71,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class WatchedSubject:
     """One watched subject, and the function that reads it."""
 
     alerts: Alerts
@@ -82,7 +82,7 @@ class Subject:
 
 
 def read_all(
-    subjects: Mapping[str, Subject], failed: FailedRuns, is_paused: IsPaused = lambda _: False, *, at_once: int
+    subjects: Mapping[str, WatchedSubject], failed: FailedRuns, is_paused: IsPaused = lambda _: False, *, at_once: int
 ) -> dict[str, list[Reading] | str]:
     """Return the readings of each subject, or a sentence that says why there are no readings."""
     # A task may talk to Airflow from one thread only.
@@ -118,13 +118,13 @@ def subjects_of(
     *,
     now_ms: int,
     expectations: Path | None = None,
-) -> dict[str, Subject]:
+) -> dict[str, WatchedSubject]:
     """Return all watched subjects by their name in alerts: streams, tables with windows, routes, aggregations and DAGs.
 
     Reading an aggregation for the first time sets its first watched day; reading a route replaces its findings.
     """
     declared = list(declared)
-    found = {f"the DAG {dag_id}": Subject(Alerts(), list, (dag_id,)) for dag_id in ABOUT_ALL}
+    found = {f"the DAG {dag_id}": WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in ABOUT_ALL}
     specs: dict[str, StreamSpec] = {}
     for stream in declared:
         found[f"stream {stream.name}"] = _stream(stream, kept, now_ms)
@@ -133,17 +133,17 @@ def subjects_of(
                 specs.setdefault(seen.table.identifier, seen)
     if expectations is not None:
         gated = {table for table, spec in specs.items() if spec.window is not None}
-        found["the quality gates"] = Subject(Alerts(), lambda: [_gates(expectations, gated)])
-    sound = [stream.spec for stream in declared if stream.spec is not None]
-    feeds = [seen for one in sound for seen in with_windows(one)]
+        found["the quality gates"] = WatchedSubject(Alerts(), lambda: [_gates(expectations, gated)])
+    valid = [stream.spec for stream in declared if stream.spec is not None]
+    feeds = [seen for one in valid for seen in with_windows(one)]
     for table, spec in specs.items():
         if spec.window is not None:
             found[f"care of {table}"] = _windows_subject(
                 table, [one for one in feeds if one.table.identifier == table], now_ms
             )
-    for name, spec in routes(sound).items():
+    for name, spec in routes(valid).items():
         if spec.route is not None and spec.route.template is not None:
-            found[name] = Subject(spec.maintenance.alerts, _made(name, spec, sound, kept.routes, now_ms))
+            found[name] = WatchedSubject(spec.maintenance.alerts, _made(name, spec, valid, kept.routes, now_ms))
     for file in find_declared(aggregations, AGGREGATIONS, now_ms=now_ms) if aggregations else ():
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
@@ -152,11 +152,11 @@ def subjects_of(
     return found
 
 
-def _stream(stream: DeclaredStream, kept: Kept, now_ms: int) -> Subject:
+def _stream(stream: DeclaredStream, kept: Kept, now_ms: int) -> WatchedSubject:
     spec, problem = stream.spec, None if stream.missing else stream.problem
     if spec is None:
         said = f"the declaration of stream {stream.name} is invalid, and has never been valid: {problem}"
-        return Subject(Alerts(), lambda: [flag("declaration", True, said)])
+        return WatchedSubject(Alerts(), lambda: [flag("declaration", True, said)])
     alerts = spec.maintenance.alerts
 
     def read() -> Iterable[Reading]:
@@ -165,10 +165,10 @@ def _stream(stream: DeclaredStream, kept: Kept, now_ms: int) -> Subject:
         if alerts.enabled:
             yield audit_reading(spec.name, kept.audits.get(spec.name), kept.audited.get(spec.name))
 
-    return Subject(alerts, read)
+    return WatchedSubject(alerts, read)
 
 
-def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Subject:
+def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> WatchedSubject:
     alerts = specs[0].maintenance.alerts
 
     def read() -> Iterable[Reading]:
@@ -182,7 +182,7 @@ def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Su
         held = [(s.partition, s.note or "the gate said nothing") for s in newest.values() if not s.sent]
         yield from held_reading(table, held, alerts)
 
-    return Subject(alerts, read, (partitions_dag_id(table),))
+    return WatchedSubject(alerts, read, (partitions_dag_id(table),))
 
 
 def _gates(folder: Path, tables: Collection[str]) -> Reading:
@@ -205,17 +205,17 @@ def _made(
     return read
 
 
-def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: FirstDays, now_ms: int) -> Subject:
+def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: FirstDays, now_ms: int) -> WatchedSubject:
     def read() -> Iterable[Reading]:
         return _aggregation_readings(file, first_days, now_ms) if alerts.enabled else ()
 
-    return Subject(alerts, read, (reconcile_dag_id(file.path.stem),))
+    return WatchedSubject(alerts, read, (reconcile_dag_id(file.path.stem),))
 
 
 def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:
     """Return whether the declaration is broken, and which days are late. Sets the first watched day."""
     name, spec = file.path.stem, file.spec
-    sentence = f"the declaration of aggregation {name} is broken; the last sound one is in use: {file.problem}"
+    sentence = f"the declaration of aggregation {name} is broken; the last valid one is in use: {file.problem}"
     yield flag("declaration", file.problem is not None and not file.missing, sentence)
     if spec is None or name not in first_days:
         return

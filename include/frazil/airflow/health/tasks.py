@@ -16,7 +16,7 @@ from frazil import clock
 from frazil.airflow.aggregations.reconcile import FIRST, first_day
 from frazil.airflow.audits.findings import audit_findings, last_audits
 from frazil.airflow.declared import declared_streams
-from frazil.airflow.gauges import tell_health
+from frazil.airflow.gauges import report_health
 from frazil.airflow.health.routes import RouteFindings
 from frazil.airflow.health.subjects import FailedRuns, IsPaused, Kept, read_all, subjects_of
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
@@ -89,7 +89,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
         else:
             steps[name] = gone(before, name, "no stream declares it")
     changes = _remembered(reported_alone(steps, ALONE), store)
-    tell_health(found, changes["active"])
+    report_health(found, changes["active"])
     audited = {stream.name: kept.audited.get(stream.name) for stream in declared}
     return {**changes, "due": _due(found, tables), "audited": audited}
 

@@ -150,7 +150,7 @@ def _tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedT
     unread = [stream.problem for stream in declared if stream.spec is None and stream.problem]
     if missing and (unread or not declared):
         raise AirflowFailException(
-            f"{missing}: not maintained, because this worker has never read its declaration while it was sound. Fix "
+            f"{missing}: not maintained, because this worker has never read its declaration while it was valid. Fix "
             f"the file: {'; '.join(unread) or f'{streams} has none'}"
         )
     if missing:

@@ -90,20 +90,22 @@ def operations_page() -> FastAPI:
             raise HTTPException(404, f"no stream feeds a table {name}, or you may not see it")
         return _shown(found)
 
-    @app.post("/api/plan/{act}/{name}")
-    def plan(action: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
-        from frazil.airflow.page import acts  # noqa: PLC0415 - as above
+    @app.post("/api/plan/{action}/{name}")
+    def plan(requested: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
+        from frazil.airflow.page import actions  # noqa: PLC0415 - as above
 
-        return answered(_said(lambda: acts.planned(action.act, action.subject, form)))
+        return answered(_said(lambda: actions.planned(requested.action, requested.subject, form)))
 
-    @app.post("/api/act/{act}/{name}")
-    def carry_out(action: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
-        from frazil.airflow.page import acts  # noqa: PLC0415 - as above
+    @app.post("/api/action/{action}/{name}")
+    def carry_out(requested: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
+        from frazil.airflow.page import actions  # noqa: PLC0415 - as above
 
-        entry = record(action.user, action.act, action.subject.name, dag_id=action.subject.dag, form=form)
-        person = action.user.get_name()
+        entry = record(
+            requested.user, requested.action, requested.subject.name, dag_id=requested.subject.dag, form=form
+        )
+        user = requested.user.get_name()
         try:
-            done = _said(lambda: acts.carry_out(action.act, action.subject, form, person=person))
+            done = _said(lambda: actions.carry_out(requested.action, requested.subject, form, user=user))
         except HTTPException as error:
             conclude(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
             raise
@@ -125,19 +127,19 @@ def operations_page() -> FastAPI:
 class AllowedAction:
     """An action that the user is permitted to take."""
 
-    act: Any
+    action: Any
     subject: Any
     user: Any
 
 
-def allowed(request: Request, name: str, act: str, user: GetUserDep) -> AllowedAction:
+def allowed(request: Request, name: str, action: str, user: GetUserDep) -> AllowedAction:
     """Return the requested action. Raises HTTPException if another page sent the request or the user may not act.
 
     Refused actions are also written to the audit log.
     """
-    from frazil.operations.acts import Act  # noqa: PLC0415 - as above
+    from frazil.operations.page_actions import PageAction  # noqa: PLC0415 - as above
 
-    known = Act(act) if act in set(Act) else None
+    known = PageAction(action) if action in set(PageAction) else None
     try:
         return _allowed_action(request, name, known, user)
     except HTTPException as error:
@@ -146,27 +148,29 @@ def allowed(request: Request, name: str, act: str, user: GetUserDep) -> AllowedA
         raise
 
 
-def _allowed_action(request: Request, name: str, act: Any, user: Any) -> AllowedAction:
-    from frazil.airflow.page import acts  # noqa: PLC0415 - as above
+def _allowed_action(request: Request, name: str, action: Any, user: Any) -> AllowedAction:
+    from frazil.airflow.page import actions  # noqa: PLC0415 - as above
 
     if said := refusal(request.headers):
         raise HTTPException(403, f"refused: {said}")
-    subject = None if act is None else acts.subject_of(act, name, partial(visible, user))
+    subject = None if action is None else actions.action_subject(action, name, partial(visible, user))
     if subject is None:
-        raise HTTPException(404, f"no file declares {name}, you may not see it, or there is no such act")
+        raise HTTPException(404, f"no file declares {name}, you may not see it, or there is no such action")
     if not may(user, subject.method, subject.dag):
         raise HTTPException(
             403, f"Airflow does not let you do that: you need {subject.method} for runs of {subject.dag}"
         )
-    return AllowedAction(act, subject, user)
+    return AllowedAction(action, subject, user)
 
 
-async def sent_form(request: Request, action: Annotated[Any, Depends(allowed)]) -> dict[str, Any]:
+async def sent_form(request: Request, requested: Annotated[Any, Depends(allowed)]) -> dict[str, Any]:
     """Read the form from the body, up to its size limit. Raises HTTPException if the body is not a form."""
     try:
         return await _form(request)
     except HTTPException as error:
-        await run_in_threadpool(_record_refusal, request, action.user, action.act, action.subject.name, error)
+        await run_in_threadpool(
+            _record_refusal, request, requested.user, requested.action, requested.subject.name, error
+        )
         raise
 
 
@@ -186,9 +190,9 @@ async def _form(request: Request) -> dict[str, Any]:
     return form
 
 
-def _record_refusal(request: Request, user: Any, act: Any, name: str, error: HTTPException) -> None:
-    if request.scope["route"].path.startswith("/api/act/"):
-        record_refusal(user, act, name, f"refused: {error.detail}")
+def _record_refusal(request: Request, user: Any, action: Any, name: str, error: HTTPException) -> None:
+    if request.scope["route"].path.startswith("/api/action/"):
+        record_refusal(user, action, name, f"refused: {error.detail}")
 
 
 def _said(work: Callable[[], Any]) -> Any:
@@ -203,7 +207,7 @@ def _said(work: Callable[[], Any]) -> Any:
         raise HTTPException(504, str(error)) from error
     except Exception as error:  # whatever a catalog, a storage, Kafka or Airflow raises
         if said := installed.outdated(error):
-            log.warning("an act failed: %s", said, exc_info=error)
+            log.warning("an action failed: %s", said, exc_info=error)
             raise HTTPException(500, said) from error
         raise HTTPException(409, f"{type(error).__name__}: {error}") from error
 
@@ -236,7 +240,7 @@ async def _warmed(_: FastAPI) -> AsyncIterator[None]:
 
 
 def _warm() -> None:
-    from frazil.airflow.page import acts, one_stream, one_table, views  # noqa: F401, PLC0415 - as above
+    from frazil.airflow.page import actions, one_stream, one_table, views  # noqa: F401, PLC0415 - as above
     from frazil.host import page_servers  # noqa: PLC0415 - as above
 
     try:
@@ -279,7 +283,7 @@ def visible(user: Any, dags: Mapping[str, str]) -> set[str]:
 HEADER, OURS = "x-frazil", "page"
 OUTCOME = "outcome"
 FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run")
-"""The fields of all forms, except `seal`."""
+"""The fields of all forms, except `version_token`."""
 
 
 def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:
@@ -290,9 +294,11 @@ def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:
         return "another site sent it"
     origin = headers.get("origin")
     ours = {headers.get("host", ""), urlsplit(base_url).netloc} - {""}
-    if origin is not None and urlsplit(origin).netloc not in ours:
-        return f"it comes from {origin}"
-    return None
+    try:
+        known = origin is None or urlsplit(origin).netloc in ours
+    except ValueError:  # such as http://[
+        known = False
+    return None if known else f"it comes from {origin}"
 
 
 def refusal(headers: Mapping[str, str]) -> str | None:
@@ -328,7 +334,7 @@ def _teams(dag_ids: Collection[str]) -> dict[str, str | None]:
 
 
 def record(  # noqa: PLR0913 - an entry
-    user: Any, act: str, subject: str, *, dag_id: str | None, form: Mapping[str, Any], outcome: str = "not known yet"
+    user: Any, action: str, subject: str, *, dag_id: str | None, form: Mapping[str, Any], outcome: str = "not known yet"
 ) -> int:
     """Write to Airflow's audit log that a user is about to act. Return the id of the log entry, for `conclude`.
 
@@ -337,19 +343,19 @@ def record(  # noqa: PLR0913 - an entry
     name = user.get_name()
     filled_in = {field: _kept(form[field]) for field in FIELDS if field in form}
     extra = json.dumps({OUTCOME: _kept(outcome), **filled_in, "subject": _kept(subject)})
-    entry = Log(event=f"frazil_{act}", owner=name, owner_display_name=name, extra=extra, dag_id=dag_id)
+    entry = Log(event=f"frazil_{action}", owner=name, owner_display_name=name, extra=extra, dag_id=dag_id)
     with create_session() as session:
         session.add(entry)
         session.flush()
         return int(entry.id)
 
 
-def record_refusal(user: Any, act: str, subject: str, outcome: str) -> None:
+def record_refusal(user: Any, action: str, subject: str, outcome: str) -> None:
     """Write a refused action to the audit log. If that fails, the action is still refused."""
     try:
-        record(user, act, subject, dag_id=None, form={}, outcome=outcome)
+        record(user, action, subject, dag_id=None, form={}, outcome=outcome)
     except SQLAlchemyError:
-        log.warning("Airflow's audit log does not have a refused act: %s", outcome, exc_info=True)
+        log.warning("Airflow's audit log does not have a refused action: %s", outcome, exc_info=True)
 
 
 def _kept(value: object) -> object:
@@ -366,4 +372,4 @@ def conclude(entry: int, outcome: str) -> None:
             if found is not None:
                 found.extra = json.dumps({**json.loads(found.extra or "{}"), OUTCOME: _kept(outcome)})
     except SQLAlchemyError:
-        log.warning("Airflow's audit log does not have what came of an act: %s", outcome, exc_info=True)
+        log.warning("Airflow's audit log does not have the outcome of an action: %s", outcome, exc_info=True)

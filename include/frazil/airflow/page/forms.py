@@ -9,7 +9,7 @@ from typing import Any
 
 from frazil.backfill.request import check_not_ahead, parse_request
 from frazil.errors import SpecError
-from frazil.operations.acts import RUNS_A_DAG, Act
+from frazil.operations.page_actions import RUNS_A_DAG, PageAction
 from frazil.partitions.completeness import Cursor, history_words
 from frazil.partitions.windows import Grain, Window
 from frazil.safe_text import reason_problem
@@ -32,17 +32,17 @@ class NotKnown(Exception):
     """Whether the action was applied is unknown; the message says why."""
 
 
-def missing_value(act: Act, name: str, form: Form, *, now_ms: int) -> str | None:
+def missing_value(action: PageAction, name: str, form: Form, *, now_ms: int) -> str | None:
     """Return what must be changed in the form before the action can be confirmed; None if it is complete."""
     try:
-        if act in RUNS_A_DAG:
-            conf = run_form(act, name, form)
-            if act is Act.BACKFILL:
+        if action in RUNS_A_DAG:
+            conf = run_form(action, name, form)
+            if action is PageAction.BACKFILL:
                 conf.pop("dry-run")
                 check_not_ahead(parse_request(conf), now_ms)
-        elif act is Act.RESET:
+        elif action is PageAction.RESET:
             target_of(form)
-        elif act is Act.SEND_AGAIN:
+        elif action is PageAction.SEND_AGAIN:
             day_of(form)
     except Invalid as error:
         return str(error)
@@ -77,17 +77,17 @@ def is_dry(form: Form) -> bool:
     return bool(form.get("dry-run", True))
 
 
-def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:
+def run_form(action: PageAction, name: str, form: Form) -> dict[str, Any]:
     """Return the parameters of the DAG run for an action. Raises Invalid if the form is incomplete."""
     dry = {"dry-run": is_dry(form)}
-    if act is Act.RELEASE:
+    if action is PageAction.RELEASE:
         reason, window = text_of(form, "reason"), _window(form, "partition")
         if len(reason) < 3:
             raise Invalid("Say why: the reason stays next to the window")
         return {"table": name, "partition": window.key, "reason": reason}
-    if act is Act.REPLAY:
-        return {"stream": name, "act": "replay", **dry}
-    if act is Act.MAINTAIN:
+    if action is PageAction.REPLAY:
+        return {"stream": name, "action": "replay", **dry}
+    if action is PageAction.MAINTAIN:
         return {"tables": [name], **dry}
     times = {key: _moment(form, key).isoformat() for key in ("from-time", "to-time") if text_of(form, key)}
     if not times:

@@ -15,8 +15,8 @@ from sqlalchemy import func, select
 
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.maintenance.rules import runbook_of
-from frazil.operations.acts import Run
 from frazil.operations.overview import StandingAlert
+from frazil.operations.page_actions import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, STREAM_TASK, par
 from frazil.airflow.declared import DeclaredStream
 from frazil.airflow.page import views
 from frazil.airflow.page.known import Measured, newest_run, paused_dags, standing_alerts
-from frazil.airflow.page.views import KEEP_S, WITHIN_S, Sees, answers, declared, group_of, seen_of, status_key
+from frazil.airflow.page.views import KEEP_S, WITHIN_S, Sees, answers, declared, group_of, reading_of, status_key
 from frazil.airflow.writers.dag import TASK_ID
 from frazil.history.points import finished
 from frazil.host.launcher import Observation
@@ -70,7 +70,7 @@ def stream(name: str, wish: Wish, sees: Sees, may_act: Callable[[str], bool]) ->
         return None
     if one.spec is None:
         now_ms = clock.now_ms()
-        line = line_of(name, None, seen_of(one, None), Around(), now_ms=now_ms)
+        line = line_of(name, None, reading_of(one, None), Around(), now_ms=now_ms)
         return StreamView(now_ms, line, {})
     return _view(one, one.spec, wish, may_act=may_act(views.writer_dag_of(one)))
 
@@ -107,16 +107,16 @@ class Requests:
 def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -> StreamView:
     shown = Range.of(wish.hours)
     requests = Requests.begin(spec, shown)
-    seen = _gathered(requests.status, WITHIN_S)
+    answer = _gathered(requests.status, WITHIN_S)
     history, ends, runs = _gathered(requests.history), _gathered(requests.ends), _gathered(requests.writers)
     dags = _gathered(requests.dags).value
     found, around = history.value or History(), _around(one, dags)
     recorded = finished(found.past.points, clock.now_ms())
     points = coarser(recorded, shown)
     unread = views.unread({KAFKA: ends, "The table": history, "The run folder": runs})
-    is_back = seen.value is not None and seen.value.rolled_back
+    is_back = answer.value is not None and answer.value.rolled_back
     partitions = partitions_of(found.marker, None if is_back or KAFKA in unread else ends.value, spec)
-    line = line_of(spec.name, spec, seen_of(one, seen), around, now_ms=clock.now_ms())
+    line = line_of(spec.name, spec, reading_of(one, answer), around, now_ms=clock.now_ms())
     if (waiting := waiting_in(partitions)) is not None:  # the number agrees with what each partition shows
         line = replace(line, lag=waiting)
     return StreamView(
@@ -126,7 +126,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         commits=found.commits,
         rejected=found.rejected,
         changes=found.changes,
-        last_changes=seen.value.changes if seen.value else {},
+        last_changes=answer.value.changes if answer.value else {},
         backfill=found.backfill,
         partitions=shown_partitions(partitions),
         partitions_in_all=len(partitions),
@@ -135,18 +135,18 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         audited=_audited(name=spec.name),
         log=_log(spec, _gathered(requests.run).value),
         topics=topics_of(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
-        routes=spec.route is not None or (seen.value is not None and seen.value.routed),
+        routes=spec.route is not None or (answer.value is not None and answer.value.routed),
         routed=(
-            _routed(spec, _gathered(requests.routed).value, seen.value, wish.tables, line.level)
+            _routed(spec, _gathered(requests.routed).value, answer.value, wish.tables, line.level)
             if requests.routed
             else None
         ),
-        pending=history.pending or seen.pending or ends.pending,
+        pending=history.pending or answer.pending or ends.pending,
         may_act=may_act,
-        acts=offered(
-            spec, standing_of(seen.value, history.value, is_read=history.at_ms is not None and not history.problem)
+        actions=offered(
+            spec, standing_of(answer.value, history.value, is_read=history.at_ms is not None and not history.problem)
         ),
-        problems=without_repeats(unread, seen.value),
+        problems=without_repeats(unread, answer.value),
         range=shown,
         points=points,
         rates=rates_in(points, recorded),

@@ -46,7 +46,7 @@ def find_table(name: str) -> MaintainedTable | None:
 
 def views_of(table: MaintainedTable) -> tuple[StreamSpec, ...]:
     """Return a table's streams; empty for tables without windows (dead-letter tables and tables of templates)."""
-    return tuple(seen for one in table.streams if (seen := seen_by(one, table.identifier)) is not None)
+    return tuple(view for one in table.streams if (view := seen_by(one, table.identifier)) is not None)
 
 
 def feeders_of(table: MaintainedTable, sees: Sees) -> set[str]:
@@ -72,16 +72,16 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
     known = partial(paused_dags, (partitions_dag_id(found.identifier), MAINTENANCE_DAG))
     dags = kept.ask("Airflow", ("dags", name), known, keep_s=KEEP_S)
-    (seen,) = kept.gather([shape], within_s=WITHIN_S)
+    (answer,) = kept.gather([shape], within_s=WITHIN_S)
     complete: Answer[Calendar | None] = kept.gather([windows], within_s=0.3)[0] if windows else Answer()
     (alerts,) = kept.gather([measured], within_s=0.2)
     (paused,) = kept.gather([dags], within_s=0.2)
     standing = _standing(found, alerts.value.alerts if alerts.value else ())
     amiss = amiss_of(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
-    files, partitions = seen.value or (None, None)
+    files, partitions = answer.value or (None, None)
     shown_windows = together(complete.value, partitions)
     unknown = [complete.problem] if complete.problem and not complete.outdated else []
-    state = state_of(None if seen.problem else files, shown_windows, standing, [*amiss, *unknown])
+    state = state_of(None if answer.problem else files, shown_windows, standing, [*amiss, *unknown])
     return TableView(
         at_ms=clock.now_ms(),
         table=name,
@@ -95,9 +95,9 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
         alerts=standing,
         amiss=amiss,
         dags=paused.value,
-        pending=seen.pending or (windows is not None and complete.pending),
+        pending=answer.pending or (windows is not None and complete.pending),
         may_act=may_act(MAINTENANCE_DAG),
-        problems=tuple(dict.fromkeys(unread({"The table": seen, "Its windows": complete}).values())),
+        problems=tuple(dict.fromkeys(unread({"The table": answer, "Its windows": complete}).values())),
     )
 
 

@@ -24,8 +24,8 @@ from frazil.operations.overview import (
     Around,
     Need,
     Overview,
-    Seen,
     StandingAlert,
+    StreamReading,
     Windows,
     by_stream,
     headline,
@@ -107,7 +107,7 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     for one in shown:
         complete = known.get(place_of(one.spec)) if one.spec else None
         around = care(one, complete, paused.value)
-        lines.append(line_of(one.name, one.spec, seen_of(one, answered.get(one.name)), around, now_ms=now_ms))
+        lines.append(line_of(one.name, one.spec, reading_of(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, paused.value or {}, now_ms=now_ms))
     # A user who may not see all streams does not get what several streams may share.
@@ -263,16 +263,16 @@ def group_of(spec: StreamSpec) -> str:
     return f"catalog {spec.table.catalog or 'default'}"
 
 
-def seen_of(one: DeclaredStream, answer: Answer[StreamState] | None) -> Seen:
+def reading_of(one: DeclaredStream, answer: Answer[StreamState] | None) -> StreamReading:
     """Combine the answer for a stream with the errors of its declaration."""
     wrong = "" if one.missing or not one.problem else one.problem.replace(f"{streams_folder()}/", "")
-    file = Seen(conflict=wrong) if one.current else Seen(broken=wrong)
+    file = StreamReading(conflict=wrong) if one.current else StreamReading(broken=wrong)
     if answer is None:
         return file
-    seen = replace(file, status=answer.value, at_ms=answer.at_ms)
+    reading = replace(file, status=answer.value, at_ms=answer.at_ms)
     if answer.outdated:
-        return replace(seen, outdated=answer.problem)
-    return replace(seen, silent_since_ms=answer.silent_since_ms, problem=answer.problem)
+        return replace(reading, outdated=answer.problem)
+    return replace(reading, silent_since_ms=answer.silent_since_ms, problem=answer.problem)
 
 
 def _notes(

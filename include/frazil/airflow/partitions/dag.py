@@ -161,7 +161,7 @@ def release(streams: str) -> None:
     from frazil.table.lost import stream_catalog  # noqa: PLC0415 - as above
 
     context = get_current_context()
-    form, person = context["params"], context["dag_run"].triggering_user_name or "Airflow"
+    form, user = context["params"], context["dag_run"].triggering_user_name or "Airflow"
     try:
         window = Window.parse(form["partition"])
     except ValueError as error:
@@ -169,7 +169,7 @@ def release(streams: str) -> None:
     if problem := reason_problem(form["reason"]):
         raise AirflowFailException(f"reason: {problem}")
     spec = streams_feeding(Path(streams), form["table"])[0]
-    note = f"released by {person}: {form['reason']}"
+    note = f"released by {user}: {form['reason']}"
     completion.release(stream_catalog(spec), spec, window, note=note, clock_ms=clock.now_ms())
 
 

@@ -86,7 +86,7 @@ def write_down(sending: Collection[Signal], sent: SentSignals, asset: Asset, con
     record: dict[str, Any] = {
         "run_id": context["ti"].run_id,
         "task_id": context["ti"].task_id,
-        "telling": [[s.partition, s.number] for s in sending],
+        "publishing": [[s.partition, s.number] for s in sending],
         "published": sorted(map(list, sent)),
     }
     context["asset_state_store"][asset].set(SENDING, record)
@@ -124,15 +124,15 @@ def _published(asset: Asset, context: Context, *, since: datetime | None) -> Sen
 
 def _written_down(asset: Asset, context: Context) -> SentSignals:
     record = stored_mapping(context["asset_state_store"][asset], SENDING)
-    published, telling = published_pairs(record.get("published")), published_pairs(record.get("telling"))
+    published, publishing = published_pairs(record.get("published")), published_pairs(record.get("publishing"))
     run_id, task_id = str(record.get("run_id")), str(record.get("task_id"))
     states = context["ti"].get_task_states(dag_id=context["ti"].dag_id, task_ids=[task_id], run_ids=[run_id])
     state = states.get(run_id, {}).get(task_id)
     if state == TaskInstanceState.SUCCESS:
-        return published | telling
-    if telling and state in {TaskInstanceState.RUNNING, TaskInstanceState.QUEUED, TaskInstanceState.SCHEDULED}:
+        return published | publishing
+    if publishing and state in {TaskInstanceState.RUNNING, TaskInstanceState.QUEUED, TaskInstanceState.SCHEDULED}:
         raise AirflowException(
-            f"whether {task_id} of {run_id} told the asset {asset.name} of {len(telling)} windows is not known while "
-            "it runs again and Airflow does not list the asset's events: a run that they started is queued"
+            f"whether {task_id} of {run_id} published {len(publishing)} windows to the asset {asset.name} is not known "
+            "while it runs again and Airflow does not list the asset's events: a run that they started is queued"
         )
     return published

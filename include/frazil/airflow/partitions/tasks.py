@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.declared import streams_feeding
-from frazil.airflow.gauges import tell_windows
+from frazil.airflow.gauges import report_windows
 from frazil.airflow.partitions.sent_events import meet, unsent, write_down
 from frazil.airflow.untrusted import stored_number
 from frazil.partitions.completeness import moment
@@ -81,7 +81,9 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
     return bool(seen.decision.windows) or first or seen.signals.number > after, seen.decision.reason
 
 
-def act(table: str, streams: Path, context: Context, *, expectations: Path | None = None) -> list[str]:
+def signal_complete_windows(
+    table: str, streams: Path, context: Context, *, expectations: Path | None = None
+) -> list[str]:
     """Signal complete windows. Return the tasks to continue with: `complete`, `reopened`, `held`.
 
     Raises the errors of `gates_of`, `assess` and `signal`.
@@ -97,7 +99,7 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
         log.log(logging.INFO if one.sent else logging.ERROR, "%s", _sentence_of(one))
     log.info("%s: %s", table, seen.decision.reason)
     signals = TableSignals.load(catalog, table)
-    tell_windows(table, signals.cursor)
+    report_windows(table, signals.cursor)
     return _following(signals, context)
 
 
@@ -209,13 +211,13 @@ def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mappi
         for window in windows
     ]
     results = run_gates(requests, timeout_s=TIMEOUT_S * len(windows))
-    verdicts = {}
+    gate_results = {}
     for window, result in zip(windows, results, strict=True):
         page = docs_url(result.docs)
         said = "meets its suite" if result.passed else "does not meet its suite"
         log.info("%s of %s, %d rows, %s: %s", window, seen.signals.table, result.rows, said, page)
-        verdicts[window] = Gate(result.passed, None if result.passed else f"{'; '.join(result.failures)} ({page})")
-    return verdicts
+        gate_results[window] = Gate(result.passed, None if result.passed else f"{'; '.join(result.failures)} ({page})")
+    return gate_results
 
 
 def _spark_properties() -> dict[str, str]:

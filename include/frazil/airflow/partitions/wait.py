@@ -51,19 +51,19 @@ class CompletionOperator(BaseBranchOperator):
                 table=self.table, streams=self.streams, number=number, poll_seconds=self.poll_seconds
             )
             self.defer(trigger=trigger, method_name="execute_complete")
-        return self._act(context)
+        return self._signal_and_follow(context)
 
     def execute_complete(self, context: Context, event: Payload) -> Any:
         """Signal windows, and branch. Raises AirflowException if the table cannot be read; the task is then retried."""
         if event["problem"]:
             raise AirflowException(f"{self.table} cannot be read: {event['problem']}")
-        return self._act(context)
+        return self._signal_and_follow(context)
 
-    def _act(self, context: Context) -> Any:
+    def _signal_and_follow(self, context: Context) -> Any:
         from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - as above
 
         suites = Path(self.expectations) if self.expectations else None
-        following = windows.act(self.table, Path(self.streams), context, expectations=suites)
+        following = windows.signal_complete_windows(self.table, Path(self.streams), context, expectations=suites)
         return self.do_branch(context, following or None)
 
 

@@ -16,8 +16,8 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 from frazil import clock
 from frazil.airflow.deferral import SETTLED_SECONDS
 from frazil.airflow.shown_state import ShownState
-from frazil.airflow.writers.acts import BY, Act
 from frazil.airflow.writers.log_lines import shape
+from frazil.airflow.writers.task_actions import BY, TaskAction
 from frazil.airflow.writers.trigger import FollowingTrigger, in_thread
 from frazil.errors import DesiredMoved
 from frazil.supervise.liveness import progress
@@ -32,7 +32,7 @@ POLL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class HostedObservation:
     """One observation of the stream."""
 
     state: str
@@ -68,21 +68,25 @@ class HostedStreamTrigger(FollowingTrigger):
                 if not begun:
                     await in_thread(self._begin)
                     begun = True
-                seen = await in_thread(self._observe)
-                if seen.state != said:
-                    said, paused = seen.state, await in_thread(partial(self._paused, seen))
+                observation = await in_thread(self._observe)
+                if observation.state != said:
+                    said, paused = observation.state, await in_thread(partial(self._paused, observation))
                     self.log.info("%s: %s%s", self.stream, said, paused)
-                state = State.PAUSED if paused else seen.known.state if seen.known else State.STOPPED
-                sentence = seen.known.sentence if seen.known and seen.is_alive else f"{seen.state}{paused}"
+                state = State.PAUSED if paused else observation.known.state if observation.known else State.STOPPED
+                sentence = (
+                    observation.known.sentence
+                    if observation.known and observation.is_alive
+                    else f"{observation.state}{paused}"
+                )
                 task.show(self.task_instance, state, sentence)
                 if time.monotonic() > settled_at_s:
-                    if not seen.belongs:
+                    if not observation.belongs:
                         yield TaskSuccessEvent()
                         return
-                    if seen.given_up is not None:
-                        await in_thread(partial(self._announce, seen.given_up))
+                    if observation.given_up is not None:
+                        await in_thread(partial(self._announce, observation.given_up))
                         await task.conclude(self.task_instance, state, sentence)
-                        yield TriggerEvent({"reason": seen.given_up.reason})  # type: ignore[no-untyped-call]
+                        yield TriggerEvent({"reason": observation.given_up.reason})  # type: ignore[no-untyped-call]
                         return
             except Exception as error:  # a silent catalog or a full disk must not end the task: no stream ended
                 problem = f"cannot be looked at: {type(error).__name__}: {error}"
@@ -91,16 +95,16 @@ class HostedStreamTrigger(FollowingTrigger):
                 task.show(self.task_instance, State.UNKNOWN, problem)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _follow_person(self) -> None:
+    async def _follow_user(self) -> None:
         """Apply a mark or a clear of the task to the stream.
 
         After other changes, the application keeps running the stream.
         """
-        act = await self._act()
-        self.log.info("In Airflow the task was %s.", act)
-        if act is Act.MARKED:
+        action = await self._task_action()
+        self.log.info("In Airflow the task was %s.", action)
+        if action is TaskAction.MARKED:
             await in_thread(self._pause)
-        elif act is Act.CLEARED:
+        elif action is TaskAction.CLEARED:
             await in_thread(self._restart)
 
     def _begin(self) -> None:
@@ -124,7 +128,7 @@ class HostedStreamTrigger(FollowingTrigger):
             with suppress(DesiredMoved):  # what a person did meanwhile counts
                 desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared", after=now.generation)
 
-    def _observe(self) -> Seen:
+    def _observe(self) -> HostedObservation:
         from frazil.home import run_folder  # noqa: PLC0415
         from frazil.host.given_up import standing_given_up  # noqa: PLC0415 - needed by a running trigger only
         from frazil.host.launchers import open_launcher  # noqa: PLC0415
@@ -138,34 +142,36 @@ class HostedStreamTrigger(FollowingTrigger):
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
-            return Seen(f"the application {self.application} runs it no more", belongs=False)
+            return HostedObservation(f"the application {self.application} runs it no more", belongs=False)
         if not open_launcher(self.application).observe().process.is_alive:
             # Another host may remember what the stream was there long ago, and knows nothing of it now.
-            return Seen(f"the application {self.application} does not run on this host")
-        seen = open_launcher(self.stream).observe()
-        last = seen.exits[-1] if seen.exits and not seen.process.is_alive else None
+            return HostedObservation(f"the application {self.application} does not run on this host")
+        observation = open_launcher(self.stream).observe()
+        last = observation.exits[-1] if observation.exits and not observation.process.is_alive else None
         ended = _ending(last) if last else ""
-        given_up = standing_given_up(self.stream, seen)
+        given_up = standing_given_up(self.stream, observation)
         held = "; given up: when that is fixed, clear this task" if given_up else ""
-        said = f"{seen.process}{ended}{held}"
+        said = f"{observation.process}{ended}{held}"
         declared = next(spec.fingerprint() for spec in application.streams if spec.name == self.stream)
         # Whether it is paused is read only where no writer runs.
-        desired = Desired(generation=seen.launch.generation if seen.launch else 0)
-        observed = Observed(seen, Declared(declared), desired, read_notes(run_folder(self.stream)))
+        desired = Desired(generation=observation.launch.generation if observation.launch else 0)
+        observed = Observed(observation, Declared(declared), desired, read_notes(run_folder(self.stream)))
         now_ms = clock.now_ms()
         decision = decide(observed, now_ms=now_ms, policy=Policy())
         known = of_writer(StreamState(self.stream), observed, decision, now_ms=now_ms)
-        if not seen.process.is_alive:
-            return Seen(said, known=known, given_up=given_up)
-        return Seen(
+        if not observation.process.is_alive:
+            return HostedObservation(said, known=known, given_up=given_up)
+        return HostedObservation(
             said,
-            known=replace(known, sentence=sentence_of(known.state, seen.heartbeat, otherwise=_progress(seen))),
+            known=replace(
+                known, sentence=sentence_of(known.state, observation.heartbeat, otherwise=_progress(observation))
+            ),
             is_alive=True,
         )
 
-    def _paused(self, seen: Seen) -> str:
+    def _paused(self, observation: HostedObservation) -> str:
         """Describe the pause of a stream, and how to resume it; empty if it is not paused."""
-        if seen.is_alive or not seen.belongs or (desired := self._desired().read()).mode != "paused":
+        if observation.is_alive or not observation.belongs or (desired := self._desired().read()).mode != "paused":
             return ""
         return f"; paused by {desired.by}: {desired.reason}; `frazil resume {self.stream}` starts it"
 
@@ -204,15 +210,19 @@ class HostedStreamTrigger(FollowingTrigger):
         return self.task_instance.run_id if self.task_instance else "unknown"
 
     def _desired(self) -> DesiredStore:
-        from frazil.spec.last_sound import find_or_recall  # noqa: PLC0415 - needed by a running trigger only
+        from frazil.spec.last_valid import find_or_recall  # noqa: PLC0415 - needed by a running trigger only
         from frazil.supervise.desired import open_desired  # noqa: PLC0415 - loads PyIceberg
 
         spec, _ = find_or_recall(Path(self.streams), self.stream)
         return open_desired(spec)
 
 
-def _progress(seen: Observation) -> str:
-    return progress(seen.heartbeat, seen.launch, now_ms=clock.now_ms()) if seen.launch else str(seen.process)
+def _progress(observation: Observation) -> str:
+    return (
+        progress(observation.heartbeat, observation.launch, now_ms=clock.now_ms())
+        if observation.launch
+        else str(observation.process)
+    )
 
 
 def _ending(last: ExitRecord) -> str:

@@ -52,7 +52,7 @@ class WriterLines:
         """Start with a new writer: its lines count as new, even if the previous writer logged similar lines."""
         self._alike.clear()
 
-    def telling(self, lines: Iterable[tuple[int, str]], *, now_s: float) -> Iterator[tuple[int, str]]:
+    def worth_reporting(self, lines: Iterable[tuple[int, str]], *, now_s: float) -> Iterator[tuple[int, str]]:
         """Yield the lines to copy, each with its level. Lines that count omitted lines come first."""
         yield from self._after_an_hour(now_s)
         for level, line in lines:

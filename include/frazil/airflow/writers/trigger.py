@@ -19,8 +19,8 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from frazil import clock
 from frazil.airflow.deferral import SETTLED_SECONDS
 from frazil.airflow.shown_state import ShownState
-from frazil.airflow.writers.acts import Act, DeferredTask, act_of, fetch_task, follow
 from frazil.airflow.writers.log_lines import WriterLines, shape
+from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, fetch_task, follow, task_action_of
 from frazil.errors import SpecError
 from frazil.supervise.decision import WriterAction
 from frazil.timetext import utc
@@ -66,7 +66,7 @@ class FollowingTrigger(BaseTrigger):
         Airflow 3.3 cancels a trigger again each second until the trigger has ended, also during this call. The work
         continues.
         """
-        work = asyncio.create_task(self._follow_person())
+        work = asyncio.create_task(self._follow_user())
         FOLLOWING.add(work)
         work.add_done_callback(FOLLOWING.discard)
         ends_at_s = time.monotonic() + KILL_SECONDS
@@ -76,22 +76,22 @@ class FollowingTrigger(BaseTrigger):
         if work.done():
             work.result()
 
-    async def _follow_person(self) -> None:
-        """Apply the user's action, which `_act` returns."""
+    async def _follow_user(self) -> None:
+        """Apply the user's action, which `_task_action` returns."""
         raise NotImplementedError
 
-    async def _act(self) -> Act:
+    async def _task_action(self) -> TaskAction:
         """Return the user's action on the task; UNKNOWN if Airflow does not respond in time."""
         try:
-            act = act_of(await asyncio.wait_for(self._fetch_task(), FETCH_SECONDS))
+            action = task_action_of(await asyncio.wait_for(self._fetch_task(), FETCH_SECONDS))
         except Exception:
             self.log.warning("The state of the task cannot be looked up.", exc_info=True)
-            return Act.UNKNOWN
-        if act is Act.TAKEN_OVER:
+            return TaskAction.UNKNOWN
+        if action is TaskAction.TAKEN_OVER:
             await asyncio.sleep(CLAIM_SECONDS)
             with suppress(Exception):  # then the first answer holds, after which the writer goes on
-                act = act_of(await asyncio.wait_for(self._fetch_task(), CLAIM_SECONDS))
-        return act
+                action = task_action_of(await asyncio.wait_for(self._fetch_task(), CLAIM_SECONDS))
+        return action
 
     async def _fetch_task(self) -> DeferredTask:
         instance = self.task_instance
@@ -179,16 +179,16 @@ class WriterTrigger(FollowingTrigger):
                     return
             await asyncio.sleep(self.poll_seconds)
 
-    async def _follow_person(self) -> None:
-        act = await self._act()
-        self.log.info("In Airflow the task was %s.", act)
-        if act is Act.TAKEN_OVER:
+    async def _follow_user(self) -> None:
+        action = await self._task_action()
+        self.log.info("In Airflow the task was %s.", action)
+        if action is TaskAction.TAKEN_OVER:
             return
         supervisor = await self._make_supervisor()
         run_id = self.task_instance.run_id if self.task_instance else "unknown"
-        step = await in_thread(partial(follow, act, supervisor, run_id=run_id))
+        step = await in_thread(partial(follow, action, supervisor, run_id=run_id))
         self._log_step(step)
-        if act is Act.MARKED:  # the state of a task that was cleared is its next try's
+        if action is TaskAction.MARKED:  # the state of a task that was cleared is its next try's
             self._show(step)
 
     def _show(self, step: Step) -> None:
@@ -257,9 +257,9 @@ class WriterTrigger(FollowingTrigger):
         """
         from frazil.host.writer_log import leveled  # noqa: PLC0415 - as above
 
-        for level, line in self._lines.telling(leveled(step.writer_log), now_s=time.monotonic()):
+        for level, line in self._lines.worth_reporting(leveled(step.writer_log), now_s=time.monotonic()):
             self.log.log(level, "writer | %s", line)
-        self._tell_stall(step.observed.stall)
+        self._report_stall(step.observed.stall)
         decision = step.decision
         if decision.action is WriterAction.START:
             self._lines.begin()
@@ -279,7 +279,7 @@ class WriterTrigger(FollowingTrigger):
         decision = step.decision
         return (decision.action, decision.cause, decision.until_ms, shape(step.problem or ""))
 
-    def _tell_stall(self, stall: Stall | None) -> None:
+    def _report_stall(self, stall: Stall | None) -> None:
         """Warn when a stall begins and when it ends, but not when only its numbers change."""
         before, self._stall = self._stall, stall
         if (before and before.kind) == (stall and stall.kind):

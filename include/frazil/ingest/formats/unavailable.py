@@ -33,7 +33,7 @@ from pyiceberg.types import (
 )
 
 from frazil.ingest.arrow_values import true_where
-from frazil.ingest.schema_drift import SchemaDrift, Seen, StructOf
+from frazil.ingest.schema_drift import FoundType, SchemaDrift, StructOf
 
 _RECOGNISED_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType, DateType)
 
@@ -73,13 +73,13 @@ class Unavailable:
         """Return the drift without the fields that only a placeholder has."""
         if not drift.new:
             return drift
-        new = {path: self._without(seen) for path, seen in drift.new.items() if path[-1] != self._text}
+        new = {path: self._without(found_type) for path, found_type in drift.new.items() if path[-1] != self._text}
         return dataclasses.replace(drift, new=new)
 
-    def _without(self, seen: Seen) -> Seen:
-        if isinstance(seen, StructOf) and self._text in seen.fields:
-            return StructOf({name: part for name, part in seen.fields.items() if name != self._text})
-        return seen
+    def _without(self, found_type: FoundType) -> FoundType:
+        if isinstance(found_type, StructOf) and self._text in found_type.fields:
+            return StructOf({name: part for name, part in found_type.fields.items() if name != self._text})
+        return found_type
 
     def __call__(self, values: pa.Array) -> tuple[NDArray[np.bool_], pa.Array]:
         """Return the mask of placeholders in a column, and the column without the field that `within` added."""

@@ -8,7 +8,7 @@ const REASON = { name: "reason", label: "Why (others see it)", kind: "text", fre
 const TYPED_MS = 250; // The form is checked once the user pauses.
 const DRY = { name: "dry-run", label: "Dry run: say what would happen, and stop there", kind: "toggle", value: true };
 
-const ACTS = {
+const ACTIONS = {
   pause: { label: "Pause", verb: "Pause", fields: [REASON] },
   resume: { label: "Resume", verb: "Resume", fields: [REASON] },
   restart: { label: "Restart", verb: "Restart", fields: [REASON] },
@@ -56,20 +56,20 @@ const ACTS = {
   },
 };
 
-/** The buttons of a subject; with a sentence instead where the person may not act. */
+/** The buttons of a subject; with a sentence instead where the user may not act. */
 export function actions(names, subject, may, page, given = {}) {
-  if (!may) return h("p", { class: "acts soft" }, "You may look. Airflow does not let you act here.");
+  if (!may) return h("p", { class: "actions soft" }, "You may look. Airflow does not let you act here.");
   return h(
     "div",
-    { class: "acts", role: "group", "aria-label": "Actions" },
-    names.map((name) => h("button", { class: "plain", "data-key": `act-${name}`, onclick: () => open(name, subject, page, given) }, ACTS[name].label)),
+    { class: "actions", role: "group", "aria-label": "Actions" },
+    names.map((name) => h("button", { class: "plain", "data-key": `action-${name}`, onclick: () => open(name, subject, page, given) }, ACTIONS[name].label)),
   );
 }
 
 function open(name, subject, page, given) {
-  const act = ACTS[name];
+  const action = ACTIONS[name];
   const at = `${name}/${encodeURIComponent(subject)}`;
-  const form = Object.fromEntries(act.fields.map((field) => [field.name, given[field.name] ?? field.value ?? ""]));
+  const form = Object.fromEntries(action.fields.map((field) => [field.name, given[field.name] ?? field.value ?? ""]));
   const state = { plan: null, problem: null, failed: null, asking: true, busy: false, typed: "", done: null };
   const before = document.activeElement?.dataset.key;
   const dialog = h("dialog", { class: "dialog", "aria-labelledby": "dialog-title" });
@@ -109,7 +109,7 @@ function open(name, subject, page, given) {
     if (!ready()) return;
     Object.assign(state, { busy: true, failed: null });
     draw();
-    const { answer = null, problem = null } = await send("act", { ...form, seal: state.plan.seal });
+    const { answer = null, problem = null } = await send("action", { ...form, version_token: state.plan.version_token });
     Object.assign(state, { busy: false, done: answer, failed: problem });
     if (!answer) {
       plan();
@@ -138,25 +138,25 @@ function open(name, subject, page, given) {
 
   function draw() {
     const close = h("button", { type: "button", class: "plain", "data-key": "close", onclick: () => dialog.close() }, state.done ? "Close" : "Cancel");
-    const title = h("h2", { id: "dialog-title" }, `${act.title || act.verb} ${subject}`);
+    const title = h("h2", { id: "dialog-title" }, `${action.title || action.verb} ${subject}`);
     if (state.done) {
       replace(place, title, h("p", { role: "status" }, words(state.done.said)), state.done.run && h("p", {}, h("a", { ...linkTo(state.done.run), "data-key": "run" }, "The run in Airflow")), h("footer", {}, close));
       return;
     }
-    const go = h("button", { type: "submit", class: "go", "data-key": "go", disabled: !ready() }, state.busy ? "Working …" : act.verb);
+    const go = h("button", { type: "submit", class: "go", "data-key": "go", disabled: !ready() }, state.busy ? "Working …" : action.verb);
     replace(
       place,
       h(
         "form",
         { onsubmit: confirm, "aria-busy": String(state.asking) },
         title,
-        act.fields.filter((field) => !field.only || field.only(form)).map((field) => input(field, form, change)),
+        action.fields.filter((field) => !field.only || field.only(form)).map((field) => input(field, form, change)),
         h("h3", {}, "What will happen"),
         state.plan
           ? h("ul", { class: "says" }, state.plan.says.map((said) => h("li", {}, words(said))))
           : !state.problem && h("p", { class: "soft" }, "Loading …"),
         (state.plan?.refused || state.plan?.missing) && h("p", { class: "problem" }, words(state.plan.refused || state.plan.missing)),
-        // An act is refused in the words of the plan that is asked for again.
+        // An action is refused in the words of the plan that is asked for again.
         [state.problem, state.failed].filter((said) => said && said !== (state.plan?.refused || state.plan?.missing)).map((said) => h("p", { class: "problem", role: "alert" }, words(said))),
         state.plan?.retype && !state.plan.refused && retype(),
         h("footer", {}, close, go),

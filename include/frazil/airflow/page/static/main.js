@@ -59,13 +59,13 @@ async function load() {
   timer = setTimeout(load, mine.data?.pending && !mine.problem ? SOON_MS : EVERY_MS);
 }
 
-/** The button of the act that the address asks for, as of `#/table/demo.ticks?act=release`, once; none where it is not offered. */
+/** The button of the action that the address asks for, as of `#/table/demo.ticks?action=release`, once; none where it is not offered. */
 function asksFor() {
   const [at, query] = location.hash.split("?");
-  const act = new URLSearchParams(query).get("act");
-  if (!act) return null;
+  const action = new URLSearchParams(query).get("action");
+  if (!action) return null;
   history.replaceState(null, "", at);
-  return document.querySelector(`[data-key="act-${CSS.escape(act)}"]`);
+  return document.querySelector(`[data-key="action-${CSS.escape(action)}"]`);
 }
 
 function draw() {

@@ -1,4 +1,4 @@
-// The overview: one line a stream, those that need a person first.
+// The overview: one line a stream, those that need attention first.
 
 import { gauge, spark } from "./charts.js";
 import { h } from "./dom.js";
@@ -8,7 +8,7 @@ import { heldBy, needed, needsList } from "./parts.js";
 
 const FILTERS = [
   { key: "all", word: "All", level: null, of: () => true },
-  { key: "needs", word: "Need a person", level: 1, of: (line) => line.level <= 1 },
+  { key: "needs", word: "Need attention", level: 1, of: (line) => line.level <= 1 },
   { key: "well", word: "Well", level: 4, of: (line) => line.level === 4 },
   { key: "quiet", word: "Quiet", level: 3, of: (line) => line.level === 3 },
   { key: "unknown", word: "Unknown", level: 2, of: (line) => line.level === 2 },
@@ -44,7 +44,7 @@ function header(data) {
   );
 }
 
-/** The level of some lines together: that of the one that needs a person most. */
+/** The level of some lines together: that of the one that needs attention most. */
 function worst(lines, level = 4) {
   return Math.min(level, ...lines.map((line) => line.level));
 }

@@ -16,9 +16,9 @@ export function way(name) {
 
 const APART = "\u2002"; // an en space stays at the end of a line: what begins the next one is not indented
 
-/** What needs a person: {sentence, runbook} each, or a sentence alone; of the level of what it is about. */
+/** What needs attention: {sentence, runbook} each, or a sentence alone; of the level of what it is about. */
 export function needsList(needs, level, key = "needs") {
-  return needs.length > 0 && h("ul", { class: `needs ${levelName(level)}`, "aria-label": "What needs a person" }, needed(needs, key));
+  return needs.length > 0 && h("ul", { class: `needs ${levelName(level)}`, "aria-label": "What needs attention" }, needed(needs, key));
 }
 
 /** The items alone, each with the way to its DAG, or to what the runbook says of it; once where several in a row have the same. */

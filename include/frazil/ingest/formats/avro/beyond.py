@@ -8,7 +8,7 @@ from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.avro.program import filled_columns
 from frazil.ingest.formats.avro.schema import AvroType
-from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Path, SchemaDrift, Seen, struct_of
+from frazil.ingest.schema_drift import DEEPEST, MIXED, FoundType, ListOf, MapOf, Path, SchemaDrift, struct_of
 
 _PLAIN = {
     "boolean": "boolean",
@@ -32,14 +32,14 @@ _MAX_PARTS = 10_000
 def beyond_schema(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
     """Return what the table needs to hold records of this writer schema, whatever values the records have."""
     found = list(_beyond(written, struct, (), frozenset()))
-    new = {path: seen for path, seen, _ in found if seen is not None}
+    new = {path: found_type for path, found_type, _ in found if found_type is not None}
     wider = {path: kind for path, _, kind in found if kind} if widening else {}
     return SchemaDrift(new, wider)
 
 
 def _beyond(
     written: AvroType, kind: iceberg.IcebergType, path: Path, inside: frozenset[int]
-) -> Iterator[tuple[Path, Seen, str]]:
+) -> Iterator[tuple[Path, FoundType, str]]:
     if written.kind == "union":
         for branch in written.parts:
             yield from _beyond(branch, kind, path, inside)
@@ -52,8 +52,8 @@ def _beyond(
                 if i in filled:
                     yield from _beyond(part, columns[filled[i]], (*path, filled[i]), inside | {id(written)})
                 else:
-                    seen = seen_type(part, inside | {id(written)}) if few_parts(part) else MIXED
-                    yield (*path, names[0]), seen, ""
+                    found_type = column_type_of(part, inside | {id(written)}) if few_parts(part) else MIXED
+                    yield (*path, names[0]), found_type, ""
         case "array", iceberg.ListType():
             yield from _beyond(written.parts[0], kind.element_type, (*path, "element"), inside)
         case "map", iceberg.MapType():
@@ -65,7 +65,7 @@ def _beyond(
             yield path, None, wider
 
 
-def seen_type(written: AvroType, inside: frozenset[int] = frozenset()) -> Seen:  # noqa: PLR0911 - a table
+def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> FoundType:  # noqa: PLR0911 - a table
     """Return the column type for values of a written type. `inside` has the ids of the types that enclose it.
 
     Returns MIXED if a column could not hold all values of the type, or if the type contains itself.
@@ -78,15 +78,15 @@ def seen_type(written: AvroType, inside: frozenset[int] = frozenset()) -> Seen: 
             return None
         case "union":
             branches = [part for part in written.parts if part.kind != "null"]
-            return None if not branches else seen_type(branches[0], within) if len(branches) == 1 else MIXED
+            return None if not branches else column_type_of(branches[0], within) if len(branches) == 1 else MIXED
         case "record":
             names = (names[0] for names in written.fields)
-            parts = (seen_type(part, within) for part in written.parts)
+            parts = (column_type_of(part, within) for part in written.parts)
             return struct_of(dict(zip(names, parts, strict=True)))
         case "array":
-            return ListOf(seen_type(written.parts[0], within))
+            return ListOf(column_type_of(written.parts[0], within))
         case "map":
-            return MapOf(seen_type(written.parts[0], within))
+            return MapOf(column_type_of(written.parts[0], within))
     return _scalar(written)
 
 
@@ -105,7 +105,7 @@ def few_parts(written: AvroType) -> bool:
     return True
 
 
-def _scalar(written: AvroType) -> Seen:
+def _scalar(written: AvroType) -> FoundType:
     match written.logical:
         case "date":
             return "date"

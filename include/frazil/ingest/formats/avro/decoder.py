@@ -100,12 +100,12 @@ class AvroDecoder:
         for part in self._columns.parts(len(values)):
             wrong, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
             tables.append(self._read(content[part], roots[part], wrong, where))
-            kept.append(part.start + np.flatnonzero(wrong == op.SOUND))
-            for i in np.flatnonzero((wrong != op.SOUND) & (wrong != NOT_READ)).tolist():
+            kept.append(part.start + np.flatnonzero(wrong == op.VALID))
+            for i in np.flatnonzero((wrong != op.VALID) & (wrong != NOT_READ)).tolist():
                 rejections[part.start + i] = self._fault(int(wrong[i]), *where[i].tolist())
         found = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
-        sound = np.concatenate([np.zeros(0, np.int64), *kept])
-        return Decoded(pa.concat_tables(tables), sound, found, joined_drift(self._drift))
+        valid = np.concatenate([np.zeros(0, np.int64), *kept])
+        return Decoded(pa.concat_tables(tables), valid, found, joined_drift(self._drift))
 
     def _read(
         self, values: BinaryColumn, roots: Numbers, wrong: NDArray[np.uint8], where: NDArray[np.int64]

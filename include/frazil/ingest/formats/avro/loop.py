@@ -65,7 +65,6 @@ from frazil.ingest.formats.avro.operations import (
     REPEATED_KEY,
     SIZE,
     SOME_BYTES,
-    SOUND,
     TENS,
     TEXT,
     TEXT_AS_MOMENT,
@@ -74,6 +73,7 @@ from frazil.ingest.formats.avro.operations import (
     UNFILLED,
     UNFIT,
     UNION,
+    VALID,
     VARINT,
     WIDE_INT,
 )
@@ -215,7 +215,7 @@ def scaled(negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Number
         high, low = ~high + (_1 if low == _0 else _0), ~low + _1
     words[at] = np.int64(low)
     words[at + 1] = np.int64(high)
-    return SOUND
+    return VALID
 
 
 @loop
@@ -309,7 +309,7 @@ def value_of(
         if kind == INTEGER_AS_DECIMAL:
             amount = np.uint64(value) if value >= 0 else _0 - np.uint64(value)
             wrong = scaled(value < 0, _0, amount, op, ops, at + e, words)
-            return p if wrong == SOUND else -wrong
+            return p if wrong == VALID else -wrong
         if not ops[op, MIN_VALUE] <= value <= ops[op, MAX_VALUE]:
             return -NOT_HELD
         factor = ops[op, FACTOR]
@@ -380,7 +380,7 @@ def value_of(
             return -NO_MOMENT
     elif kind == BYTES_AS_DECIMAL or kind == FIXED_AS_DECIMAL:
         wrong = decimal_of_octets(b, p, p + length, op, ops, at + e, words)
-        if wrong != SOUND:
+        if wrong != VALID:
             return -wrong
     else:
         words[at + e] = p
@@ -438,7 +438,7 @@ def read_record(
         # Advance to the next value.
         while True:
             if depth < 0:
-                return (SOUND if p == end else GOES_ON), root, p
+                return (VALID if p == end else GOES_ON), root, p
             outer, e = frames[depth, 0], frames[depth, 2]
             if ops[outer, OPERATION] == RECORD:
                 frames[depth, 1] += 1
@@ -541,8 +541,8 @@ def read_records(
         found, op, p = read_record(
             b, start, end, roots[i], ops, places, nodes, words, valid, domains, frames, slots, seed
         )
-        if found == SOUND:
-            wrong[i] = SOUND
+        if found == VALID:
+            wrong[i] = VALID
             domains[0, USED] += 1
             continue
         for d in range(len(domains)):

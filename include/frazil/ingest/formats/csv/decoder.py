@@ -14,7 +14,7 @@ from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection, joined
 from frazil.ingest.formats.csv import loop
-from frazil.ingest.formats.csv.lines import SOUND, Line
+from frazil.ingest.formats.csv.lines import VALID, Line
 from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec.formats import CsvFormat
 
@@ -72,18 +72,18 @@ class CsvDecoder:
         )
         if needed:
             return self._with_room(needed, values, first)
-        sound = first + np.flatnonzero(outcomes[first:until] == SOUND)
-        at = invalid_utf8(values.take(sound))
-        good = sound[at < 0]
+        valid = first + np.flatnonzero(outcomes[first:until] == VALID)
+        at = invalid_utf8(values.take(valid))
+        good = valid[at < 0]
         objects = BinaryColumn(self._room, places[0, good], places[1, good])
         decoded = self._decode(Chunk.of_column(objects)).moved(good)
         rejections = [
             Rejection(i, *self._line.fault(values[i], int(outcomes[i])))
-            for i in (first + np.flatnonzero(outcomes[first:until] != SOUND)).tolist()
+            for i in (first + np.flatnonzero(outcomes[first:until] != VALID)).tolist()
         ]
         rejections += [
             Rejection(int(i), "InvalidUtf8", f"the value is not UTF-8 (byte {byte})")
-            for i, byte in zip(sound[at >= 0], at[at >= 0], strict=True)
+            for i, byte in zip(valid[at >= 0], at[at >= 0], strict=True)
         ]
         return until, joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from frazil.spec.formats import CsvFormat
 
-SOUND, NO_VALUE, EMPTY, WRONG_COUNT, NO_CLOSING_QUOTE, AFTER_QUOTE, SEVERAL_LINES = range(7)
+VALID, NO_VALUE, EMPTY, WRONG_COUNT, NO_CLOSING_QUOTE, AFTER_QUOTE, SEVERAL_LINES = range(7)
 """Outcome codes of the loop for a record."""
 _GZIP = b"\x1f\x8b"
 

@@ -19,7 +19,7 @@ from frazil.ingest.formats.csv.lines import (
     NO_CLOSING_QUOTE,
     NO_VALUE,
     SEVERAL_LINES,
-    SOUND,
+    VALID,
     WRONG_COUNT,
 )
 from frazil.ingest.formats.json.scan import number_end
@@ -143,7 +143,7 @@ def field_end(b: Octets, p: int, end: int, delimiter: int, quote: int, is_quoted
         while p < end:
             if b[p] == quote:
                 if p + 1 == end or b[p + 1] != quote:
-                    return p, SOUND if p + 1 == end or b[p + 1] == delimiter else AFTER_QUOTE
+                    return p, VALID if p + 1 == end or b[p + 1] == delimiter else AFTER_QUOTE
                 p += 1
             p += 1
         return p, NO_CLOSING_QUOTE
@@ -151,7 +151,7 @@ def field_end(b: Octets, p: int, end: int, delimiter: int, quote: int, is_quoted
         if b[p] == _NEWLINE or b[p] == _RETURN:
             return p, SEVERAL_LINES
         p += 1
-    return p, SOUND
+    return p, VALID
 
 
 @loop
@@ -196,7 +196,7 @@ def as_object(
         is_quoted = p < end and b[p] == quote
         content = p + 1 if is_quoted else p
         p, wrong = field_end(b, content, end, delimiter, quote, is_quoted)
-        if wrong != SOUND:
+        if wrong != VALID:
             return at, wrong
         if kinds[f] != SKIPPED and (is_quoted or not is_null(b, content, p, null)):
             for q in range(name_ends[f], name_ends[f + 1]):
@@ -216,7 +216,7 @@ def as_object(
     to[begin] = 123  # replaces a comma
     to[at] = 125
     to[at + 1] = _NEWLINE
-    return at + 1, SOUND
+    return at + 1, VALID
 
 
 @loop
@@ -252,7 +252,7 @@ def as_objects(
         if p < end:
             done, outcome = as_object(data, p, end, names, name_ends, kinds, null, delimiter, quote, to, at)
         outcomes[record] = outcome
-        if outcome == SOUND:
+        if outcome == VALID:
             places[0, record], places[1, record] = at, done - at
             at = done + 1
         record += 1

@@ -17,13 +17,13 @@ from frazil.ingest.schema_drift import (
     CROWD,
     MAX_OBJECT_FIELDS,
     WHOLE,
+    FoundType,
     Path,
     SchemaDrift,
-    Seen,
     Within,
     joined_drift,
     merged,
-    seen_in,
+    type_of_value,
     wide_type,
     wider_of,
 )
@@ -48,10 +48,10 @@ class BeyondSchema:
         results.
         """
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
-        sound = [value for value, row in found if not isinstance(row, Refused)]
+        valid = [value for value, row in found if not isinstance(row, Refused)]
         records = 0
-        new: dict[Path, Seen] = {}
-        for value in sound:
+        new: dict[Path, FoundType] = {}
+        for value in valid:
             here = self.new([value])
             records += bool(here)
             _add(new, here.items())
@@ -59,9 +59,9 @@ class BeyondSchema:
         parts = [self._wider(value) for value in refused] if self._widening else []
         return joined_drift([SchemaDrift(new, records=records), *parts])
 
-    def new(self, values: Iterable[bytes | None]) -> dict[Path, Seen]:
+    def new(self, values: Iterable[bytes | None]) -> dict[Path, FoundType]:
         """Return the fields of valid records that are not columns, by path."""
-        found: dict[Path, Seen] = {}
+        found: dict[Path, FoundType] = {}
         for value in values:
             for part in self._parts(_parsed(value)):
                 _add(found, _new(part, self._fields, ()))
@@ -118,7 +118,7 @@ class _Known:
         return found
 
 
-def _new(value: object, known: _Known, path: Path) -> Iterator[tuple[Path, Seen]]:
+def _new(value: object, known: _Known, path: Path) -> Iterator[tuple[Path, FoundType]]:
     if known.entries:
         inside = known.fields[known.entries]
         parts = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
@@ -135,12 +135,12 @@ def _new(value: object, known: _Known, path: Path) -> Iterator[tuple[Path, Seen]
                 yield from _new(part, field, (*path, name))
         if len(new) > MAX_OBJECT_FIELDS:
             new = {CROWD: ""}
-        yield from (((*path, name), seen_in(part)) for name, part in new.items())
+        yield from (((*path, name), type_of_value(part)) for name, part in new.items())
 
 
-def _add(found: dict[Path, Seen], more: Iterable[tuple[Path, Seen]]) -> None:
-    for path, seen in more:
-        found[path] = merged(found.get(path), seen)
+def _add(found: dict[Path, FoundType], more: Iterable[tuple[Path, FoundType]]) -> None:
+    for path, found_type in more:
+        found[path] = merged(found.get(path), found_type)
 
 
 def _parsed(value: bytes | None) -> object:

@@ -136,8 +136,8 @@ def utf8_length(b: Octets, p: int) -> int:
     if 0xF0 <= first <= 0xF4:
         lowest = 0x90 if first == 0xF0 else 0x80
         highest = 0x8F if first == 0xF4 else 0xBF
-        sound = lowest <= second <= highest and 0x80 <= b[p + 2] <= 0xBF and 0x80 <= b[p + 3] <= 0xBF
-        return 4 if sound else 0
+        valid = lowest <= second <= highest and 0x80 <= b[p + 2] <= 0xBF and 0x80 <= b[p + 3] <= 0xBF
+        return 4 if valid else 0
     return 0
 
 

@@ -20,7 +20,7 @@ from frazil.ingest.formats.protobuf import operations as op
 from frazil.ingest.formats.protobuf.loop import message_indexes, read_records
 from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS, Program, TooLarge
 from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_at, message_of
-from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Path, SchemaDrift, Seen, struct_of
+from frazil.ingest.schema_drift import DEEPEST, MIXED, FoundType, ListOf, MapOf, Path, SchemaDrift, struct_of
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 _INDEXES = 32
@@ -161,20 +161,20 @@ _MAX_PARTS = 10_000
 def beyond_message(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
     """Return what the table needs to hold records of this message, whatever values the records have."""
     found = list(_beyond(written, struct, (), frozenset()))
-    new = {path: seen for path, seen, _ in found if seen is not None}
+    new = {path: found_type for path, found_type, _ in found if found_type is not None}
     return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
 
 
 def _beyond(
     written: Descriptor, struct: iceberg.StructType, path: Path, inside: frozenset[str]
-) -> Iterator[tuple[Path, Seen, str]]:
+) -> Iterator[tuple[Path, FoundType, str]]:
     if written.full_name in inside:
         return
     columns, inside = {one.name: one.field_type for one in struct.fields}, inside | {written.full_name}
     for one in written.fields:
         here = (*path, one.name)
         if one.name not in columns:
-            yield here, seen_type(one, inside), ""
+            yield here, column_type_of(one, inside), ""
             continue
         kind, part = columns[one.name], one
         if one.is_repeated and isinstance(kind, iceberg.ListType):
@@ -190,7 +190,7 @@ def _beyond(
             yield here, None, "double"
 
 
-def seen_type(written: FieldDescriptor, inside: frozenset[str] = frozenset()) -> Seen:
+def column_type_of(written: FieldDescriptor, inside: frozenset[str] = frozenset()) -> FoundType:
     """Return the column type for a field's values. `inside` has the names of the messages that enclose the field.
 
     Returns MIXED if a column could not hold all values of the field, or if the message contains itself.
@@ -206,7 +206,7 @@ class _Unfolding:
     def __init__(self) -> None:
         self._parts = 0
 
-    def field(self, written: FieldDescriptor, inside: frozenset[str]) -> Seen:
+    def field(self, written: FieldDescriptor, inside: frozenset[str]) -> FoundType:
         self._parts += 1
         if self._parts > _MAX_PARTS or len(inside) > DEEPEST:
             return MIXED
@@ -217,7 +217,7 @@ class _Unfolding:
             return MapOf(self.field(entry.fields_by_name["value"], inside))
         return ListOf(self._single(written, inside))
 
-    def _single(self, written: FieldDescriptor, inside: frozenset[str]) -> Seen:
+    def _single(self, written: FieldDescriptor, inside: frozenset[str]) -> FoundType:
         message = written.message_type
         if message is None:
             return _PLAIN[written.type]

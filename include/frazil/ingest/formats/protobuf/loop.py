@@ -106,7 +106,6 @@ from frazil.ingest.formats.protobuf.operations import (
     SINT64,
     SIZE,
     SKIP,
-    SOUND,
     SYMBOLS,
     TENS,
     TEXT,
@@ -118,6 +117,7 @@ from frazil.ingest.formats.protobuf.operations import (
     UINT32,
     UINT64,
     UNFIT,
+    VALID,
     VARINT,
     WIRE,
 )
@@ -273,7 +273,7 @@ def scaled(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words
         high, low = ~high + (_1 if low == _0 else _0), ~low + _1
     words[at] = np.int64(low)
     words[at + 1] = np.int64(high)
-    return SOUND
+    return VALID
 
 
 @loop
@@ -314,7 +314,7 @@ def timestamp_of(
         return NO_TIMESTAMP
     words[at] = seconds * 1_000_000 + nanos // 1000
     valid[nodes[node, FLAG] + e] = 1
-    return SOUND
+    return VALID
 
 
 @loop
@@ -356,7 +356,7 @@ def value_of(
             return p
         if kind == TIMESTAMP:
             wrong = timestamp_of(b, p, p + length, node, e, nodes, words, valid, frames)
-            return p + length if wrong == SOUND else -wrong
+            return p + length if wrong == VALID else -wrong
         valid[flag] = 1
         if kind == TEXT_AS_UUID:
             return p + length if uuid_of_text(b, p, p + length, at + e, words) else -NO_UUID
@@ -418,7 +418,7 @@ def value_of(
         negative = bits != UINT64 and value < 0
         amount = _0 - np.uint64(value) if negative else np.uint64(value)
         wrong = scaled(negative, amount, op, ops, at + e, words)
-        return p if wrong == SOUND else -wrong
+        return p if wrong == VALID else -wrong
     # SYMBOL
     found = place_of(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, value)
     if found < 0:
@@ -462,7 +462,7 @@ def ended(
                 return FULL + len(domains)
             if repeats(b, nodes[node + 1, BASE], first, words[to], words, slots, seed):
                 return REPEATED_KEY
-    return SOUND
+    return VALID
 
 
 @loop
@@ -489,7 +489,7 @@ def read_record(
     while True:
         if p == end:
             wrong = ended(message, e, ops, places, nodes, words, valid, domains, slots, seed, b)
-            if wrong != SOUND or depth == 0:
+            if wrong != VALID or depth == 0:
                 return wrong, message, p
             depth -= 1
             message, e, end, next_ = frames[depth, 0], frames[depth, 1], frames[depth, 2], frames[depth, 3]
@@ -610,8 +610,8 @@ def read_records(
         found, op, p = read_record(
             b, start, end, roots[i], ops, places, nodes, words, valid, domains, frames, slots, seed
         )
-        if found == SOUND:
-            wrong[i] = SOUND
+        if found == VALID:
+            wrong[i] = VALID
             domains[0, USED] += 1
             continue
         for d in range(len(domains)):

@@ -36,7 +36,7 @@ length of its symbol's text. A CLOSED enum treats all other numbers as absent.
 """OTHERS is where the nodes of the other fields of the same oneof begin in `places`; OTHER is their number."""
 
 # Errors of a record.
-(SOUND, ENDS_EARLY, LONG_VARINT, NO_FIELD, NO_WIRE_TYPE, NO_GROUP, TOO_DEEP, TOO_MANY) = range(8)
+(VALID, ENDS_EARLY, LONG_VARINT, NO_FIELD, NO_WIRE_TYPE, NO_GROUP, TOO_DEEP, TOO_MANY) = range(8)
 (INVALID_UTF8, NOT_HELD, NO_UUID, OTHER_LENGTH, NO_SYMBOL, REPEATED_KEY, NO_TIMESTAMP, MISSING, UNFIT) = range(8, 17)
 NO_MOMENT = 17
 

@@ -29,7 +29,7 @@ _ENDED = frozenset(
 )
 
 
-class Act(StrEnum):
+class TaskAction(StrEnum):
     MARKED = "marked"
     """A user marked the task failed or success: the writer stops, and stays stopped."""
     CLEARED = "cleared"
@@ -52,16 +52,16 @@ class DeferredTask:
     """The number of the try that supervises now; None if it belongs to another run, or if no try supervises."""
 
 
-def act_of(task: DeferredTask) -> Act:
+def task_action_of(task: DeferredTask) -> TaskAction:
     """Return the user's action that explains the task's state now."""
     if not task.exists_now:
-        return Act.DELETED
+        return TaskAction.DELETED
     if task.state_now in _ENDED:
-        return Act.MARKED
+        return TaskAction.MARKED
     if task.state_now != TaskInstanceState.DEFERRED:
-        return Act.CLEARED
+        return TaskAction.CLEARED
     # Deferred again already, as another try: it was cleared, and quickly.
-    return Act.CLEARED if (task.try_number_now or 0) > task.try_number else Act.TAKEN_OVER
+    return TaskAction.CLEARED if (task.try_number_now or 0) > task.try_number else TaskAction.TAKEN_OVER
 
 
 async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
@@ -80,12 +80,12 @@ async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try
     return DeferredTask(try_number, tasks.get(task_id), task_id in tasks, number)
 
 
-def follow(act: Act, supervisor: Supervisor, *, run_id: str) -> Step:
+def follow(action: TaskAction, supervisor: Supervisor, *, run_id: str) -> Step:
     """Apply a user's action on the task to the writer. Return the supervisor's step."""
-    if act is Act.MARKED:
-        return supervisor.person_stopped(by=BY, reason=f"the run {run_id} was marked failed or success")
-    if act is Act.CLEARED:
-        return supervisor.person_cleared(by=BY, reason=f"the run {run_id} was cleared")
-    if act is not Act.TAKEN_OVER:
-        supervisor.stop(f"{BY}: the run {run_id} was {act}")
+    if action is TaskAction.MARKED:
+        return supervisor.user_stopped(by=BY, reason=f"the run {run_id} was marked failed or success")
+    if action is TaskAction.CLEARED:
+        return supervisor.user_cleared(by=BY, reason=f"the run {run_id} was cleared")
+    if action is not TaskAction.TAKEN_OVER:
+        supervisor.stop(f"{BY}: the run {run_id} was {action}")
     return supervisor.preview()

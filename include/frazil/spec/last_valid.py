@@ -28,7 +28,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from frazil.errors import SpecError
 from frazil.home import home, make_folder
 from frazil.spec.file_cache import Signature, signature
-from frazil.spec.load import find_file, load_stream, read_stream, sound_streams, stream_files, validate_stream
+from frazil.spec.load import find_file, load_stream, read_stream, stream_files, valid_streams, validate_stream
 from frazil.spec.model import StreamSpec
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], li
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
     if not found:
-        return sound_streams(folder)
+        return valid_streams(folder)
     specs = sorted((one.spec for one in found if one.spec), key=lambda spec: spec.name)
     return specs, [one.problem for one in found if one.problem]
 
@@ -252,8 +252,8 @@ class Memory:
         except (OSError, ValueError) as error:
             log.warning("the last valid declaration of %s cannot be read: %s", path, error)
             return {}
-        sound = isinstance(record, dict) and record.get("format") == FORMAT_VERSION
-        return record if sound and isinstance(record.get("declared"), dict) else {}
+        valid = isinstance(record, dict) and record.get("format") == FORMAT_VERSION
+        return record if valid and isinstance(record.get("declared"), dict) else {}
 
     def _write(self, path: Path, record: Mapping[str, Any]) -> None:
         target = self._record(path)

@@ -10,8 +10,8 @@ from itertools import takewhile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from frazil.commit.dead_letter_counts import HOUR_MS, NOTHING, Changes, Counts, dead_letter_changes, in_spans, span_of
 from frazil.commit.history import ancestors, changes_of, commit_records
-from frazil.commit.letter_counts import HOUR_MS, NOTHING, Changes, Counts, in_spans, letters_in, span_of
 from frazil.commit.reasons import Reason, Reasons, reasons_in
 from frazil.history.points import Happened, Kind
 from frazil.spec.units import counted
@@ -43,14 +43,14 @@ class Treatment:
 
     @property
     def happened(self) -> Happened:
-        return Happened(self.at_ms, Kind.LETTERS, self.sentence)
+        return Happened(self.at_ms, Kind.DEAD_LETTERS, self.sentence)
 
 
-def treated(letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int) -> list[Treatment]:
+def treated(dead_letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int) -> list[Treatment]:
     """Return the replays and discards after `since_ms`, oldest first, from the snapshots of the dead-letter table."""
     found: list[Treatment] = []
     landed = {summary["frazil.backfill"]: summary for summary in published(main, stream, since_ms=since_ms)}
-    for snapshot in ancestors(letters) if letters else ():
+    for snapshot in ancestors(dead_letters) if dead_letters else ():
         if snapshot.timestamp_ms < since_ms:
             break
         summary = summary_of(snapshot)
@@ -61,7 +61,7 @@ def treated(letters: TableMetadata | None, main: TableMetadata, stream: str, *, 
             sentence = f"dead letters were discarded by {by}: {why}"
         else:
             continue
-        found.append(Treatment(snapshot.timestamp_ms, sentence, letters_in(summary)))
+        found.append(Treatment(snapshot.timestamp_ms, sentence, dead_letter_changes(summary)))
     return found[::-1]
 
 

@@ -48,8 +48,8 @@ class Stream:
     def write(self, records: Sequence[Row]) -> None:
         self._merge(records, self._plain)
 
-    def replay(self, letters: Sequence[Row]) -> None:
-        self._merge(letters, dataclasses.replace(self._plain, replays=True))
+    def replay(self, dead_letters: Sequence[Row]) -> None:
+        self._merge(dead_letters, dataclasses.replace(self._plain, replays=True))
 
     def _merge(self, records: Sequence[Row], rules: MergeRules) -> None:
         self.table.rules = rules
@@ -158,7 +158,7 @@ def order(row: Row) -> int:
     return -1 if row["version"] is None else int(row["version"])
 
 
-def with_letters(stream: Stream, records: Sequence[Row], cuts: tuple[int, int]) -> set[int]:
+def with_dead_letters(stream: Stream, records: Sequence[Row], cuts: tuple[int, int]) -> set[int]:
     """Write three batches, with replays after each. Return the keys whose record came after a later delete."""
     ends = [*sorted(cuts), len(records)]
     late: set[int] = set()
@@ -208,18 +208,18 @@ def falls(records: Sequence[Row], key: int) -> bool:
 @given(records=RECORDS, cuts=CUTS)
 @example(records=BESIDE_A_LATER_LETTER, cuts=(5, 5))
 @example(records=EQUAL_AROUND_A_DELETE, cuts=(2, 4))
-def test_letters_replayed_in_any_order_beside_the_writer_give_the_table_of_a_stream_without_the_mistake(
+def test_dead_letters_replayed_in_any_order_beside_the_writer_give_the_table_of_a_stream_without_the_mistake(
     made: Any, order_by: str | None, partitions: int, records: list[Any], cuts: tuple[int, int]
 ) -> None:
     """Except letters replayed after a later delete of their key, and keys whose order falls across a delete."""
     every = [made(n, {**of, "kafka_partition": n % partitions}) for n, of in enumerate(records)]
-    sound = without_the_mistake(every, order_by)
+    valid = without_the_mistake(every, order_by)
     with TemporaryDirectory() as folder:
         stream = Stream(Path(folder), order_by)
-        back = with_letters(stream, every, cuts) - sound.keys()
+        back = with_dead_letters(stream, every, cuts) - valid.keys()
         if order_by:
             back |= {key for key in range(2) if falls(every, key)}
-        assert without(back, stream.rows()) == without(back, sound)
+        assert without(back, stream.rows()) == without(back, valid)
 
 
 def without(keys: set[int], rows: dict[int, tuple[Any, Any]]) -> dict[int, tuple[Any, Any]]:
@@ -240,33 +240,35 @@ def test_merging_all_records_again_as_an_audit_does_corrects_each_row_that_repla
     every = [made(n, {**of, "kafka_partition": n % partitions}) for n, of in enumerate(records)]
     with TemporaryDirectory() as folder:
         stream = Stream(Path(folder), "version")
-        with_letters(stream, every, cuts)
+        with_dead_letters(stream, every, cuts)
         stream.write(every)
         assert stream.rows() == without_the_mistake(every, "version")
 
 
-def test_a_delete_counts_at_its_own_time_also_beside_a_later_letter_of_its_partition(tmp_path: Path) -> None:
+def test_a_delete_counts_at_its_own_time_also_beside_a_later_dead_letter_of_its_partition(tmp_path: Path) -> None:
     tombstone = record(10, version=None, kafka_partition=0, **{CHANGE: DELETE})
-    letter, row = record(30, version=1, kafka_partition=0), record(20, version=5, kafka_partition=1)
-    for number, replays in enumerate([[[tombstone, letter]], [[tombstone], [letter]], [[letter], [tombstone]]]):
+    dead_letter, row = record(30, version=1, kafka_partition=0), record(20, version=5, kafka_partition=1)
+    for number, replays in enumerate(
+        [[[tombstone, dead_letter]], [[tombstone], [dead_letter]], [[dead_letter], [tombstone]]]
+    ):
         stream = Stream(tmp_path / str(number), "version")
         stream.write([row])
-        for letters in replays:
-            stream.replay(letters)
+        for dead_letters in replays:
+            stream.replay(dead_letters)
         assert stream.rows() == {0: (5, 20)}
 
 
 @pytest.mark.parametrize("order_by", ["version", None])
-@pytest.mark.parametrize("letter", [{CHANGE: DELETE}, {"price": 2}], ids=["a delete", "an older value"])
+@pytest.mark.parametrize("dead_letter", [{CHANGE: DELETE}, {"price": 2}], ids=["a delete", "an older value"])
 @pytest.mark.parametrize("together", [True, False], ids=["in one batch", "in a batch each"])
-def test_a_letter_is_older_than_a_record_that_left_its_row_as_it_was(
-    tmp_path: Path, order_by: str | None, letter: dict[str, Any], *, together: bool
+def test_a_dead_letter_is_older_than_a_record_that_left_its_row_as_it_was(
+    tmp_path: Path, order_by: str | None, dead_letter: dict[str, Any], *, together: bool
 ) -> None:
     stream = Stream(tmp_path, order_by)
     stream.write([record(10, price=1)])
     for batch in [[record(40, price=1), record(50, price=1)]] if together else [[record(n, price=1)] for n in (40, 50)]:
         stream.write(batch)
-    stream.replay([record(30, **letter)])
+    stream.replay([record(30, **dead_letter)])
     assert stream.rows() == {0: (1, 1)}
 
 
@@ -291,7 +293,7 @@ def place(offset: int | None, partition: int | None = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("row", "letter", "stays"),
+    ("row", "dead_letter", "stays"),
     [
         (place(5), place(3), True),
         (place(5), place(7), False),
@@ -304,25 +306,25 @@ def place(offset: int | None, partition: int | None = 0) -> dict[str, Any]:
     ids=["later", "earlier", "its own", "earlier by time", "later by time", "a letter without a time", "unknown"],
 )
 @pytest.mark.parametrize("change", [UPSERT, DELETE])
-def test_among_equals_a_row_stays_unless_its_record_came_before_the_letter(
-    tmp_path: Path, row: Row, letter: Row, stays: bool, change: int
+def test_among_equals_a_row_stays_unless_its_record_came_before_the_dead_letter(
+    tmp_path: Path, row: Row, dead_letter: Row, stays: bool, change: int
 ) -> None:
     for order_by, version in (("version", 1), ("version", None), (None, 1)):
         stream = Stream(tmp_path / f"{order_by}{version}", order_by)
         stream.table.land([{"id": 0, "version": version, "price": 1, **row}])
-        stream.replay([{"id": 0, "version": version, "price": 2, CHANGE: change, **letter}])
+        stream.replay([{"id": 0, "version": version, "price": 2, CHANGE: change, **dead_letter}])
         replaced = {} if change == DELETE else {0: (version, 2)}
         assert stream.rows() == ({0: (version, 1)} if stays else replaced)
 
 
-def test_what_a_letter_leaves_as_it_was_is_reported_by_an_earlier_letter_or_by_a_row_between_them(
+def test_what_a_dead_letter_leaves_as_it_was_is_reported_by_an_earlier_dead_letter_or_by_a_row_between_them(
     tmp_path: Path,
 ) -> None:
     """The letter leaves out a column, like an update that omits an unchanged large value."""
     price = SCHEMA.find_field("price").field_id
-    letters = [record(1, price=10), record(9, price=None, **{KEPT: [price]})]
+    dead_letters = [record(1, price=10), record(9, price=None, **{KEPT: [price]})]
     for between, reported in ((0, 10), (5, 20)):
         stream = Stream(tmp_path / str(between), None)
         stream.write([record(between, price=20)])
-        stream.replay(letters)
+        stream.replay(dead_letters)
         assert stream.rows() == {0: (1, reported)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from frazil.ingest.arrow_values import chosen, plain
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
-from frazil.ingest.source_log import began_anew
+from frazil.ingest.source_log import began_again
 from frazil.merge.changes import NEVER, OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, bare_deletes, column
 from frazil.merge.contract import MergeRules
 
@@ -48,7 +49,7 @@ def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]
     below: NDArray[np.bool_] = _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (
         _mask(new.is_null()) & _mask(old.is_valid())
     )
-    return below & ~began_anew(new, old) if rules.by_position else below
+    return below & ~began_again(new, old) if rules.by_position else below
 
 
 def _earlier(rows: pa.Table, places: pa.Table, rules: MergeRules, *, unknown: bool = False) -> NDArray[np.bool_]:
@@ -138,7 +139,7 @@ def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newe
 
 
 def equal(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
-    """Mask of equal values. Null equals null, and NaN equals NaN."""
+    """Mask of equal values. Null equals null, NaN equals NaN, and -0.0 is not 0.0."""
     one, other = plain(one), plain(other)
     kind: Any = one.type
     if pa.types.is_struct(kind):
@@ -153,6 +154,7 @@ def equal(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
     same = _mask(pc.fill_null(pc.equal(one, other.cast(kind)), False))
     same |= _mask(one.is_null()) & _mask(other.is_null())
     if pa.types.is_floating(kind):
+        same &= _signs(one) == _signs(other.cast(kind))
         same |= _mask(pc.fill_null(pc.is_nan(one), False)) & _mask(pc.fill_null(pc.is_nan(other), False))
     return same
 
@@ -162,7 +164,14 @@ def _alike(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_alike(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, float) and one == other:
+        return math.copysign(1, one) == math.copysign(1, other)
     return bool(one == other) or (one != one and other != other)  # noqa: PLR0124 - NaN
+
+
+def _signs(numbers: pa.Array) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.signbit(pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False))
+    return found
 
 
 def _mask(array: pa.Array) -> NDArray[np.bool_]:

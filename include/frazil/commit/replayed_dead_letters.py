@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.commit.row_changes import Letters, LetterSource, RowChange, chosen, within
+from frazil.commit.row_changes import DeadLetterOffsets, DeadLetterSource, RowChange, chosen, within
 from frazil.ingest.contract import StagedFile
 from frazil.offsets.spans import TopicPartition
 from frazil.table.file_bounds import COORDINATES
@@ -35,7 +35,7 @@ def failed_again(table: Table, files: Iterable[StagedFile]) -> dict[Place, Reaso
     return found
 
 
-def settled_letters(
+def settled_dead_letters(
     stream: str,
     replayed: Mapping[TopicPartition, BitMap64],
     topic_ids: Mapping[str, str],
@@ -45,19 +45,19 @@ def settled_letters(
 
     `topic_ids` are the ids of the replayed topics.
     """
-    letters = letters_at(replayed, topic_ids, failed)
+    dead_letters = dead_letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:
         again = [failed.get(place) for place in zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)]
         stays = rows.filter(pa.array([reason is not None for reason in again], pa.bool_()))
         return _tried(stays, [reason for reason in again if reason is not None])
 
-    return RowChange(within(letters), chosen(stream, letters), replace)
+    return RowChange(within(dead_letters), chosen(stream, dead_letters), replace)
 
 
-def letters_at(
+def dead_letters_at(
     replayed: Mapping[TopicPartition, BitMap64], topic_ids: Mapping[str, str], failed: Iterable[Place] = ()
-) -> Letters:
+) -> DeadLetterOffsets:
     """Return the dead letters at the offsets `replayed` and at the coordinates `failed`.
 
     Includes dead letters without a topic id, which earlier versions wrote.
@@ -65,7 +65,7 @@ def letters_at(
     offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}
     for topic, partition, offset in failed:
         offsets.setdefault((topic, partition), BitMap64()).add(offset)
-    found: dict[LetterSource, BitMap64] = {}
+    found: dict[DeadLetterSource, BitMap64] = {}
     for (topic, partition), of in offsets.items():
         if of:
             found |= {(topic, partition, topic_id): of for topic_id in {topic_ids.get(topic), None}}

@@ -19,11 +19,11 @@ from airflow.sdk.exceptions import AirflowFailException
 from frazil.airflow import each_alert
 from frazil.airflow.deadlines import deadline
 from frazil.airflow.health import dag as health
-from frazil.airflow.telling import failure, telling
+from frazil.airflow.notifications import failure, with_message
 from tests.dags.in_airflow import CHECKOUT
 from tests.pages import blocks
 
-PAGE = "docs/how-to/tell-people.md"
+PAGE = "docs/how-to/send-alerts.md"
 SENT: list[tuple[str, dict[str, Any]]] = []
 
 
@@ -130,8 +130,8 @@ def context(task_id: str, **measured: Any) -> dict[str, Any]:
 def reported(notifier: Any, **measured: Any) -> list[tuple[str, dict[str, Any]]]:
     """What a notifier sent, given to both ends of an alert."""
     SENT.clear()
-    telling(notifier, health._fired)(context("alerts", **measured))
-    telling(notifier, health._over)(context("resolved", **measured))
+    with_message(notifier, health._fired)(context("alerts", **measured))
+    with_message(notifier, health._over)(context("resolved", **measured))
     return list(SENT)
 
 
@@ -198,7 +198,7 @@ def test_an_alert_that_could_not_be_reported_is_reported_again_after_the_others(
     with pytest.raises(ConnectionError, match="the chat is away") if is_away else nullcontext():
         reported(each_alert(fragile), fired=three, active=three)
     assert [key[-2:] for key in keys] == ["s0", "s1", "s2", "s0"]
-    assert "not told: frazil: freshness, stream s0 of city.s0" in caplog.text
+    assert "not reported: frazil: freshness, stream s0 of city.s0" in caplog.text
 
 
 LATE: list[dict[str, Any]] = []
@@ -235,7 +235,7 @@ def test_a_late_run_is_reported_with_all_that_other_messages_have(
 
 def test_what_somebody_else_put_into_airflow_stops_no_notifier() -> None:
     said: list[str] = []
-    call = telling(lambda given: said.append(given["frazil"].text), health._fired)
+    call = with_message(lambda given: said.append(given["frazil"].text), health._fired)
     call(context("alerts", fired="nonsense"))
     call(context("alerts", fired=[7, {"rule": 3}], active=[7]))
     assert said[0].startswith("frazil: frazil_health: alerts failed\n\na text\nsince: 2033-05-18 00:00:00Z")

@@ -13,11 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.table.snapshots import Snapshot, Summary
 
-from frazil.commit import letter_counts, reasons
-from frazil.commit.letter_counts import HOUR_MS, SPANS, Counts, letters_in, letters_summary, listed, span_of
+from frazil.commit import dead_letter_counts, reasons
+from frazil.commit.dead_letter_counts import (
+    HOUR_MS,
+    SPANS,
+    Counts,
+    dead_letter_changes,
+    dead_letter_summary,
+    listed,
+    span_of,
+)
 from frazil.commit.reasons import MAX_REASONS, Reason, reasons_in, reasons_summary
 from frazil.history.points import Happened, Kind
-from frazil.operations.letters import COMMITTED_MS, Rejected, rejected_of, treated, with_treatments
+from frazil.operations.dead_letters import COMMITTED_MS, Rejected, rejected_of, treated, with_treatments
 from frazil.status.flow import DAY_MS
 
 NOW_MS = 1_700_000_000_000
@@ -51,7 +59,7 @@ def replayed(
     at_ms: int, stream: str = "orders", *, rejected_ms: int = NOW_MS - 900, **more: int
 ) -> tuple[int, dict[str, str]]:
     reported = {"frazil.operation": "replay", "frazil.backfill": "l", "frazil.backfill-stream": stream}
-    return at_ms, {**reported, **letters_summary(by_hour(rejected_ms, **more))}
+    return at_ms, {**reported, **dead_letter_summary(by_hour(rejected_ms, **more))}
 
 
 def by_hour(rejected_ms: int, **more: int) -> Counts:
@@ -66,12 +74,12 @@ MAIN = snapshots(
 
 
 def test_what_a_replay_took_out_is_there_no_more_and_names_no_place():
-    letters = snapshots(
+    dead_letters = snapshots(
         replayed(NOW_MS - DAY_MS - 1, TypeMismatch=-100),
         replayed(NOW_MS - 790, TypeMismatch=-12, MissingField=3),
         replayed(NOW_MS - 700, stream="others", NotJson=-3),
     )
-    treatments = treated(letters, MAIN, "orders", since_ms=BEGIN_MS)
+    treatments = treated(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
     assert rejected_of(MAIN, "orders", treatments, now_ms=NOW_MS) == [
         Rejected("TypeMismatch", 13, ("orders[0]@99",), 1),
         Rejected("NotJson", 3, ("orders[0]@7",), 3),
@@ -91,18 +99,18 @@ def test_dead_letters_that_repeated_a_row_are_not_reported_as_landed():
 
 def test_a_discard_is_reported_with_who_and_why_and_no_less_than_none_are_there():
     reported = {"frazil.dead-letters-of": "orders", "frazil.discarded-by": "ada", "frazil.reason": "a test"}
-    letters = snapshots((NOW_MS - 500, {**reported, **letters_summary(by_hour(NOW_MS - 900, NotJson=-5))}))
-    treatments = treated(letters, MAIN, "orders", since_ms=BEGIN_MS)
+    dead_letters = snapshots((NOW_MS - 500, {**reported, **dead_letter_summary(by_hour(NOW_MS - 900, NotJson=-5))}))
+    treatments = treated(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
     found = {one.reason: one for one in rejected_of(MAIN, "orders", treatments, now_ms=NOW_MS)}
     assert (found["NotJson"].count, found["NotJson"].there, found["NotJson"].places) == (3, 0, ())
     later = Happened(NOW_MS, Kind.STALL, "stalled")
-    discarded = Happened(NOW_MS - 500, Kind.LETTERS, "dead letters were discarded by ada: a test")
+    discarded = Happened(NOW_MS - 500, Kind.DEAD_LETTERS, "dead letters were discarded by ada: a test")
     assert with_treatments([later], treatments) == (discarded, later)
 
 
-def left(main: Any, *letters: tuple[int, dict[str, str]]) -> tuple[int, int]:
+def left(main: Any, *dead_letters: tuple[int, dict[str, str]]) -> tuple[int, int]:
     """How many records were rejected for one reason, and how many of them are dead letters."""
-    treatments = treated(snapshots(*letters), main, "orders", since_ms=BEGIN_MS)
+    treatments = treated(snapshots(*dead_letters), main, "orders", since_ms=BEGIN_MS)
     (found,) = rejected_of(main, "orders", treatments, now_ms=NOW_MS)
     return found.count, found.there
 
@@ -110,7 +118,7 @@ def left(main: Any, *letters: tuple[int, dict[str, str]]) -> tuple[int, int]:
 TEN = Reason(10, ("orders[0]@1",))
 
 
-def test_a_treatment_of_letters_that_the_day_left_behind_takes_none_that_were_rejected_in_it():
+def test_a_treatment_of_dead_letters_that_the_day_left_behind_takes_none_that_were_rejected_in_it():
     before_ms = BEGIN_MS - HOUR_MS
     taken = replayed(NOW_MS - HOUR_MS, rejected_ms=before_ms, NotJson=-10)
     later = batch(NOW_MS - HOUR_MS // 2, NotJson=TEN)
@@ -136,7 +144,7 @@ def test_a_summary_that_would_be_too_long_tells_hours_together_and_at_last_nothi
     classes: int, span: int, spans: int
 ) -> None:
     changed = {(f"ErrorClass{one:02}", 480_000 + hour): -8_000 for one in range(classes) for hour in range(36)}
-    reported = letters_in(letters_summary(changed))
+    reported = dead_letter_changes(dead_letter_summary(changed))
     assert (reported.span, len(reported.by)) == (span, classes * spans)
     assert not reported.by or sum(reported.by.values()) == sum(changed.values())
 
@@ -145,7 +153,7 @@ class World:
     """Letters of a stream, by the time of their rejection and error class, and the snapshots that tell about them."""
 
     def __init__(self, draw: random.Random) -> None:
-        self.draw, self.letters = draw, list[tuple[int, str]]()
+        self.draw, self.dead_letters = draw, list[tuple[int, str]]()
         self.main, self.treatments = list[tuple[int, dict[str, str]]](), list[tuple[int, dict[str, str]]]()
 
     def reject(self, now_ms: int) -> None:
@@ -153,33 +161,33 @@ class World:
         found = [
             (now_ms - self.draw.randrange(COMMITTED_MS), self.draw.choice("AB")) for _ in range(self.draw.randint(1, 4))
         ]
-        self.letters += found
+        self.dead_letters += found
         counts = Counter(name for _, name in found)
         self.main.append(batch(now_ms, **{name: Reason(count) for name, count in counts.items()}))
 
     def treat(self, now_ms: int, max_summary: int) -> None:
         """Some leave, and some get another class, each as likely."""
         share = self.draw.choice((0.2, 1))
-        chosen = [one for one in self.letters if self.draw.random() < share]
+        chosen = [one for one in self.dead_letters if self.draw.random() < share]
         come = [(at_ms, self.draw.choice("AB")) for at_ms, _ in chosen if self.draw.random() < 0.3 and share < 1]
-        stay = Counter(self.letters)
+        stay = Counter(self.dead_letters)
         stay.subtract(chosen)
-        self.letters = [*stay.elements(), *come]
+        self.dead_letters = [*stay.elements(), *come]
         change = Counter(reported(come, now_ms))
         change.subtract(reported(chosen, now_ms))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(letter_counts, "MAX_SUMMARY_CHARACTERS", max_summary)
-            summary = letters_summary(change)
+            patch.setattr(dead_letter_counts, "MAX_SUMMARY_CHARACTERS", max_summary)
+            summary = dead_letter_summary(change)
         if any(change.values()):
             self.treatments.append((now_ms, {"frazil.dead-letters-of": "orders", **summary}))
 
     def left(self, name: str, since_ms: int) -> int:
-        return sum(1 for at_ms, of in self.letters if of == name and at_ms >= since_ms)
+        return sum(1 for at_ms, of in self.dead_letters if of == name and at_ms >= since_ms)
 
 
-def reported(letters: list[tuple[int, str]], now_ms: int) -> Counter[tuple[str, int]]:
-    at = pa.array([at_ms for at_ms, _ in letters], pa.timestamp("ms", tz="UTC"))
-    names = pa.array([name for _, name in letters], pa.string())
+def reported(dead_letters: list[tuple[int, str]], now_ms: int) -> Counter[tuple[str, int]]:
+    at = pa.array([at_ms for at_ms, _ in dead_letters], pa.timestamp("ms", tz="UTC"))
+    names = pa.array([name for _, name in dead_letters], pa.string())
     return listed(pa.table({"rejected_at": at, "error_class": names}), now_ms=now_ms)
 
 
@@ -195,8 +203,8 @@ def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_reported_wit
     now_ms = draw.choice([at_ms for at_ms, _ in world.main]) + DAY_MS - draw.choice((0, 1_000, HOUR_MS))
     now_ms = max(now_ms, *(at_ms for at_ms, _ in [*world.main, *world.treatments]))
     begin_ms = now_ms - DAY_MS
-    main, letters = snapshots(*world.main), snapshots(*world.treatments)
-    treatments = treated(letters if world.treatments else None, main, "orders", since_ms=begin_ms)
+    main, dead_letters = snapshots(*world.main), snapshots(*world.treatments)
+    treatments = treated(dead_letters if world.treatments else None, main, "orders", since_ms=begin_ms)
     if any(not one.changes.by for one in treatments):
         return  # it was too long
     span = max((one.changes.span for one in treatments), default=1)
@@ -215,7 +223,7 @@ def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_
     changed = {("NotJson", span_of(at_ms // HOUR_MS, span)): 0 for at_ms in rejected}
     for at_ms in rejected:
         changed["NotJson", span_of(at_ms // HOUR_MS, span)] -= 10
-    summary = {**letters_summary(changed), letter_counts.SPAN: str(span)}
+    summary = {**dead_letter_summary(changed), dead_letter_counts.SPAN: str(span)}
     treatments = treated(
         snapshots((NOW_MS, {"frazil.dead-letters-of": "orders", **summary})), main, "orders", since_ms=0
     )
@@ -225,11 +233,11 @@ def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_
 
 def test_without_a_table_of_dead_letters_or_with_one_that_others_changed_all_are_there():
     reported = ({"frazil.letters-by": said, "frazil.dead-letters-of": "orders"} for said in ("[1]", '{"NotJson":-3}'))
-    for letters in (None, *(snapshots((NOW_MS - 500, one)) for one in reported)):
-        treatments = treated(letters, MAIN, "orders", since_ms=BEGIN_MS)
+    for dead_letters in (None, *(snapshots((NOW_MS - 500, one)) for one in reported)):
+        treatments = treated(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
         assert [one.there for one in rejected_of(MAIN, "orders", treatments, now_ms=NOW_MS)] == [13, 3]
 
 
 def test_a_number_that_is_none_is_not_reported() -> None:
-    assert letters_in({letter_counts.NAME: '{"NotJson": {"0": Infinity}}'}) == letter_counts.NOTHING
+    assert dead_letter_changes({dead_letter_counts.NAME: '{"NotJson": {"0": Infinity}}'}) == dead_letter_counts.NOTHING
     assert reasons_in({reasons.NAME: '{"NotJson": [Infinity]}'}) == {}

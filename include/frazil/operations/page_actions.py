@@ -11,7 +11,7 @@ from frazil.operations.silence import Silent
 NO_WRITER_NOW = "No writer runs on this host."
 
 
-class Act(StrEnum):
+class PageAction(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     RESTART = "restart"
@@ -24,47 +24,67 @@ class Act(StrEnum):
     SEND_AGAIN = "send-again"
 
 
-OF_STREAMS = frozenset({Act.PAUSE, Act.RESUME, Act.RESTART, Act.RESET, Act.BACKFILL, Act.ABANDON, Act.REPLAY})
+OF_STREAMS = frozenset(
+    {
+        PageAction.PAUSE,
+        PageAction.RESUME,
+        PageAction.RESTART,
+        PageAction.RESET,
+        PageAction.BACKFILL,
+        PageAction.ABANDON,
+        PageAction.REPLAY,
+    }
+)
 """Actions on a stream. The other actions are on a table."""
-RUNS_A_DAG = frozenset({Act.BACKFILL, Act.REPLAY, Act.MAINTAIN, Act.RELEASE})
+RUNS_A_DAG = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN, PageAction.RELEASE})
 """Actions that start a run in Airflow, which does the work."""
-PREPARED = frozenset({Act.RESET, Act.ABANDON})
+PREPARED = frozenset({PageAction.RESET, PageAction.ABANDON})
 """Actions whose effect depends on the table. The table is read for the plan, and again when the action is carried out.
 """
-DEPENDS: Mapping[Act, tuple[str, ...]] = {
-    Act.PAUSE: ("generation",),
-    Act.RESUME: ("generation", "dag_paused"),
-    Act.RESTART: ("generation", "dag_paused"),
-    Act.RESET: ("generation",),
-    Act.BACKFILL: ("backfill", "dag_paused"),
-    Act.ABANDON: (),
-    Act.REPLAY: ("backfill", "dag_paused"),
-    Act.MAINTAIN: ("dag_paused",),
-    Act.RELEASE: ("dag_paused",),
-    Act.SEND_AGAIN: (),
+DEPENDS: Mapping[PageAction, tuple[str, ...]] = {
+    PageAction.PAUSE: ("generation",),
+    PageAction.RESUME: ("generation", "dag_paused"),
+    PageAction.RESTART: ("generation", "dag_paused"),
+    PageAction.RESET: ("generation",),
+    PageAction.BACKFILL: ("backfill", "dag_paused"),
+    PageAction.ABANDON: (),
+    PageAction.REPLAY: ("backfill", "dag_paused"),
+    PageAction.MAINTAIN: ("dag_paused",),
+    PageAction.RELEASE: ("dag_paused",),
+    PageAction.SEND_AGAIN: (),
 }
-"""The fields of `Situation` that an action depends on. The action is refused if they changed since the user saw the
+"""The fields of `ActionContext` that an action depends on. The action is refused if they changed since the user saw the
 plan.
 
 Only users' decisions are among them: a process may end or start meanwhile. For prepared actions the state of the table
 counts too.
 """
-ALTERS = frozenset({Act.RESET, Act.BACKFILL, Act.ABANDON, Act.REPLAY, Act.MAINTAIN, Act.RELEASE, Act.SEND_AGAIN})
+ALTERS = frozenset(
+    {
+        PageAction.RESET,
+        PageAction.BACKFILL,
+        PageAction.ABANDON,
+        PageAction.REPLAY,
+        PageAction.MAINTAIN,
+        PageAction.RELEASE,
+        PageAction.SEND_AGAIN,
+    }
+)
 """Actions that change the table or the data that its readers get. The user confirms them by typing the subject's name,
 except for a dry run.
 """
-HAS_DRY_RUN = frozenset({Act.BACKFILL, Act.REPLAY, Act.MAINTAIN})
-BY_THE_TABLE = frozenset({Act.BACKFILL, Act.REPLAY})
+HAS_DRY_RUN = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN})
+BY_THE_TABLE = frozenset({PageAction.BACKFILL, PageAction.REPLAY})
 """Actions that the state of a stream's table may rule out."""
 
 
 _TRIGGERER, _SCHEDULER = ("triggerer",), ("scheduler",)
-NEEDS: Mapping[Act, tuple[str, ...]] = {
-    Act.PAUSE: _TRIGGERER,
-    Act.RESUME: _TRIGGERER,
-    Act.RESTART: _TRIGGERER,
+NEEDS: Mapping[PageAction, tuple[str, ...]] = {
+    PageAction.PAUSE: _TRIGGERER,
+    PageAction.RESUME: _TRIGGERER,
+    PageAction.RESTART: _TRIGGERER,
     **dict.fromkeys(RUNS_A_DAG, _SCHEDULER),
-    Act.SEND_AGAIN: (*_SCHEDULER, *_TRIGGERER),
+    PageAction.SEND_AGAIN: (*_SCHEDULER, *_TRIGGERER),
 }
 """The Airflow components that must run for an action to take effect."""
 
@@ -79,7 +99,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class ActionContext:
     """The state of the subject when a user requests an action."""
 
     subject: str
@@ -104,21 +124,21 @@ class Situation:
     staged: str = ""
     """A sentence on the progress of the stream's open backfill or replay."""
 
-    def seal(self, act: Act) -> str:
+    def version_token(self, action: PageAction) -> str:
         """Return a token that changes with every field that the action depends on."""
-        return ",".join(f"{name}={getattr(self, name)}" for name in DEPENDS[act])
+        return ",".join(f"{name}={getattr(self, name)}" for name in DEPENDS[action])
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The description of an action's effects. If `refused` is set, the action is not possible now."""
 
-    act: Act
+    action: PageAction
     says: tuple[str, ...]
     refused: str | None = None
     missing: str | None = None
     """The part of the form that the user must change first."""
-    seal: str = ""
+    version_token: str = ""
     """Token of the plan. The confirmation sends it back, so that frazil does exactly what the user confirmed."""
     retype: bool = False
     """Whether the user confirms by typing the subject's name."""
@@ -134,43 +154,47 @@ class Prepared:
     """
 
     says: tuple[str, ...]
-    seal: str
+    version_token: str
     """A token that changes with the effects."""
     carry_out: Callable[[], object]
     refused: str | None = None
 
 
-def plan_of(act: Act, now: Situation, *, dry: bool = False) -> Plan:
+def plan_of(action: PageAction, now: ActionContext, *, dry: bool = False) -> Plan:
     """Describe the effects of an action.
 
     For a prepared action, the caller adds the effects that depend on the table.
     """
     says = {
-        Act.PAUSE: _pause,
-        Act.RESUME: _resume,
-        Act.RESTART: _restart,
-        Act.RESET: _reset,
-        Act.BACKFILL: _backfill,
-        Act.ABANDON: _abandon,
-        Act.REPLAY: _replay,
-        Act.MAINTAIN: _maintain,
-        Act.RELEASE: _release,
-        Act.SEND_AGAIN: _send_again,
-    }[act](now)
-    waits = waits_for(act, now.silent)
-    retype = act in ALTERS and not (dry and act in HAS_DRY_RUN)
-    refused = _refused(act, now, dry=dry)
-    said = (*says, *_run_words(act, now), *waits)
-    return Plan(act, said, refused, seal=now.seal(act), retype=retype, generation=now.generation)
+        PageAction.PAUSE: _pause,
+        PageAction.RESUME: _resume,
+        PageAction.RESTART: _restart,
+        PageAction.RESET: _reset,
+        PageAction.BACKFILL: _backfill,
+        PageAction.ABANDON: _abandon,
+        PageAction.REPLAY: _replay,
+        PageAction.MAINTAIN: _maintain,
+        PageAction.RELEASE: _release,
+        PageAction.SEND_AGAIN: _send_again,
+    }[action](now)
+    waits = waits_for(action, now.silent)
+    retype = action in ALTERS and not (dry and action in HAS_DRY_RUN)
+    refused = _refused(action, now, dry=dry)
+    said = (*says, *_run_words(action, now), *waits)
+    return Plan(
+        action, said, refused, version_token=now.version_token(action), retype=retype, generation=now.generation
+    )
 
 
-def waits_for(act: Act, silent: Iterable[Silent]) -> tuple[str, ...]:
+def waits_for(action: PageAction, silent: Iterable[Silent]) -> tuple[str, ...]:
     """Return a sentence for each Airflow component that must be started before the action takes effect."""
-    return tuple(f"{one.words}: this waits until it is back." for one in silent if one.component in NEEDS.get(act, ()))
+    return tuple(
+        f"{one.words}: this waits until it is back." for one in silent if one.component in NEEDS.get(action, ())
+    )
 
 
-def moved(act: Act, before: str, now: str) -> str:
-    """Describe what changed between two seals of an action's plans, without a full stop."""
+def moved(action: PageAction, before: str, now: str) -> str:
+    """Describe what changed between two version tokens of an action's plans, without a full stop."""
     then, _, then_table = before.partition("/")
     parts, _, by_table = now.partition("/")
     was = dict(one.partition("=")[::2] for one in then.split(","))
@@ -180,7 +204,7 @@ def moved(act: Act, before: str, now: str) -> str:
         if was.get(name, value) != value
     ]
     if then_table != by_table and then_table and by_table:
-        said.append(_MOVED_TABLE[act])
+        said.append(_MOVED_TABLE[action])
     return ", and ".join(said) or "the confirmed plan is not one of its plans"
 
 
@@ -204,14 +228,14 @@ _MOVED: Mapping[str, Callable[[str, str], str]] = {
     "dag_paused": _moved_dag,
     "backfill": _moved_backfill,
 }
-_MOVED_TABLE: Mapping[Act, str] = {
-    Act.RESET: "its position moved, or another target was asked for",
-    Act.ABANDON: "its backfill or replay under way is another one",
+_MOVED_TABLE: Mapping[PageAction, str] = {
+    PageAction.RESET: "its position moved, or another target was asked for",
+    PageAction.ABANDON: "its backfill or replay under way is another one",
 }
 """Descriptions of a changed table, for prepared actions."""
 
 
-def _pause(now: Situation) -> tuple[str, ...]:
+def _pause(now: ActionContext) -> tuple[str, ...]:
     stops = "Its writer stops after the current batch, which is committed first." if now.writer_runs else NO_WRITER_NOW
     return (
         stops,
@@ -220,19 +244,19 @@ def _pause(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _resume(now: Situation) -> tuple[str, ...]:
+def _resume(now: ActionContext) -> tuple[str, ...]:
     supervised = "Its supervisor in Airflow starts a writer within seconds, and it goes on where the table stands."
     return (supervised, *_unsupervised(now))
 
 
-def _restart(now: Situation) -> tuple[str, ...]:
+def _restart(now: ActionContext) -> tuple[str, ...]:
     before = "The current batch commits first, then a new writer replaces this one." if now.writer_runs else ""
     resumed = f"{now.subject} is paused, and is resumed by this." if now.desired == "paused" else ""
     said = (before or f"{NO_WRITER_NOW} A new one starts within seconds.", resumed, *_unsupervised(now))
     return tuple(one for one in said if one)
 
 
-def _unsupervised(now: Situation) -> tuple[str, ...]:
+def _unsupervised(now: ActionContext) -> tuple[str, ...]:
     if now.dag_paused is None:
         return (f"Airflow has no DAG {now.dag}: nothing supervises {now.subject}, so nothing starts.",)
     if now.dag_paused and not now.writer_runs:
@@ -240,11 +264,11 @@ def _unsupervised(now: Situation) -> tuple[str, ...]:
     return ()
 
 
-def _reset(now: Situation) -> tuple[str, ...]:
+def _reset(now: ActionContext) -> tuple[str, ...]:
     return (f"{now.subject} goes on from another position. No row is deleted.",)
 
 
-def _backfill(now: Situation) -> tuple[str, ...]:
+def _backfill(now: ActionContext) -> tuple[str, ...]:
     return (
         (
             f"Records that Kafka has and the table of {now.subject} is missing are written to a branch, audited and "
@@ -255,7 +279,7 @@ def _backfill(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _open_backfill_words(now: Situation) -> tuple[str, ...]:
+def _open_backfill_words(now: ActionContext) -> tuple[str, ...]:
     if not now.staged:
         return ()
     return (
@@ -267,7 +291,7 @@ def _open_backfill_words(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _abandon(now: Situation) -> tuple[str, ...]:
+def _abandon(now: ActionContext) -> tuple[str, ...]:
     return (
         f"What the backfill of {now.subject} has staged is removed. The table has none of these rows yet.",
         (
@@ -277,17 +301,17 @@ def _abandon(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _replay(now: Situation) -> tuple[str, ...]:
+def _replay(now: ActionContext) -> tuple[str, ...]:
     return (
         (
             f"The dead letters of {now.subject} are decoded again by the current declaration. Those accepted become "
-            "rows or are merged, each letter once; the others stay."
+            "rows or are merged, each dead letter once; the others stay."
         ),
         "A dry run only counts them.",
     )
 
 
-def _maintain(now: Situation) -> tuple[str, ...]:
+def _maintain(now: ActionContext) -> tuple[str, ...]:
     who = f"Of the {now.subject}, each table that needs it" if now.subject.startswith("route of ") else now.subject
     return (
         (
@@ -298,7 +322,7 @@ def _maintain(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _release(now: Situation) -> tuple[str, ...]:
+def _release(now: ActionContext) -> tuple[str, ...]:
     return (
         (
             f"The window of {now.subject} is signalled as it stands, although its quality gate did not pass. DAGs that "
@@ -308,7 +332,7 @@ def _release(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _send_again(now: Situation) -> tuple[str, ...]:
+def _send_again(now: ActionContext) -> tuple[str, ...]:
     return (
         (
             f"The windows of that day of {now.subject} are signalled once more. Every DAG that starts from them runs "
@@ -317,28 +341,28 @@ def _send_again(now: Situation) -> tuple[str, ...]:
     )
 
 
-def _run_words(act: Act, now: Situation) -> tuple[str, ...]:
-    if act not in RUNS_A_DAG or now.dag_paused is None:
+def _run_words(action: PageAction, now: ActionContext) -> tuple[str, ...]:
+    if action not in RUNS_A_DAG or now.dag_paused is None:
         return ()
     waits = ", which is paused: the run waits until you unpause it" if now.dag_paused else ""
     return (f"This starts a run of the DAG {now.dag}{waits}.",)
 
 
-def _refused(act: Act, now: Situation, *, dry: bool) -> str | None:
+def _refused(action: PageAction, now: ActionContext, *, dry: bool) -> str | None:
     if now.unfit is not None:
         return now.unfit
-    if act in RUNS_A_DAG and (said := _no_run(now, dry=dry)):
+    if action in RUNS_A_DAG and (said := _no_run(now, dry=dry)):
         return said
-    if act is Act.PAUSE and now.desired == "paused":
+    if action is PageAction.PAUSE and now.desired == "paused":
         return f"{now.subject} is paused already"
-    if act is Act.RESET and now.writer_runs:
+    if action is PageAction.RESET and now.writer_runs:
         return f"A writer of {now.subject} runs. Pause the stream first, and wait until it has stopped"
-    if act in {Act.RESET, Act.RELEASE, Act.SEND_AGAIN} and not now.has_table:
+    if action in {PageAction.RESET, PageAction.RELEASE, PageAction.SEND_AGAIN} and not now.has_table:
         return f"There is no table of {now.subject} yet"
     return None
 
 
-def _no_run(now: Situation, *, dry: bool) -> str | None:
+def _no_run(now: ActionContext, *, dry: bool) -> str | None:
     """Return why a run of the DAG cannot be started; None if it can."""
     if now.dag_paused is None:
         return f"Airflow has no DAG {now.dag}, which would do it. Add it to the DAG folder, or see its import errors"

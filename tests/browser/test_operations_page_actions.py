@@ -1,4 +1,5 @@
-"""Each act as a person does it on the page, and what came of it: in the table, in Airflow, and in Airflow's audit log.
+"""Each action as a user takes it on the page, and what came of it: in the table, in Airflow, and in Airflow's audit
+log.
 
 The first clicks of the five common troubles are those that docs/how-to/operate-from-the-page.md tells.
 """
@@ -49,15 +50,15 @@ def begin(page: Page, name: str) -> None:
 
 
 def requested(page: Page, button: str) -> Locator:
-    """The dialog of an act, once it says what will happen."""
+    """The dialog of an action, once it says what will happen."""
     page.get_by_role("button", name=button, exact=True).click()
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("listitem").first).to_be_visible()
     return dialog
 
 
-def act(page: Page, button: str, form: Mapping[str, Any]) -> str:
-    """Fill in the dialog of an act, confirm it, and close it; what the page then says."""
+def take(page: Page, button: str, form: Mapping[str, Any]) -> str:
+    """Fill in the dialog of an action, confirm it, and close it; what the page then says."""
     dialog = requested(page, button)
     for label, value in form.items():
         field = dialog.get_by_label(label)
@@ -92,7 +93,7 @@ def one_form_of_time(page: Page) -> bool:
 
 
 def recorded(server: ApiServer, name: str) -> tuple[str | None, str | None, dict[str, Any]]:
-    """The newest entry of an act in Airflow's audit log: who, for which DAG, and what."""
+    """The newest entry of an action in Airflow's audit log: who, for which DAG, and what."""
     who, dag_id, what = server.process.call(in_airflow.audit_log, f"frazil_{name}")[-1]
     return who, dag_id, json.loads(what)
 
@@ -105,7 +106,7 @@ def test_a_stream_that_stopped_is_resumed(open_page: Open, server: ApiServer, wo
     expect(page.locator("header .badge")).to_have_text("given up")
     expect(page.get_by_text(re.compile(r"failed with AccessDenied \(16\)"))).to_be_visible()
     expect(page.get_by_text(re.compile("the supervisor gives up, and a person is needed"))).to_be_visible()
-    assert act(page, "Resume", {"Why": "the key is renewed"}) == "payments is resumed."
+    assert take(page, "Resume", {"Why": "the key is renewed"}) == "payments is resumed."
     wanted = desired(world, "payments")
     assert (wanted["mode"], wanted["reason"], wanted["by"]) == ("running", "the key is renewed", "op, Airflow")
     who, dag_id, what = recorded(server, "resume")
@@ -130,13 +131,13 @@ def test_what_a_producer_sent_is_replayed(open_page: Open, server: ApiServer):
     reported(guide, "Rejected in the last day", "Replay dead letters …", "Dry run")
     page = open_page(PAGE, role="OP")
     begin(page, "signups")
-    letters = page.get_by_role("listitem").filter(has_text=re.compile(r"NotJson \d+ records"))
-    expect(letters).to_contain_text(re.compile(r"such as shop\.signups\[0\]@\d+"))
-    said = act(page, "Replay dead letters …", {})
+    dead_letters = page.get_by_role("listitem").filter(has_text=re.compile(r"NotJson \d+ records"))
+    expect(dead_letters).to_contain_text(re.compile(r"such as shop\.signups\[0\]@\d+"))
+    said = take(page, "Replay dead letters …", {})
     assert re.match(r"The run \S+ of frazil_dead_letters is queued\.", said)
     runs = server.process.call(in_airflow.runs_of, "frazil_dead_letters")
-    assert runs[-1].items() >= {"stream": "signups", "act": "replay", "dry-run": True}.items()
-    act(page, "Replay dead letters …", {"Dry run": False})
+    assert runs[-1].items() >= {"stream": "signups", "action": "replay", "dry-run": True}.items()
+    take(page, "Replay dead letters …", {"Dry run": False})
     assert server.process.call(in_airflow.runs_of, "frazil_dead_letters")[-1]["dry-run"] is False
     assert recorded(server, "replay")[:2] == ("op", "frazil_dead_letters")
 
@@ -148,7 +149,7 @@ def test_a_stream_that_lags_is_restarted_with_more_cores(open_page: Open, server
     begin(page, "clicks")
     expect(page.get_by_text("Darker waits longer: up to 31,000 records.")).to_be_visible()
     expect(page.get_by_role("heading", name="Where the time of batches went")).to_be_visible()
-    assert act(page, "Restart", {"Why": "two cores more"}) == "clicks gets a new writer."
+    assert take(page, "Restart", {"Why": "two cores more"}) == "clicks gets a new writer."
     wanted = desired(world, "clicks")
     assert wanted["restart_generation"] == wanted["generation"] >= 1
     assert recorded(server, "restart")[:2] == ("op", "frazil_writer_clicks")
@@ -160,7 +161,7 @@ def test_a_table_that_is_out_of_shape_is_maintained(open_page: Open, server: Api
     page = open_page(PAGE, role="OP")
     begin(page, "shop.pageviews")
     expect(page.get_by_text("compaction is due")).to_be_visible()
-    act(page, "Maintain now …", {"Dry run": False})
+    take(page, "Maintain now …", {"Dry run": False})
     (run,) = server.process.call(in_airflow.runs_of, "frazil_maintenance")
     assert (run["tables"], run["dry-run"]) == (["shop.pageviews"], False)
     assert recorded(server, "maintain")[:2] == ("op", "frazil_maintenance")
@@ -224,7 +225,7 @@ def test_a_backfill_is_a_run_of_its_dag_and_can_be_left(open_page: Open, server:
     expect(dialog.locator("button.go")).to_be_disabled()
     page.keyboard.press("Escape")
     times = {"From": "2026-01-01T00:00:00Z", "To, and before": "2026-01-02T00:00:00+01:00"}
-    assert "frazil_backfill is queued" in act(page, "Backfill …", times)
+    assert "frazil_backfill is queued" in take(page, "Backfill …", times)
     (run,) = server.process.call(in_airflow.runs_of, "frazil_backfill")
     assert run.items() >= {"stream": "orders", "from-time": "2026-01-01T00:00:00+00:00", "dry-run": True}.items()
     assert recorded(server, "backfill")[:2] == ("op", "frazil_backfill")
@@ -255,7 +256,7 @@ def test_a_window_that_a_gate_holds_is_released_with_a_reason(open_page: Open, s
         expect(dialog.get_by_text(f"Window: no gate holds {typed}: {said}")).to_be_visible()
         expect(dialog.locator("button.go")).to_be_disabled()
     page.keyboard.press("Escape")
-    act(page, "Release a window …", {"Why": "the carrier is known to be wrong"})
+    take(page, "Release a window …", {"Why": "the carrier is known to be wrong"})
     (run,) = server.process.call(in_airflow.runs_of, "frazil_release")
     assert (run["table"], run["reason"]) == ("shop.shipments", "the carrier is known to be wrong")
     shown = recorded(server, "release")[2]["partition"]
@@ -271,7 +272,7 @@ def test_the_signals_of_a_day_are_sent_again(
     yesterday = (datetime.fromtimestamp(world.now_ms / 1000, UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
     page = open_page(f"{PAGE}#/table/shop.orders", role="OP")
     settled(page, "shop.orders")
-    said = act(page, "Send signals again …", {"Day": yesterday})
+    said = take(page, "Send signals again …", {"Day": yesterday})
     assert said == "24 windows of shop.orders are signalled again. Their events go out within a minute."
     day = Window.parse(yesterday)
     newest = TableSignals.load(load_catalog(None), "shop.orders").newest(from_us=day.start_us, to_us=day.end_us)

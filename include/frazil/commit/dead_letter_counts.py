@@ -56,7 +56,7 @@ def listed(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
     return Counter(zip(rows["error_class"].filter(meant).to_pylist(), hours.to_pylist(), strict=True))
 
 
-def letters_summary(changed: Counts) -> dict[str, str]:
+def dead_letter_summary(changed: Counts) -> dict[str, str]:
     """Return the entries with the counts for a snapshot's summary; empty if the counts are too long for a summary."""
     for span in SPANS:
         found: dict[str, dict[int, int]] = {}
@@ -69,8 +69,8 @@ def letters_summary(changed: Counts) -> dict[str, str]:
     return {}
 
 
-def letters_in(summary: Mapping[str, str]) -> Changes:
-    """Parse the entries of `letters_summary`; returns no counts for the summary of an earlier version or of another
+def dead_letter_changes(summary: Mapping[str, str]) -> Changes:
+    """Parse the entries of `dead_letter_summary`; returns no counts for the summary of an earlier version or of another
     program.
     """
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil.spec.last_sound import EMPTY_MS, ENDING_MS, MOMENT_MS, STREAMS, Found, find_declared, recall
+from frazil.spec.last_valid import EMPTY_MS, ENDING_MS, MOMENT_MS, STREAMS, Found, find_declared, recall
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 
@@ -39,7 +39,7 @@ def check(folder: Path, now_ms: int = NOW) -> dict[str, Found[StreamSpec]]:
     return {one.path.stem: one for one in find_declared(folder, STREAMS, now_ms=now_ms)}
 
 
-def test_a_file_that_was_never_sound_has_no_spec(folder: Path) -> None:
+def test_a_file_that_was_never_valid_has_no_spec(folder: Path) -> None:
     (folder / "a.yaml").write_text("name: a\n")
     found = check(folder)
     assert found["a"].spec is None
@@ -48,18 +48,18 @@ def test_a_file_that_was_never_sound_has_no_spec(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["{", "", "name: a\n", "name: other\nmaintenance: {on: 1}\n"])
-def test_a_broken_file_says_what_it_said_when_it_was_sound_last(folder: Path, broken: str) -> None:
-    sound = load_stream(folder / "a.yaml")
+def test_a_broken_file_says_what_it_said_when_it_was_valid_last(folder: Path, broken: str) -> None:
+    valid = load_stream(folder / "a.yaml")
     check(folder)
     (folder / "a.yaml").write_text(broken)
     for _ in range(2):
         found = check(folder)
-        assert (found["a"].spec, found["a"].removed) == (sound, False)
+        assert (found["a"].spec, found["a"].removed) == (valid, False)
         assert str(folder / "a.yaml") in (found["a"].problem or "")
-    assert recall(folder, "a", STREAMS) == sound
+    assert recall(folder, "a", STREAMS) == valid
     (folder / "a.yaml").write_text(STREAM.format(name="a").replace("7m", "8m"))
     assert check(folder)["a"].problem is None
-    assert check(folder)["a"].spec != sound
+    assert check(folder)["a"].spec != valid
 
 
 def test_a_name_that_a_file_gave_up_is_removed_as_one_whose_file_went(folder: Path) -> None:
@@ -202,7 +202,7 @@ def test_many_processes_and_foreign_records_do_no_harm(folder: Path, frazil_home
         assert check(folder)["a"].spec is None
 
 
-def test_a_home_that_cannot_be_written_changes_nothing_for_sound_files(
+def test_a_home_that_cannot_be_written_changes_nothing_for_valid_files(
     folder: Path, frazil_home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (frazil_home / "declared").parent.mkdir(parents=True, exist_ok=True)

@@ -41,22 +41,22 @@ from frazil.airflow.partitions.dag import RELEASE_DAG
 from frazil.errors import CommitUnavailable, DesiredMoved, SpecError
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes
-from frazil.operations.acts import (
+from frazil.operations.fetch import fetch_signals, fetch_standing
+from frazil.operations.offers import Standing, refusal
+from frazil.operations.page_actions import (
     BY_THE_TABLE,
     DEPENDS,
     OF_STREAMS,
     PREPARED,
     RUNS_A_DAG,
-    Act,
+    ActionContext,
+    PageAction,
     Plan,
     Prepared,
-    Situation,
     moved,
     plan_of,
     waits_for,
 )
-from frazil.operations.fetch import fetch_signals, fetch_standing
-from frazil.operations.offers import Standing, refusal
 from frazil.operations.resetting import plan_abandon, plan_reset, staged_words
 from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import send_again
@@ -78,7 +78,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ActionSubject:
     """A declared stream, or a table with one of the streams that feed it."""
 
     name: str
@@ -93,150 +93,155 @@ class Subject:
     """The name under which the maintenance DAG knows all tables of a route; None for other tables."""
 
 
-def subject_of(act: Act, name: str, sees: Sees) -> Subject | None:
+def action_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject | None:
     """Return the subject of an action; None if no file declares it or the user may not see it."""
-    if act not in OF_STREAMS:
-        return _table_of(act, name, sees)
+    if action not in OF_STREAMS:
+        return _table_of(action, name, sees)
     one = next((one for one in declared().value or () if one.name == name), None)
     if one is None or one.spec is None or not sees({name: writer_dag_of(one)}):
         return None
     dag, method = {
-        Act.BACKFILL: (BACKFILL_DAG, "POST"),
-        Act.ABANDON: (BACKFILL_DAG, "PUT"),
-        Act.REPLAY: (DEAD_LETTERS_DAG, "POST"),
-    }.get(act, (writer_dag_of(one), "PUT"))
-    return Subject(name, one.spec, dag, method)
+        PageAction.BACKFILL: (BACKFILL_DAG, "POST"),
+        PageAction.ABANDON: (BACKFILL_DAG, "PUT"),
+        PageAction.REPLAY: (DEAD_LETTERS_DAG, "POST"),
+    }.get(action, (writer_dag_of(one), "PUT"))
+    return ActionSubject(name, one.spec, dag, method)
 
 
-def _table_of(act: Act, name: str, sees: Sees) -> Subject | None:
+def _table_of(action: PageAction, name: str, sees: Sees) -> ActionSubject | None:
     table = find_table(name)
-    if table is None or not feeders_of(table, sees) or (act is Act.MAINTAIN and table.kind is TableKind.DEAD_LETTERS):
+    if (
+        table is None
+        or not feeders_of(table, sees)
+        or (action is PageAction.MAINTAIN and table.kind is TableKind.DEAD_LETTERS)
+    ):
         return None
-    seen = views_of(table)
-    if act is Act.MAINTAIN:
+    views = views_of(table)
+    if action is PageAction.MAINTAIN:
         own, *_ = table.streams
         turn = next((turn for turn, spec in routes([own]).items()), None) if table.kind is TableKind.ROUTED else None
-        return Subject(name, own, MAINTENANCE_DAG, "POST", turn)
-    if not seen:
+        return ActionSubject(name, own, MAINTENANCE_DAG, "POST", turn)
+    if not views:
         return None
-    if act is Act.RELEASE:
-        return Subject(name, seen[0], RELEASE_DAG, "POST")
-    return Subject(name, seen[0], partitions_dag_id(table.identifier), "PUT")
+    if action is PageAction.RELEASE:
+        return ActionSubject(name, views[0], RELEASE_DAG, "POST")
+    return ActionSubject(name, views[0], partitions_dag_id(table.identifier), "PUT")
 
 
-def planned(act: Act, subject: Subject, form: Form) -> Plan:
+def planned(action: PageAction, subject: ActionSubject, form: Form) -> Plan:
     """Return the plan of an action. Raises Invalid, and the errors of catalogs and Kafka."""
-    return _planned(act, subject, form, by="")[0]
+    return _planned(action, subject, form, by="")[0]
 
 
-def _planned(act: Act, subject: Subject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
+def _planned(action: PageAction, subject: ActionSubject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
     """Return the plan, and the prepared reset or abandonment if the action needs one."""
-    plan = plan_of(act, _situation(act, subject), dry=is_dry(form))
-    plan = replace(plan, missing=missing_value(act, subject.turn or subject.name, form, now_ms=clock.now_ms()))
+    plan = plan_of(action, _action_context(action, subject), dry=is_dry(form))
+    plan = replace(plan, missing=missing_value(action, subject.turn or subject.name, form, now_ms=clock.now_ms()))
     spec = subject.spec
-    if act is Act.RELEASE and not (plan.refused or plan.missing):
+    if action is PageAction.RELEASE and not (plan.refused or plan.missing):
         plan = replace(plan, missing=not_held(form, within(partial(fetch_signals, spec))))
-    if act not in PREPARED or plan.refused or plan.missing:
+    if action not in PREPARED or plan.refused or plan.missing:
         return plan, None
     prepared = within(
-        lambda: plan_reset(spec, target_of(form), by=by) if act is Act.RESET else plan_abandon(spec, by=by)
+        lambda: plan_reset(spec, target_of(form), by=by) if action is PageAction.RESET else plan_abandon(spec, by=by)
     )
-    says, seal = (*plan.says, *prepared.says), f"{plan.seal}/{prepared.seal}"
-    return replace(plan, says=says, seal=seal, refused=prepared.refused), prepared
+    says, version_token = (*plan.says, *prepared.says), f"{plan.version_token}/{prepared.version_token}"
+    return replace(plan, says=says, version_token=version_token, refused=prepared.refused), prepared
 
 
-def _situation(act: Act, subject: Subject) -> Situation:
+def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:
     spec = subject.spec
-    seen = answers().one("plans", ("paused", subject.dag), partial(paused_dags, [subject.dag]), keep_s=1, within_s=2)
-    runs = act in OF_STREAMS and open_launcher(spec.name).observe().process.is_alive
-    if "dag_paused" in DEPENDS[act] and (seen.value is None or (subject.dag not in seen.value and seen.problem)):
-        why = seen.problem or "its database does not answer. Ask again once it does"
+    paused = answers().one("plans", ("paused", subject.dag), partial(paused_dags, [subject.dag]), keep_s=1, within_s=2)
+    runs = action in OF_STREAMS and open_launcher(spec.name).observe().process.is_alive
+    if "dag_paused" in DEPENDS[action] and (
+        paused.value is None or (subject.dag not in paused.value and paused.problem)
+    ):
+        why = paused.problem or "its database does not answer. Ask again once it does"
         raise Invalid(f"Airflow does not say whether it has the DAG {subject.dag}: {why}")
-    found = Situation(
+    found = ActionContext(
         subject.turn or subject.name,
         writer_runs=runs,
         dag=subject.dag,
-        dag_paused=(seen.value or {}).get(subject.dag),
-        unfit=refusal(act, spec, Standing()),
+        dag_paused=(paused.value or {}).get(subject.dag),
+        unfit=refusal(action, spec, Standing()),
         silent=silent_now(),
     )
-    if "generation" in DEPENDS[act]:
+    if "generation" in DEPENDS[action]:
         return within(lambda: _with_desired(found, spec))
-    if act in BY_THE_TABLE and not found.unfit and found.dag_paused is not None:
+    if action in BY_THE_TABLE and not found.unfit and found.dag_paused is not None:
         run = within(partial(run_under_way, subject.dag, spec.name))
-        return within(lambda: _with_table(replace(found, run=run), act, spec))
+        return within(lambda: _with_table(replace(found, run=run), action, spec))
     return found
 
 
-def _with_desired(found: Situation, spec: StreamSpec) -> Situation:
+def _with_desired(found: ActionContext, spec: StreamSpec) -> ActionContext:
     store = open_desired(spec)
     try:
         desired = store.read()
-    except SpecError:  # an act replaces what no one can read
+    except SpecError:  # an action replaces what no one can read
         return replace(found, has_table=store.beside_table)
     return replace(found, desired=str(desired.mode), generation=desired.generation, has_table=store.beside_table)
 
 
-def _with_table(found: Situation, act: Act, spec: StreamSpec) -> Situation:
+def _with_table(found: ActionContext, action: PageAction, spec: StreamSpec) -> ActionContext:
     try:
         standing = fetch_standing(spec)
     except SpecError as error:
         return replace(found, unfit=str(error))
-    found, backfill = replace(found, unfit=refusal(act, spec, standing)), standing.backfill
+    found, backfill = replace(found, unfit=refusal(action, spec, standing)), standing.backfill
     if backfill is None or not backfill.is_open:
         return found
     return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=staged_words(backfill))
 
 
-def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
+def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> Done:
     """Carry out an action. Raises Invalid, NotKnown, FrazilError, and the errors of catalogs and Kafka."""
     try:
-        done = _carried_out(act, subject, form, person=person)
+        done = _carried_out(action, subject, form, user=user)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land
         raise NotKnown(f"It is not known whether it was done: {error}. Look again before you repeat it") from error
     else:
-        return replace(done, said=" ".join((done.said, *waits_for(act, silent_now()))))
+        return replace(done, said=" ".join((done.said, *waits_for(action, silent_now()))))
     finally:
         answers().forget_all(subject.spec.fingerprint())
 
 
-def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
-    by, reason = f"{person}, Airflow", text_of(form, "reason")
+def _carried_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> Done:
+    by, reason = f"{user}, Airflow", text_of(form, "reason")
     spec = subject.spec
     try:
         # Before the look for a run under way: one that comes between the two is found by it, or has this id.
-        run_id = within(partial(next_run_id, subject.dag, spec.name)) if act in BY_THE_TABLE else None
-        plan, prepared = _planned(act, subject, form, by=by)
+        run_id = within(partial(next_run_id, subject.dag, spec.name)) if action in BY_THE_TABLE else None
+        plan, prepared = _planned(action, subject, form, by=by)
     except (CommitUnavailable, TimeoutError) as error:
         raise Invalid(f"Nothing was done: {error}") from error
     if problem := plan.refused or plan.missing:
         raise Invalid(problem)
-    seal = text_of(form, "seal")
-    if not seal and plan.seal:
+    version_token = text_of(form, "version_token")
+    if not version_token and plan.version_token:
         raise Invalid(
             f"Nothing was done to {subject.name}: the request confirms no plan. Read the plan, then confirm it"
         )
-    if plan.seal != seal:
-        what = moved(act, seal, plan.seal)
+    if plan.version_token != version_token:
+        what = moved(action, version_token, plan.version_token)
         raise Invalid(f"{subject.name} has moved since you looked: {what}. Look again, and confirm what it says now")
-    if act in RUNS_A_DAG:
-        return _begin_run(subject, run_form(act, subject.turn or subject.name, form), run_id=run_id, person=person)
+    if action in RUNS_A_DAG:
+        return _begin_run(subject, run_form(action, subject.turn or subject.name, form), run_id=run_id, user=user)
     if prepared is not None:
         within(prepared.carry_out)
-        return Done(_ended(act, subject.name))
-    if act is Act.SEND_AGAIN:
+        return Done(_ended(action, subject.name))
+    if action is PageAction.SEND_AGAIN:
         return Done(within(lambda: _send_again(spec, form, by=by)))
-    seen = plan.generation
-    return Done(within(lambda: _set_desired(act, spec, by=by, reason=reason, generation=seen)))
+    return Done(within(lambda: _set_desired(action, spec, by=by, reason=reason, generation=plan.generation)))
 
 
-def _begin_run(subject: Subject, conf: dict[str, Any], *, run_id: str | None, person: str) -> Done:
+def _begin_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, user: str) -> Done:
     try:
         run = trigger_dag(
             dag_id=subject.dag,
             run_id=run_id,
             triggered_by=DagRunTriggeredByType.UI,
-            triggering_user_name=person,
+            triggering_user_name=user,
             conf=conf,
         )
     except (DagRunAlreadyExists, IntegrityError) as error:
@@ -249,24 +254,26 @@ def _begin_run(subject: Subject, conf: dict[str, Any], *, run_id: str | None, pe
     return Done(f"The run {run.run_id} of {subject.dag} is queued. Its log will show the result.", path)
 
 
-def _ended(act: Act, name: str) -> str:
-    if act is Act.RESET:
+def _ended(action: PageAction, name: str) -> str:
+    if action is PageAction.RESET:
         return f"{name} has its new position. Resume it to go on there."
     return f"The backfill of {name} is abandoned, and what it staged is removed. Its run fails, and is not tried again."
 
 
-def _set_desired(act: Act, spec: StreamSpec, *, by: str, reason: str, generation: int | None) -> str:
+def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, generation: int | None) -> str:
     desired = open_desired(spec)
-    do = {Act.PAUSE: desired.pause, Act.RESUME: desired.resume, Act.RESTART: desired.restart}[act]
+    do = {PageAction.PAUSE: desired.pause, PageAction.RESUME: desired.resume, PageAction.RESTART: desired.restart}[
+        action
+    ]
     try:
         do(by=by, reason=reason, after=generation)
     except DesiredMoved as error:
         raise Invalid(f"Nothing was done: {error}") from error
-    if spec.application and act is not Act.PAUSE:
+    if spec.application and action is not PageAction.PAUSE:
         DesiredStore.of_application(spec.application).resume(by=by, reason=reason)
     runs = open_launcher(spec.name).observe().process.is_alive
     paused = "is pausing: its writer stops after the current batch" if runs else "is paused"
-    done = {Act.PAUSE: paused, Act.RESUME: "is resumed", Act.RESTART: "gets a new writer"}[act]
+    done = {PageAction.PAUSE: paused, PageAction.RESUME: "is resumed", PageAction.RESTART: "gets a new writer"}[action]
     where = "" if desired.beside_table else " This holds on this host alone, for there is no table to keep it next to."
     return f"{spec.name} {done}.{where}"
 
@@ -292,7 +299,7 @@ def within(work: Callable[[], T], *, seconds: float = WITHIN_S) -> T:
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=run, name="frazil-act", daemon=True)
+    thread = threading.Thread(target=run, name="frazil-action", daemon=True)
     thread.start()
     thread.join(seconds)
     if failed:

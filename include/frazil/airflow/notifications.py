@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from frazil.airflow.dag_ids import is_shared, subject_of
+from frazil.airflow.dag_ids import is_shared, task_subject
 from frazil.airflow.page.address import page_url
 from frazil.operations.message import Message, failed_task
 
@@ -22,7 +22,7 @@ Call = Callable[[Any], None]
 """A notifier (`airflow.sdk.BaseNotifier`), or a function; Airflow calls it with the task's context."""
 
 
-def telling(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
+def with_message(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
     """Wrap `call` so that its context has the message. If there is no message, `call` is not called.
 
     `message_of` returns the message; by default it is the message of a failed task.
@@ -58,7 +58,7 @@ class EachAlert:
             try:
                 copy.copy(self.notifier)({**context, CONTEXT_KEY: message})
             except Exception as error:
-                log.exception("not told: %s", message.title)
+                log.exception("not reported: %s", message.title)
                 failed[message.key] = message, error
         return [message for message, _ in failed.values()], [error for _, error in failed.values()]
 
@@ -96,7 +96,7 @@ def _of_task(context: Any, error: str) -> Message:
     form = getattr(context.get("dag_run"), "conf", None)
     label = getattr(ti, "rendered_map_index", None)
     dag = context.get("dag") or ti.task.dag
-    about = subject_of(
+    about = task_subject(
         ti.dag_id,
         ti.task_id,
         label=label,

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from pyroaring import BitMap64
 
-from frazil.commit import held_letters
-from frazil.commit.journal import NO_LETTERS
+from frazil.commit import existing_dead_letters
+from frazil.commit.journal import NO_DEAD_LETTERS
 from frazil.commit.marker import BatchKey
 from frazil.commit.marker_change import forget, reset
 from frazil.commit.reset import before_reset
@@ -76,8 +76,8 @@ def test_a_dead_letter_that_a_wider_schema_takes_stays_one(world: World) -> None
 
 def test_the_table_is_read_only_where_it_is_ahead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     requested = []
-    real = held_letters.tally
-    monkeypatch.setattr(held_letters, "tally", lambda *args: requested.append(1) or real(*args))
+    real = existing_dead_letters.tally
+    monkeypatch.setattr(existing_dead_letters, "tally", lambda *args: requested.append(1) or real(*args))
     writer = world.begin()
     world.run(writer, {0: (0, 10)}, rejected={0: [3]})
     world.run(writer, {0: (10, 20)}, rejected={0: [12]})
@@ -91,20 +91,20 @@ def test_the_table_is_read_only_where_it_is_ahead(world: World, monkeypatch: pyt
     assert world.dead_letters() == [(0, 3), (0, 12), (0, 31)]
 
 
-def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_anew(world: World) -> None:
+def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_again(world: World) -> None:
     """A paused writer wrote a journal late, over the same records."""
     writer = world.begin()
     early = world.stage(writer, {0: (0, 10)}, rejected={0: [3]})
     world.commit_dead_letters(writer, early)
     for rejected in ([3], []):
         staged = world.stage(writer, {0: (0, 10)}, rejected={0: rejected})
-        late = dataclasses.replace(staged, key=BatchKey(writer.epoch, 2), letters_seen=NO_LETTERS)
+        late = dataclasses.replace(staged, key=BatchKey(writer.epoch, 2), newest_dead_letters=NO_DEAD_LETTERS)
         with pytest.raises(StaleBatch, match="dead letters landed since"):
             writer.commit(late)
     assert world.dead_letters() == [(0, 3)]
 
 
-def test_letters_that_a_rollback_took_land_again_with_the_batch_that_waits(world: World) -> None:
+def test_dead_letters_that_a_rollback_took_land_again_with_the_batch_that_waits(world: World) -> None:
     """The writer died between the two commits, and a user took back the first."""
     writer = world.begin()
     world.run(writer, {0: (0, 5)}, rejected={0: [1]})
@@ -125,7 +125,7 @@ def test_letters_that_a_rollback_took_land_again_with_the_batch_that_waits(world
     check_each_once(world, 10)
 
 
-def test_letters_of_a_stream_that_shares_the_table_are_not_its_own(world: World) -> None:
+def test_dead_letters_of_a_stream_that_shares_the_table_are_not_its_own(world: World) -> None:
     """Another stream reads the same topic, and rejects what this one takes."""
     world.catalog.inner.create_table("demo.others", world.load().schema(), partition_spec=world.load().spec())
     other = dataclasses.replace(world, stream="other", table="demo.others")
@@ -134,11 +134,11 @@ def test_letters_of_a_stream_that_shares_the_table_are_not_its_own(world: World)
     for each in (world, other):
         reset(each.tables, target={P0: 0, P1: 0}, source=each.source, seen=before_reset(each.tables))
         committer = each.begin()
-        held = committer.held_letters(each.marker())
+        held = committer.existing_dead_letters(each.marker())
         assert {tp: list(BitMap64.deserialize(o)) for tp, o in held.items()} == {P0: [3 if each is world else 5]}
 
 
-def test_a_stream_that_was_forgotten_finds_its_letters_again(world: World) -> None:
+def test_a_stream_that_was_forgotten_finds_its_dead_letters_again(world: World) -> None:
     world.run(world.begin(), {0: (0, 10)}, rejected={0: [3]})
     forget(world.tables, state=str(world.root / "nothing"))
     world.load().overwrite(world.load().scan(limit=0).to_arrow())

@@ -16,14 +16,14 @@ from frazil.table.branches import head_of
 from frazil.table.landed_offsets import Wanted, tally
 
 
-def held_letters(table: Table, letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
+def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
     """Return the offsets, from a stream's position on, whose records are dead letters already.
 
-    Reads the dead-letter table only if its own marker, `letters`, is ahead of the stream's marker: after a reset, or
-    when only the main table misses a batch. In a truncated log, one offset belongs to two records, so dead letters at
-    these offsets do not count.
+    Reads the dead-letter table only if its own marker, `dead_letters`, is ahead of the stream's marker: after a reset,
+    or when only the main table misses a batch. In a truncated log, one offset belongs to two records, so dead letters
+    at these offsets do not count.
     """
-    ends = of_same_topics(letters.offsets, letters.source, marker.source) if letters else {}
+    ends = of_same_topics(dead_letters.offsets, dead_letters.source, marker.source) if dead_letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
     if not ahead:
         return {}
