@@ -153,11 +153,13 @@ class NoticeGiven:
 
 @dataclass(frozen=True, slots=True)
 class TableEvolved:
-    """The table's schema was changed in one commit, because records of a batch needed it."""
+    """A table's schema was changed in one commit, because records of a batch needed it."""
 
     key: BatchKey
     changes: tuple[str, ...]
     """Sentences such as `added column gate string`."""
+    table: str = "the table"
+    """The table in a sentence; a table of a route is named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,8 +201,8 @@ class Recorder:
                 return Happened(event.at_ms, Kind.STALL, f"stalled ({stall.kind}): {stall.reason}")
             case StallEnded(kind=kind, lasted_ms=lasted_ms):
                 return Happened(event.at_ms, Kind.STALL, f"the stall ({kind}) is over after {ago(lasted_ms)}")
-            case TableEvolved(key=key, changes=changes):
-                return Happened(event.at_ms, Kind.EVOLUTION, f"the table evolves for batch {key}: {'; '.join(changes)}")
+            case TableEvolved(key=key, changes=changes, table=table):
+                return Happened(event.at_ms, Kind.EVOLUTION, f"{table} evolves for batch {key}: {'; '.join(changes)}")
             case NoticeGiven(sentence=sentence):
                 return Happened(event.at_ms, Kind.NOTICE, sentence)
             case FutureEventTimes(key=key, rows=rows, max_future=limit):

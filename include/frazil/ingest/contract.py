@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift
+from frazil.ingest.schema_drift import SchemaDrift
 from frazil.offsets.spans import TopicPartition
 
 Target = str
@@ -358,8 +358,8 @@ class StageResult:
     notices: tuple[str, ...] = ()
     """Notices for operators about how the task ran; see `NoticeGiven`."""
     rejects: Rejects = Rejects()
-    drift: SchemaDrift = NO_DRIFT
-    """New fields and types in the records that the table's columns do not have; empty unless the table may evolve."""
+    drift: Mapping[Target, SchemaDrift] = field(default_factory=dict)
+    """New fields and types in each table's records that its columns do not have; empty unless tables may evolve."""
     other_events: int = 0
     """Number of events of a captured database that change no row, such as heartbeats. Records without a value are not
     included.
@@ -376,7 +376,7 @@ class StageResult:
             "windows": None if self.windows is None else dict(self.windows),
             "notices": list(self.notices),
             "rejects": dataclasses.asdict(self.rejects),
-            "sighted": self.drift.to_json(),
+            "sighted": {target: drift.to_json() for target, drift in self.drift.items()},
             "other-events": self.other_events,
             "values": list(self.values),
         }
@@ -389,7 +389,7 @@ class StageResult:
             None if value["windows"] is None else {int(start): rows for start, rows in value["windows"].items()},
             tuple(value.get("notices", ())),
             Rejects.from_json(value["rejects"]) if "rejects" in value else Rejects(),
-            SchemaDrift.from_json(value["sighted"]) if "sighted" in value else NO_DRIFT,
+            {target: SchemaDrift.from_json(drift) for target, drift in value.get("sighted", {}).items()},
             value.get("other-events", 0),
             tuple(value.get("values", ())),
         )

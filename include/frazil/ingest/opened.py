@@ -1,20 +1,15 @@
-"""Creates the reader, decoder and writers of a stage from its context."""
+"""Creates the reader and writers of a stage from its context."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 
 from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
 
-from frazil.ingest.aliases import aliased
-from frazil.ingest.beside_value import value_schema
 from frazil.ingest.contract import StageContext, StageTask, Target
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.decode import Decoder
-from frazil.ingest.formats import decoder
 from frazil.ingest.kafka import RangeReader
 from frazil.ingest.range_turns import TurnReader
 from frazil.ingest.readers import kafka_reader
@@ -38,11 +33,3 @@ def open_reader(context: StageContext, task: StageTask) -> RangeReader | TurnRea
     schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
     unseal = Unsealer(context.sensitive.get("secret"), sensitive=bool(context.sensitive))
     return FileReader(context.files, task.ranges, io=io, schema=schema, unseal=unseal)
-
-
-def decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:
-    """Return a function that creates decoders of the records' format for the columns of this schema."""
-    units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
-    filled = value_schema(record_schema(schema, context.coordinates), context.beside)
-    make = partial(decoder, context.record_format, evolution=context.evolution)
-    return partial(aliased, make, filled, units, context.aliases)

@@ -74,7 +74,7 @@ class Shaper:
 
         A record with several rows is accepted or rejected as a whole, because one offset may be in only one table.
         """
-        decoded = self._decoded(chunk)
+        decoded = self.decoded(chunk)
         if self._several:
             decoded = whole_records(decoded)
         rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
@@ -97,7 +97,8 @@ class Shaper:
         """Return the mask of each record's first row, given each row's record; None if each record is one row."""
         return line_numbers(kept) == 0 if self._several else None
 
-    def _decoded(self, chunk: Chunk) -> Decoded:
+    def decoded(self, chunk: Chunk) -> Decoded:
+        """Return the rows without coordinates, before they are checked."""
         if isinstance(chunk, RowChunk):
             if self._protect:
                 raise SpecError(

@@ -38,12 +38,18 @@ REFUSED = (
     Refusal("route", "commit.align", ("watermark",), "is not possible with a route yet; leave it out"),
     Refusal(
         "route",
-        "evolution",
-        ("additive", "full"),
-        "is not possible with a route yet; leave it out, and declare new columns",
+        "distribution",
+        ("hash", "auto"),
+        "gives writers shares by the default table's recent batches, so that a large table of the route would have one "
+        "writer; leave it out",
     ),
-    Refusal("route", "distribution", ("hash", "auto"), "is not possible with a route yet; leave it out"),
-    Refusal("route", "source.format.lines", ("true",), "is not possible with a route yet; let each record be one row"),
+    Refusal(
+        "route",
+        "source.format.lines",
+        ("true",),
+        "could send lines of one record to several tables, and audits and backfills count a table's records by offset; "
+        "let each record be one row",
+    ),
     Refusal(
         "mode: upsert",
         "commit.align",

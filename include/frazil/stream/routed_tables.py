@@ -14,7 +14,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.followers import AT_ONCE, Behind
+from frazil.commit.followers import AT_ONCE, Behind, present_marker
 from frazil.commit.following import begin_following, is_ahead
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
@@ -22,19 +22,22 @@ from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
-from frazil.commit.waiting_files import Note, all_beside, note_of, notes, write_note
+from frazil.commit.waiting_files import Note, all_beside, is_beside, note_of, notes, write_note
 from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, words_of
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
+from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
 from frazil.spec.units import counted
 from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_has
+from frazil.stream.evolve import Evolved, evolved, waiting_columns
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import catalog_errors, load_catalog, words_of_table
 from frazil.table.declared import name_of
 from frazil.table.made_tables import made_for, named_like, routed_table
 from frazil.table.parallel import in_parallel
 from frazil.table.renamed import renamed_like
+from frazil.table.schema_update import evolve
 from frazil.table.tables import as_declared, ensure_declared
 
 log = logging.getLogger(__name__)
@@ -67,6 +70,11 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
             )
         _check_same(spec, tables, member_of(tables, target), table)
         table = as_declared(renamed_like(table, tables.main.current()), declared, spec.name)
+        if spec.evolution.mode != "off":
+            files = [file for journal in journals for file in journal.staged_for(target) if is_beside(tables, file)]
+            widening = spec.evolution.mode == "full"
+            evolve(table, spec, waiting_columns(tables.main.refresh(), files, widening=widening))
+            table = catalog.load_table(target)
     write_member(tables, target, value, table)
     handle = tables.handle(target)
     handle.know(table)
@@ -370,6 +378,24 @@ class RoutedTables:
             with ThreadPoolExecutor(min(AT_ONCE, len(names)), thread_name_prefix="route") as pool:
                 for _ in pool.map(act, names):
                     pass
+
+    def evolved(self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table) -> dict[Target, Evolved | None]:
+        """Evolve tables by the schema drift of a batch. `main` is the default table.
+
+        A table that fails is absent and has None: its rows wait next to the default table, which gets their columns.
+        """
+        found = dict[Target, Evolved | None].fromkeys(drift)
+        values = self._values()
+
+        def change(target: Target) -> None:
+            table = self.tables.handle(target).refresh()
+            present_marker(read_marker(table.properties, self.spec.name), table, self.spec.name)  # never another's
+            found[target] = evolved(table, self.spec, drift[target], main=main)
+
+        self._in_parallel(
+            lambda target: self._load_or_create(target, values.get(target), lambda: change(target)), sorted(drift)
+        )
+        return found
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
         """Return the context of a batch with the known routed tables. Loads only tables whose last commit failed.

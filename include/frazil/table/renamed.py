@@ -58,6 +58,14 @@ class ColumnChanges:
     renames: Mapping[str, str]
     drops: Sequence[str]
 
+    def of(self, names: Collection[str]) -> ColumnChanges:
+        """Return the changes of the columns with these names."""
+        renames = {old: new for old, new in self.renames.items() if old in names}
+        return ColumnChanges(renames, [name for name in self.drops if name in names])
+
+    def __bool__(self) -> bool:
+        return bool(self.renames or self.drops)
+
 
 def problems(wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]) -> list[str]:
     """Return why these columns cannot be renamed or dropped, one sentence per problem.
@@ -91,6 +99,13 @@ def problems(wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, 
     return found
 
 
+def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> None:
+    """Raise SchemaIncompatible with all problems of these changes."""
+    former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
+    if found := problems(wanted, table.schema(), former, fixed=fixed):
+        raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
+
+
 def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
     """Rename and drop columns by field id, in one commit with the property. Returns the changed table.
 
@@ -98,9 +113,7 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
     """
     with catalog_errors(table.catalog.name):
         for _ in range(ATTEMPTS):
-            former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
-            if found := problems(wanted, table.schema(), former, fixed=fixed):
-                raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
+            check_changes(table, wanted, fixed=fixed)
             kept = dict(former_columns(table.properties))
             kept |= {old: table.schema().find_field(old).field_id for old in wanted.renames}
             kept |= dict.fromkeys(wanted.drops)
@@ -131,9 +144,8 @@ def renamed_like(table: Table, main: Table) -> Table:
     now = {old: current_name(main.schema(), field_id) for old, field_id in former.items()}
     renames = {old: new for old, new in now.items() if new and old in names and new not in names}
     drops = [old for old, field_id in former.items() if field_id is None and old in names]
-    if not (renames or drops):
-        return table
-    return change_columns(table, ColumnChanges(renames, drops), fixed={})
+    wanted = ColumnChanges(renames, drops)
+    return change_columns(table, wanted, fixed={}) if wanted else table
 
 
 def laid_out_by(table: Table) -> Collection[int]:
