@@ -36,12 +36,18 @@ def open_reader(context: StageContext, task: StageTask) -> RangeReader | TurnRea
         return kafka_reader(resolve_all(context.kafka, os.environ), task.ranges, stream=context.stream)
     io = load_file_io(dict(context.main.io), location=context.files[0].path)
     schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
+    if context.transform:
+        schema = Schema.model_validate_json(context.transform.records_json)
     unseal = Unsealer(context.sensitive.get("secret"), sensitive=bool(context.sensitive))
     return FileReader(context.files, task.ranges, io=io, schema=schema, unseal=unseal)
 
 
 def decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:
     """Return a function that creates decoders of the records' format for the columns of this schema."""
+    if context.transform:
+        from frazil.ingest.transform import transforming  # noqa: PLC0415 - DuckDB, only where a transform is declared
+
+        return partial(transforming, context, record_schema(schema, context.coordinates))
     units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
     filled = value_schema(record_schema(schema, context.coordinates), context.beside)
     make = partial(decoder, context.record_format, evolution=context.evolution)
