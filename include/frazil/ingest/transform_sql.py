@@ -32,7 +32,7 @@ _CLASSES = frozenset(
     | {"OPERATOR", "TYPE"}
 )
 _NO_CLASSES = {
-    "WINDOW": "a window function, which reads several records",
+    "WINDOW": "a window function",
     "SUBQUERY": "a subquery",
     "STAR": "`*` or COLUMNS inside an expression",
     "PARAMETER": "a parameter",
@@ -163,7 +163,7 @@ def _checked(sql: str, unnests: bool, records_json: str, declared: tuple[tuple[s
         for name, kind in declared
         if name in types and types[name] != kind
     ]
-    problems += [f"transform: the SELECT does not make the column {name} of schema" for name in wanted.keys() - types]
+    problems += [f"transform: the SELECT does not make the column {name} of schema" for name in wanted if name not in types]
     problems += [
         f"transform: the column {name} of the SELECT is not a column of schema ({kind})"
         for name, kind in types.items()
