@@ -146,12 +146,16 @@ class Destinations:
 
 @dataclass(frozen=True, slots=True)
 class TransformedColumn:
-    """A column that a transform makes: its expression for a query, as declared, and the fields that it reads."""
+    """A column that a transform makes."""
 
     name: str
     expression: str
     declared: str
+    """The expression as declared. In `expression`, the rows of UNNEST are columns."""
     reads: tuple[str, ...]
+    """The fields that the expression reads."""
+    fails: str
+    """A condition that is true exactly for the records for which the expression fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,8 @@ class Transform:
     where_reads: tuple[str, ...] = ()
     unnested: tuple[str, ...] = ()
     """The lists whose elements become rows."""
+    suspicions: tuple[str, ...] = ()
+    """Conditions of records for which a cast or a division may fail. They only save time."""
 
     @classmethod
     def from_named(cls, value: Mapping[str, Any]) -> Transform:

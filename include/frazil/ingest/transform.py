@@ -8,12 +8,13 @@ records: DuckDB's optimizer is off, and both queries evaluate the same expressio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
@@ -31,13 +32,14 @@ from frazil.ingest.transform_sql import (
     open_connection,
     quoted,
     selecting,
+    tried,
     whole_query,
 )
 
 FAILED = "TransformFailed"
 """Error class of a record for which an expression of the transform fails."""
 MAX_QUOTED_CHARACTERS = 80
-_OK = "_frazil_ok"
+_FAILS = "_frazil_fails_"
 
 
 def transforming(context: StageContext, columns: Schema) -> TransformedDecoder:
@@ -65,6 +67,8 @@ class TransformedDecoder:
         self._columns = schema_to_pyarrow(columns, include_field_ids=True)
         self._made = {column.name for column in transform.columns}
         self._withheld = withheld
+        self._wary = False
+        """Whether a record failed before: then the next chunk is searched for such records first."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
         if isinstance(chunk, RowChunk):
@@ -73,12 +77,9 @@ class TransformedDecoder:
             fields = self._beside(self._decode(chunk), chunk)
         numbered = fields.rows.append_column(ROW, pa.array(np.arange(fields.rows.num_rows)))
         failed: dict[int, str] = {}
-        made = self._made_of(numbered)
+        made = None if self._wary else self._made_of(numbered)
         if made is None:
-            failed = self._failing(numbered)
-            good = np.ones(len(numbered), np.bool_)
-            good[list(failed)] = False
-            made = self._query(whole_query(self._transform), numbered.filter(pa.array(good)))
+            failed, made = self._without_failing(numbered)
         places = made.column(ROW).to_numpy()
         kept = fields.kept[places]
         wrong = [Rejection(int(fields.kept[row]), FAILED, failed[row]) for row in sorted(failed)]
@@ -116,46 +117,71 @@ class TransformedDecoder:
         except (duckdb.DataError, duckdb.InvalidInputException):
             return None
 
+    def _without_failing(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
+        """Return the error text of each record for which an expression fails, and the transformed rows of the others.
+
+        Usually all of these are among the suspects, and only suspects are tried one by one.
+        """
+        self._wary = True
+        suspect = self._suspects(records)
+        failed = self._failing(records.filter(pa.array(suspect)))
+        made = self._made_of(records.filter(pa.array(_others(suspect, failed)))) if not suspect.all() else None
+        if made is None:
+            failed |= self._failing(records.filter(pa.array(~suspect)))
+            made = self._query(whole_query(self._transform), records.filter(pa.array(_others(suspect, failed))))
+        return failed, made
+
+    def _suspects(self, records: pa.Table) -> NDArray[np.bool_]:
+        import duckdb  # noqa: PLC0415 - as in open_connection
+
+        everything = np.ones(len(records), np.bool_)
+        if not self._transform.suspicions:
+            return everything
+        condition = " OR ".join(f"coalesce({text}, false)" for text in self._transform.suspicions)
+        query = selecting(self._transform, [f"{condition} AS suspect"], source="SELECT * FROM records")
+        try:
+            suspect: NDArray[np.bool_] = self._query(query, records).column(0).to_numpy()
+        except duckdb.Error:  # a condition fails itself, or names the rows of UNNEST
+            return everything
+        return suspect
+
     def _failing(self, records: pa.Table) -> dict[int, str]:
         """Return the error text of each row for which an expression fails."""
         transform, failed = self._transform, dict[int, str]()
         if transform.where:
-            tried = _tried(condition_of(transform))
-            source = f"SELECT *, {tried} AS {KEEP} FROM records AS {quoted(transform.alias)}"
+            source = f"SELECT *, {tried(condition_of(transform))} AS {KEEP} FROM records AS {quoted(transform.alias)}"
             kept = self._query(source, records)
             keep = kept.column(KEEP)
-            texts = partial(self._text, "WHERE", " AND ".join(transform.where), transform.where_reads)
-            failed |= self._texts(kept.filter(keep.is_null()), texts)
+            where = " AND ".join(transform.where)
+            failed |= self._texts(kept.filter(keep.is_null()), "WHERE", where, transform.where_reads)
             records = records.filter(pc.fill_null(pc.struct_field(keep, "v"), False))
         if transform.unnested:
-            lists = [f"{_tried(text)} AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
+            lists = [f"{tried(text)} AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
             found = self._query(selecting(transform, ["*", *lists], source="SELECT * FROM records"), records)
             good = np.ones(len(found), np.bool_)
             for n, text in enumerate(transform.unnested):
                 null = found.column(f"{UNNESTED}{n}").is_null()
-                failed |= self._texts(found.filter(null), partial(self._text, "UNNEST", text, ()))
+                failed |= self._texts(found.filter(null), "UNNEST", text, ())
                 good &= ~null.to_numpy()
             unnest = [f"unnest({UNNESTED}{n}.v) AS {UNNESTED}{n}" for n in range(len(transform.unnested))]
             without = f"* EXCLUDE ({', '.join(f'{UNNESTED}{n}' for n in range(len(unnest)))})"
             query = selecting(transform, [without, *unnest], source="SELECT * FROM records")
             records = self._query(query, found.filter(pa.array(good)))
-        tries = [f"{_tried(c.expression)} IS NULL AS {_OK}{n}" for n, c in enumerate(transform.columns)]
+        tries = [f"{column.fails} AS {_FAILS}{n}" for n, column in enumerate(transform.columns)]
         found = self._query(selecting(transform, tries, source="SELECT * FROM records"), records)
         for n, column in enumerate(transform.columns):
-            wrong = records.filter(found.column(n))
-            texts = partial(self._text, column.name, column.declared, column.reads)
-            failed = {**self._texts(wrong, texts), **failed}
+            texts = self._texts(records.filter(found.column(n)), column.name, column.declared, column.reads)
+            failed = {**texts, **failed}
         return failed
 
-    def _texts(self, rows: pa.Table, text: Any) -> dict[int, str]:
-        return {row[ROW]: text(row) for row in rows.to_pylist()} if rows.num_rows else {}
-
-    def _text(self, name: str, expression: str, reads: Sequence[str], row: Mapping[str, Any]) -> str:
+    def _texts(self, rows: pa.Table, name: str, expression: str, reads: Sequence[str]) -> dict[int, str]:
+        """Return an error text for each of the rows, with the values of the fields that the expression reads."""
         failed = f"{name}: {expression} failed"
-        if self._withheld:
-            return failed
-        values = ", ".join(f"{field} = {_shortened(repr(row[field]))}" for field in reads)
-        return f"{failed} for {values}" if values else failed
+        if self._withheld or not reads:
+            return dict.fromkeys(rows.column(ROW).to_pylist(), failed)
+        values = zip(*(map(_shortened, rows.column(field).to_pylist()) for field in reads), strict=True)
+        named = (", ".join(f"{field} = {text}" for field, text in zip(reads, of, strict=True)) for of in values)
+        return {row: f"{failed} for {of}" for row, of in zip(rows.column(ROW).to_pylist(), named, strict=True)}
 
     def _rows(self, made: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
         """Return the table's columns, and by row why a row does not fit them."""
@@ -177,12 +203,14 @@ class TransformedDecoder:
         return pa.Table.from_arrays(arrays, names=self._columns.names), wrong
 
 
-def _tried(expression: str) -> str:
-    """Return an expression that is null only if `expression` fails."""
-    return f"TRY(struct_pack(v := {expression}))"
+def _others(suspect: NDArray[np.bool_], failed: Mapping[int, str]) -> NDArray[np.bool_]:
+    good = np.ones(len(suspect), np.bool_)
+    good[list(failed)] = False
+    return good
 
 
-def _shortened(text: str) -> str:
+def _shortened(value: object) -> str:
+    text = repr(value)
     return text if len(text) <= MAX_QUOTED_CHARACTERS else f"{text[: MAX_QUOTED_CHARACTERS - 1]}…"
 
 

@@ -89,6 +89,11 @@ def selecting(transform: Transform, columns: Sequence[str], *, source: str) -> s
     return f"SELECT {', '.join(columns)} FROM ({source}) AS {quoted(transform.alias)}"
 
 
+def tried(expression: str) -> str:
+    """Return an expression that is null only if `expression` fails."""
+    return f"TRY(struct_pack(v := {expression}))"
+
+
 def kept_rows(transform: Transform) -> str:
     """Return the query of the records that WHERE keeps.
 
@@ -205,9 +210,11 @@ class _Checker:
     def __init__(self, connection: Any, fields: Sequence[str]) -> None:
         self._connection = connection
         self._fields = {name.lower(): name for name in fields}
-        self._stable, self._macros = _functions(connection)
+        stable, macros = _functions()
+        self._stable, self._macros = set(stable), dict(macros)
         self._alias = "records"
         self._unnested: list[str] = []
+        self._suspicions: dict[str, None] = {}
 
     def transform(self, sql: str, records_json: str) -> Transform:
         node = self._statement(sql)
@@ -218,14 +225,15 @@ class _Checker:
             written = self._text(expression)
             expression = self._without_unnest(expression)
             self._walk(expression, frozenset())
-            columns.append(TransformedColumn(name, self._text(expression), written, used))
+            self._suspect(expression)
+            columns.append(TransformedColumn(name, self._text(expression), written, used, self._fails(expression)))
         names = [column.name.lower() for column in columns]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise SpecError(f"transform: the SELECT makes the column {twice} twice; give one another name with AS")
         where = [self._condition(part) for part in _conjuncts(node["where_clause"])]
         used = tuple(sorted({name for part in _conjuncts(node["where_clause"]) for name in self._fields_of(part)}))
         return Transform(
-            records_json, self._alias, tuple(columns), tuple(where), used, tuple(self._unnested)
+            records_json, self._alias, tuple(columns), tuple(where), used, tuple(self._unnested), (*self._suspicions,)
         )
 
     def _statement(self, sql: str) -> _Node:
@@ -278,8 +286,36 @@ class _Checker:
                 field = {"class": "COLUMN_REF", "type": "COLUMN_REF", "alias": "", "column_names": [name]}
                 yield name, instead.get(lower, field)
 
+    def _fails(self, expression: _Node) -> str:
+        """Return the condition under which an expression fails; without an exception for each record where possible."""
+        if expression["class"] in {"COLUMN_REF", "CONSTANT"}:
+            return "false"
+        kind = expression.get("type_expr")
+        if kind and expression["child"]["class"] == "COLUMN_REF" and not any(c["class"] == "TYPE" for c in kind["children"]):
+            return self._failing_cast(expression)
+        return f"{tried(self._text(expression))} IS NULL"
+
+    def _failing_cast(self, cast: _Node) -> str:
+        child, made = self._text(_lenient(cast["child"])), self._text(_lenient(cast))
+        return "false" if cast["try_cast"] else f"{child} IS NOT NULL AND {made} IS NULL"
+
+    def _suspect(self, part: Any) -> None:
+        """Collect conditions of records for which a cast or a division in this expression may fail."""
+        if isinstance(part, list):
+            for inner in part:
+                self._suspect(inner)
+        elif isinstance(part, dict) and part.get("class") not in {"LAMBDA", "TYPE"}:
+            if part.get("class") == "CAST" and not part["try_cast"]:
+                self._suspicions[self._failing_cast(part)] = None
+            if part.get("class") == "FUNCTION" and part["function_name"] in _DIVISIONS:
+                divisor = self._text(_lenient(part["arguments"][-1]["expression"]))
+                self._suspicions[f"{divisor} = 0"] = None
+            for value in part.values():
+                self._suspect(value)
+
     def _condition(self, expression: _Node) -> str:
         self._walk(expression, frozenset())
+        self._suspect(expression)
         return self._text(expression)
 
     def _text(self, expression: _Node) -> str:
@@ -391,7 +427,20 @@ class _Checker:
             self._walk(inner, {parameter.lower() for parameter in parameters})
         except SpecError:
             raise SpecError(f"transform: {name} is not a function of one record with a lasting result") from None
-        self._stable |= {name}
+        self._stable.add(name)
+
+
+_DIVISIONS = frozenset({"/", "//", "%", "divide", "mod"})
+
+
+def _lenient(part: Any) -> Any:
+    """Return an expression whose casts give null instead of failing."""
+    if isinstance(part, list):
+        return [_lenient(inner) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    lenient = {key: _lenient(value) for key, value in part.items()}
+    return {**lenient, "try_cast": True} if part.get("class") == "CAST" else lenient
 
 
 _COLUMN: _Node = {"class": "COLUMN_REF", "type": "COLUMN_REF", "alias": ""}
@@ -403,11 +452,12 @@ def _is_repeatable(call: _Node) -> bool:
     return bool(texts) and texts[0].isidentifier() and not texts[0].startswith(("reservoir", "approx", "any_value"))
 
 
-def _functions(connection: Any) -> tuple[frozenset[str], dict[str, tuple[list[str], str]]]:
+@lru_cache(maxsize=1)
+def _functions() -> tuple[frozenset[str], Mapping[str, tuple[list[str], str]]]:
     """Return the names of stable functions, and the scalar macros with parameters and definition."""
-    rows = connection.execute(
-        "SELECT lower(function_name), function_type, stability, parameters, macro_definition FROM duckdb_functions()"
-    ).fetchall()
+    query = "SELECT lower(function_name), function_type, stability, parameters, macro_definition FROM duckdb_functions()"
+    with open_connection() as connection:
+        rows = connection.execute(query).fetchall()
     kinds: dict[str, set[tuple[str, str | None]]] = {}
     macros: dict[str, tuple[list[str], str]] = {}
     overloaded = set()
