@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,3 +67,18 @@ def test_records_are_filtered_renamed_and_cast_and_every_one_is_counted(messy: A
     assert (summary["frazil.records"], summary["frazil.rejected"], summary["frazil.dropped"]) == ("197", "3", "100")
     audit = frazil("audit", messy.name, "--source")
     assert audit.returncode == 0, audit.stdout + audit.stderr
+
+
+def test_preview_shows_rows_drops_and_dead_letters_and_writes_nothing(
+    messy: Any, frazil: Command, frazil_home: Path
+) -> None:
+    found = frazil("preview", messy.name, "--limit", "300", "--json")
+    assert found.returncode == 0, found.stderr
+    records = json.loads(found.stdout)["records"]
+    assert Counter(one["fate"] for one in records) == {"row": 197, "dropped": 100, "dead letter": 3}
+    (one,) = (one for one in records if one["rows"] and one["rows"][0]["id"] == 4)
+    assert one["rows"] == [{"id": 4, "at": "2026-01-01 00:00:04+00:00", "note": "ADA: 4.50"}]
+    lines = frazil("preview", messy.name).stdout.splitlines()
+    assert len(lines) == 21
+    assert lines[-1] == "20 records: 14 records land, 6 dropped, 0 dead letters. Nothing was written."
+    assert not (frazil_home / "catalog.db").exists()

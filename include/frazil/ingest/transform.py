@@ -68,7 +68,7 @@ class TransformedDecoder:
         self._made = {column.name for column in transform.columns}
         self._withheld = withheld
         self._wary = False
-        """Whether a record failed before: then the next chunk is searched for such records first."""
+        """Whether a record of the last chunk failed: then the next chunk is searched for such records first."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
         if isinstance(chunk, RowChunk):
@@ -122,13 +122,13 @@ class TransformedDecoder:
 
         Usually all of these are among the suspects, and only suspects are tried one by one.
         """
-        self._wary = True
         suspect = self._suspects(records)
         failed = self._failing(records.filter(pa.array(suspect)))
         made = self._made_of(records.filter(pa.array(_others(suspect, failed)))) if not suspect.all() else None
         if made is None:
             failed |= self._failing(records.filter(pa.array(~suspect)))
             made = self._query(whole_query(self._transform), records.filter(pa.array(_others(suspect, failed))))
+        self._wary = bool(failed)
         return failed, made
 
     def _suspects(self, records: pa.Table) -> NDArray[np.bool_]:

@@ -61,7 +61,7 @@ def stage_context(
         units=_units(spec, main.schema(), other_names),
         aliases=other_names,
         beside_value=spec.beside_value,
-        transform=_transform(spec, main.schema(), other_names),
+        transform=transform_of(spec, main.schema(), other_names),
         sensitive=sensitive_fields(spec, main.schema(), other_names),
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
         changes=changes,
@@ -104,7 +104,7 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
     return {"fields": fields, "dropped": dropped, "secret": declared.secret, "dead-letters": declared.dead_letters}
 
 
-def _transform(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Transform | None:
+def transform_of(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Transform | None:
     """Return the stream's transform, with the current names of the table's columns; None without a transform."""
     if spec.transform is None:
         return None
