@@ -240,8 +240,9 @@ class _Checker:
         rows = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
         parsed = json.loads(rows[0][0])
         if parsed["error"]:
-            said = parsed["error_message"]
-            raise SpecError(f"transform: {said if parsed['error_type'] == 'parser' else 'write one SELECT statement'}")
+            if parsed["error_type"] != "parser":
+                raise SpecError("transform: write one SELECT statement")
+            raise SpecError(f"transform: {parsed['error_message']}. Quote names that are keywords, such as \"at\"")
         if len(parsed["statements"]) != 1:
             raise SpecError("transform: write one SELECT statement")
         node: _Node = parsed["statements"][0]["node"]
