@@ -63,9 +63,7 @@ def context_of(folder: str, *, transform: bool) -> StageContext:
     order = iceberg.sort_order(spec, schema).model_dump_json()
 
     def target(name: str, of: Any, partitioning: Any, order: str) -> TargetTable:
-        return TargetTable(
-            of.model_dump_json(), partitioning.model_dump_json(), order, {}, f"{folder}/{name}", 2**27
-        )
+        return TargetTable(of.model_dump_json(), partitioning.model_dump_json(), order, {}, f"{folder}/{name}", 2**27)
 
     letters = (iceberg.DEAD_LETTER_SCHEMA, iceberg.DEAD_LETTER_PARTITION_SPEC, SortOrder(order_id=0).model_dump_json())
     targets = {

@@ -34,12 +34,12 @@ LONGS = [
 ]  # fmt: skip
 TEXTS = [
     "text", "upper(text) || sub.a", "CAST(n AS VARCHAR)", "sub.a", "nullif(text, '')", "text[1]", "CAST(x AS VARCHAR)",
-    "json_extract_string('{\"a\": ' || text || '}', '$.a')", "regexp_replace(text, '[0-9]', 'd')", "split_part(text, '1', 1)",
-    "CASE n WHEN 1 THEN 'one' WHEN 2 THEN text END", "CAST(CAST(text AS DATE) AS VARCHAR)",
+    "json_extract_string('{\"a\": ' || text || '}', '$.a')", "regexp_replace(text, '[0-9]', 'd')",
+    "split_part(text, '1', 1)", "CASE n WHEN 1 THEN 'one' WHEN 2 THEN text END", "CAST(CAST(text AS DATE) AS VARCHAR)",
 ]  # fmt: skip
 CONDITIONS = [
-    "n > 1", "text <> ''", "CAST(text AS INTEGER) < 5", "flag", "x IS NOT NULL", "sub.b BETWEEN 0 AND 2", "n IN (1, 2, 3)",
-    "text LIKE '1%'", "NOT flag", "(flag OR n = 2)", "12 // sub.b > 3",
+    "n > 1", "text <> ''", "CAST(text AS INTEGER) < 5", "flag", "x IS NOT NULL", "sub.b BETWEEN 0 AND 2",
+    "n IN (1, 2, 3)", "text LIKE '1%'", "NOT flag", "(flag OR n = 2)", "12 // sub.b > 3",
 ]  # fmt: skip
 records = st.fixed_dictionaries(
     {},

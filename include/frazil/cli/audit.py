@@ -130,8 +130,8 @@ def _show(result: Audit, *, with_source: bool) -> None:
 
 def _show_offsets(result: Audit, *, with_source: bool) -> None:
     drops = any(p.dropped for p in result.partitions)
-    columns = ("topic-partition", "committed", "rows", "distinct", "duplicates", "gaps", "dead letters")
-    columns = (*columns, *(("dropped",) * drops))
+    columns = ["topic-partition", "committed", "rows", "distinct", "duplicates", "gaps", "dead letters"]
+    columns += ["dropped"] * drops
     rows = [
         (
             f"{p.topic}-{p.partition}",

@@ -8,7 +8,6 @@ rollback. `fold` joins old commit records.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import json
 import logging

@@ -306,8 +306,7 @@ class _Stage:
         if held.any():
             self.progress.rejected(chunk.range_index[held])
             shaped = shaped.without(held)
-        if len(shaped.dropped):
-            self.progress.dropped(chunk.range_index[shaped.dropped])
+        self.progress.dropped(chunk.range_index[shaped.dropped])
         if self._context.changes:
             no_tombstones = chunk.values.lengths != NULL
             self._other_events += int((shaped.neither(len(chunk)) & no_tombstones & ~held).sum())

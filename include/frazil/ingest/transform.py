@@ -212,5 +212,3 @@ def _others(suspect: NDArray[np.bool_], failed: Mapping[int, str]) -> NDArray[np
 def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MAX_QUOTED_CHARACTERS else f"{text[: MAX_QUOTED_CHARACTERS - 1]}…"
-
-

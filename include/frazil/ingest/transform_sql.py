@@ -168,7 +168,9 @@ def _checked(sql: str, unnests: bool, records_json: str, declared: tuple[tuple[s
         for name, kind in declared
         if name in types and types[name] != kind
     ]
-    problems += [f"transform: the SELECT does not make the column {name} of schema" for name in wanted if name not in types]
+    problems += [
+        f"transform: the SELECT does not make the column {name} of schema" for name in wanted if name not in types
+    ]
     problems += [
         f"transform: the column {name} of the SELECT is not a column of schema ({kind})"
         for name, kind in types.items()
@@ -221,12 +223,11 @@ class _Checker:
         self._clauses(node)
         columns = []
         for name, expression in self._columns(node["select_list"]):
-            used = self._fields_of(expression)
-            written = self._text(expression)
-            expression = self._without_unnest(expression)
-            self._walk(expression, frozenset())
-            self._suspect(expression)
-            columns.append(TransformedColumn(name, self._text(expression), written, used, self._fails(expression)))
+            used, written = self._fields_of(expression), self._text(expression)
+            plain = self._without_unnest(expression)
+            self._walk(plain, frozenset())
+            self._suspect(plain)
+            columns.append(TransformedColumn(name, self._text(plain), written, used, self._fails(plain)))
         names = [column.name.lower() for column in columns]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise SpecError(f"transform: the SELECT makes the column {twice} twice; give one another name with AS")
@@ -242,7 +243,7 @@ class _Checker:
         if parsed["error"]:
             if parsed["error_type"] != "parser":
                 raise SpecError("transform: write one SELECT statement")
-            raise SpecError(f"transform: {parsed['error_message']}. Quote names that are keywords, such as \"at\"")
+            raise SpecError(f'transform: {parsed["error_message"]}. Quote names that are keywords, such as "at"')
         if len(parsed["statements"]) != 1:
             raise SpecError("transform: write one SELECT statement")
         node: _Node = parsed["statements"][0]["node"]
@@ -253,7 +254,9 @@ class _Checker:
     def _clauses(self, node: _Node) -> None:
         table = node["from_table"]
         plain = table["type"] == "BASE_TABLE" and table["table_name"].lower() == "records"
-        if not plain or any(table.get(key) for key in ("schema_name", "catalog_name", "column_name_alias", "at_clause")):
+        if not plain or any(
+            table.get(key) for key in ("schema_name", "catalog_name", "column_name_alias", "at_clause")
+        ):
             raise SpecError("transform: write FROM records alone: a record's row depends on nothing else")
         self._alias = table["alias"] or "records"
         refused = [_NO_MODIFIERS.get(m["type"], m["type"]) for m in node["modifiers"]]
@@ -292,7 +295,11 @@ class _Checker:
         if expression["class"] in {"COLUMN_REF", "CONSTANT"}:
             return "false"
         kind = expression.get("type_expr")
-        if kind and expression["child"]["class"] == "COLUMN_REF" and not any(c["class"] == "TYPE" for c in kind["children"]):
+        if (
+            kind
+            and expression["child"]["class"] == "COLUMN_REF"
+            and not any(c["class"] == "TYPE" for c in kind["children"])
+        ):
             return self._failing_cast(expression)
         return f"{tried(self._text(expression))} IS NULL"
 
@@ -391,7 +398,9 @@ class _Checker:
             case known if known in _CLASSES:
                 pass
             case other:
-                raise SpecError(f"transform: {_NO_CLASSES.get(other, other)} is not allowed: write a function of a record")
+                raise SpecError(
+                    f"transform: {_NO_CLASSES.get(other, other)} is not allowed: write a function of a record"
+                )
         for value in part.values():
             self._walk(value, names)
 
@@ -456,7 +465,9 @@ def _is_repeatable(call: _Node) -> bool:
 @lru_cache(maxsize=1)
 def _functions() -> tuple[frozenset[str], Mapping[str, tuple[list[str], str]]]:
     """Return the names of stable functions, and the scalar macros with parameters and definition."""
-    query = "SELECT lower(function_name), function_type, stability, parameters, macro_definition FROM duckdb_functions()"
+    query = (
+        "SELECT lower(function_name), function_type, stability, parameters, macro_definition FROM duckdb_functions()"
+    )
     with open_connection() as connection:
         rows = connection.execute(query).fetchall()
     kinds: dict[str, set[tuple[str, str | None]]] = {}
@@ -472,7 +483,7 @@ def _functions() -> tuple[frozenset[str], Mapping[str, tuple[list[str], str]]]:
         for name, of in kinds.items()
         if ("scalar", "CONSISTENT") in of and of <= {("scalar", "CONSISTENT"), ("table", None)}
     }
-    inner = {name for name in stable if name.startswith("__internal") or name.startswith("json_serialize")}
+    inner = {name for name in stable if name.startswith(("__internal", "json_serialize"))}
     usable = {name: macro for name, macro in macros.items() if {k for k, _ in kinds[name]} == {"macro"}}
     return frozenset(stable - inner - _IMPURE), {n: m for n, m in usable.items() if n not in overloaded | _IMPURE}
 
@@ -514,7 +525,7 @@ _NAMES: dict[pa.DataType, str] = {
 }
 
 
-def type_text(kind: pa.DataType) -> str:
+def type_text(kind: pa.DataType) -> str:  # noqa: PLR0911 - a case for each kind of type
     """Return an Arrow type in Iceberg's notation, or Arrow's own name of a type that Iceberg does not have.
 
     DuckDB returns `fixed` as binary.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
@@ -188,7 +188,7 @@ class StreamSpec(Model):
     transform: str | None = Field(
         default=None,
         min_length=1,
-        description="One `SELECT … FROM records [WHERE …]` in DuckDB's SQL, which makes the columns of `schema` from the "
+        description="One `SELECT … FROM records [WHERE …]` of DuckDB, which makes the columns of `schema` from the "
         "fields of one record. `WHERE` drops records, and their number is kept.",
     )
     mode: Literal["append", "upsert"] = Field(

@@ -122,7 +122,9 @@ class BatchRunner:
         try:
             answers, journal = self._staged(stage, key, end, tasks=tasks)
             rejects = join_rejects(a.result.rejects for a in answers)
-            check_circuit_breaker(self.spec, rejects, records=journal.records + journal.dropped, journals=self.tables.journals)
+            check_circuit_breaker(
+                self.spec, rejects, records=journal.records + journal.dropped, journals=self.tables.journals
+            )
         except Exception as error:
             self._discard(key)
             self._check_not_replaced(error)

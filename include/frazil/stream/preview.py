@@ -90,15 +90,15 @@ def _newest(spec: StreamSpec, limit: int) -> list[OffsetRange]:
     with open_kafka(spec) as kafka:
         partitions = kafka.describe().partitions
         first, ends = kafka.earliest(partitions), kafka.log_ends(partitions)
-    unread: dict[TopicPartition, tuple[int, int]] = {tp: (first[tp], ends[tp].stable) for tp in partitions if tp in ends}
+    unread: dict[TopicPartition, tuple[int, int]] = {
+        tp: (first[tp], ends[tp].stable) for tp in partitions if tp in ends
+    }
     there = {tp: span for tp, span in unread.items() if span[0] < span[1]}
     each = -(-limit // max(1, len(there)))
     return [OffsetRange(*tp, max(start, end - each), end) for tp, (start, end) in sorted(there.items())]
 
 
-def _fates(
-    chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None
-) -> Iterator[Previewed]:
+def _fates(chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None) -> Iterator[Previewed]:
     shaped = shape(chunk)
     rejections = protect.masked(shaped.rejections) if protect else shaped.rejections
     errors = {r.index: f"{r.error_class}: {r.error}" for r in rejections}
