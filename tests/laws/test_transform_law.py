@@ -28,19 +28,45 @@ from frazil.spec.load import validate_stream
 
 FIELDS = {"n": "long", "text": "string", "x": "double", "flag": "boolean", "sub": "struct<a: string, b: int>"}
 LONGS = [
-    "n", "n * 3037000500", "CAST(text AS BIGINT)", "n // sub.b", "length(text)", "CAST(x AS BIGINT)", "sub.b::BIGINT",
-    "CASE WHEN flag THEN n ELSE CAST(sub.a AS BIGINT) END", "coalesce(n, CAST(text AS BIGINT))",
-    "TRY_CAST(text AS BIGINT)", "list_sum([n % 7, 1])::BIGINT",
-]  # fmt: skip
+    "n",
+    "n * 3037000500",
+    "CAST(text AS BIGINT)",
+    "n // sub.b",
+    "length(text)",
+    "CAST(x AS BIGINT)",
+    "sub.b::BIGINT",
+    "CASE WHEN flag THEN n ELSE CAST(sub.a AS BIGINT) END",
+    "coalesce(n, CAST(text AS BIGINT))",
+    "TRY_CAST(text AS BIGINT)",
+    "list_sum([n % 7, 1])::BIGINT",
+]
 TEXTS = [
-    "text", "upper(text) || sub.a", "CAST(n AS VARCHAR)", "sub.a", "nullif(text, '')", "text[1]", "CAST(x AS VARCHAR)",
-    "json_extract_string('{\"a\": ' || text || '}', '$.a')", "regexp_replace(text, '[0-9]', 'd')",
-    "split_part(text, '1', 1)", "CASE n WHEN 1 THEN 'one' WHEN 2 THEN text END", "CAST(CAST(text AS DATE) AS VARCHAR)",
-]  # fmt: skip
+    "text",
+    "upper(text) || sub.a",
+    "CAST(n AS VARCHAR)",
+    "sub.a",
+    "nullif(text, '')",
+    "text[1]",
+    "CAST(x AS VARCHAR)",
+    "json_extract_string('{\"a\": ' || text || '}', '$.a')",
+    "regexp_replace(text, '[0-9]', 'd')",
+    "split_part(text, '1', 1)",
+    "CASE n WHEN 1 THEN 'one' WHEN 2 THEN text END",
+    "CAST(CAST(text AS DATE) AS VARCHAR)",
+]
 CONDITIONS = [
-    "n > 1", "text <> ''", "CAST(text AS INTEGER) < 5", "flag", "x IS NOT NULL", "sub.b BETWEEN 0 AND 2",
-    "n IN (1, 2, 3)", "text LIKE '1%'", "NOT flag", "(flag OR n = 2)", "12 // sub.b > 3",
-]  # fmt: skip
+    "n > 1",
+    "text <> ''",
+    "CAST(text AS INTEGER) < 5",
+    "flag",
+    "x IS NOT NULL",
+    "sub.b BETWEEN 0 AND 2",
+    "n IN (1, 2, 3)",
+    "text LIKE '1%'",
+    "NOT flag",
+    "(flag OR n = 2)",
+    "12 // sub.b > 3",
+]
 records = st.fixed_dictionaries(
     {},
     optional={
