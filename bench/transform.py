@@ -107,8 +107,8 @@ def main() -> None:
         for _ in range(arguments.repeats + 1):  # the first one compiles
             for name, run in runs.items():
                 best[name] = min(best[name], cpu_s(*run))
-    for name, least in best.items():
-        print(f"{name}: {least / arguments.records * 1e6:.3f}", flush=True)
+    for name, cpu in best.items():
+        print(f"{name}: {cpu / arguments.records * 1e6:.3f}", flush=True)
     extra = (best["transform"] - best["plain"]) / arguments.records * 1e6
     print(f"transform adds {extra:.3f}; failing records cost {best['1 % fail'] / best['transform']:.2f} times")
 
