@@ -7,6 +7,7 @@ pure function of one record is refused. Unknown parts of the tree are refused to
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -52,6 +53,18 @@ _IMPURE = frozenset({"age", "current_localtime", "current_localtimestamp", "hash
 """Functions that DuckDB declares as stable, but that depend on the clock, the time zone or DuckDB's version."""
 _BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate"})
 """Functions whose second argument names an aggregate function for the elements of a list."""
+_SIZED = {
+    "array_resize": 1,
+    "bar": 1,
+    "generate_series": 0,
+    "list_resize": 1,
+    "lpad": 1,
+    "range": 0,
+    "repeat": 1,
+    "rpad": 1,
+}
+"""Functions whose arguments, from this one on, decide how long the result is. DuckDB's memory limit does not cover it."""
+MAX_SIZE = 100_000
 
 
 def open_connection() -> Any:
@@ -75,6 +88,7 @@ def open_connection() -> Any:
         },
     )
     connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_progress_bar = false")
     connection.execute("PRAGMA disable_optimizer")
     connection.execute("SET lock_configuration = true")
     return connection
@@ -427,6 +441,11 @@ class _Checker:
             raise SpecError(f"transform: {name} is written as an aggregate or with a schema; write the function alone")
         if name in _BY_NAME and not _is_repeatable(call):
             raise SpecError(f"transform: {name} needs the name of an exact aggregate as a constant")
+        if name in _SIZED and not all(map(_is_small, call["arguments"][_SIZED[name] : _SIZED[name] + 3])):
+            what = f"its length must be a constant up to {MAX_SIZE:,}, because a record could ask for any memory"
+            raise SpecError(f"transform: {name}: {what}")
+        if name in {"format", "printf"} and not _has_fixed_widths(call):
+            raise SpecError(f"transform: {name}: its format must be a constant, without widths from other arguments")
         if name in self._stable:
             return
         if name not in self._macros:
@@ -454,6 +473,22 @@ def _lenient(part: Any) -> Any:
 
 
 _COLUMN: _Node = {"class": "COLUMN_REF", "type": "COLUMN_REF", "alias": ""}
+
+
+def _is_small(argument: _Node) -> bool:
+    """Return whether an argument is a constant that makes no long result: a text or a number up to `MAX_SIZE`."""
+    literal = argument["expression"].get("literal", {})
+    if argument["expression"]["class"] != "CONSTANT" or literal.get("kind") == "STRING":
+        return argument["expression"]["class"] == "CONSTANT"
+    text = str(literal.get("text", ""))
+    return text.isdecimal() and int(text) <= MAX_SIZE
+
+
+def _has_fixed_widths(call: _Node) -> bool:
+    first = call["arguments"][0]["expression"] if call["arguments"] else {}
+    text = str(first.get("literal", {}).get("text", "")) if first.get("class") == "CONSTANT" else "*"
+    digits = max((len(run) for run in re.findall(r"\d+", text)), default=0)
+    return "*" not in text and digits < 6 and not re.search(r"\{[^}]*\{", text)
 
 
 def _is_repeatable(call: _Node) -> bool:
