@@ -63,7 +63,7 @@ _SIZED = {
     "repeat": 1,
     "rpad": 1,
 }
-"""Functions whose arguments, from this one on, decide how long the result is. DuckDB's memory limit does not cover it."""
+"""Functions whose arguments, from this one on, set the length of the result, which DuckDB's memory limit ignores."""
 MAX_SIZE = 100_000
 
 

@@ -272,7 +272,7 @@ def test_bytes_of_another_length_than_fixed_are_a_dead_letter() -> None:
             {
                 "format": {
                     "type": "avro",
-                    "schema": '{"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}, '
+                    "schema-text": '{"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}, '
                     '{"name": "txt", "type": "string"}]}',
                 }
             },
