@@ -479,7 +479,7 @@ def _is_small(argument: _Node) -> bool:
     """Return whether an argument is a constant that makes no long result: a text or a number up to `MAX_SIZE`."""
     literal = argument["expression"].get("literal", {})
     if argument["expression"]["class"] != "CONSTANT" or literal.get("kind") == "STRING":
-        return argument["expression"]["class"] == "CONSTANT"
+        return bool(argument["expression"]["class"] == "CONSTANT")
     text = str(literal.get("text", ""))
     return text.isdecimal() and int(text) <= MAX_SIZE
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
+from pyiceberg.types import LongType, NestedField
 
 from frazil.errors import MissingExtra, SpecError
 from frazil.ingest import opened
@@ -21,13 +24,14 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
 from frazil.ingest.decode import Decoded
 from frazil.ingest.opened import decoder_maker
+from frazil.ingest.record_files import RowChunk
 from frazil.ingest.stage import stage
 from frazil.ingest.transform_sql import checked, open_connection
 from frazil.spec import iceberg
 from frazil.spec.formats import carried_format
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
-from frazil.stream.stage_context import sensitive_fields
+from frazil.stream.stage_context import sensitive_fields, transform_of
 
 FIELDS = {"n": "long", "txt": "string", "seen": "timestamptz", "part": "struct<a: int>", "tags": "list<string>"}
 
@@ -399,3 +403,21 @@ def test_a_process_that_a_record_may_kill_transforms_in_another_one(
     task = StageTask(0, (OffsetRange("t", 0, 0, 4),))
     (progress,) = stage(context_of(spec, str(tmp_path)), task, attempt=1, on_progress=lambda _: None).progress
     assert (progress.records, progress.rejected, progress.dropped) == (2, 1, 1)
+
+
+def test_rows_of_a_parquet_file_are_records_too() -> None:
+    spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records WHERE n > 0", {"n": "long", "txt": "string"})
+    plain = Chunk.of_values([None] * 3)
+    rows = pa.table({"n": [1, 0, 1], "txt": pa.array(["5", "6", "x"], pa.large_string())})
+    chunk = RowChunk(plain.values, plain.keys, plain.range_index, plain.offsets, plain.timestamps_ms, rows)
+    found = decoder_maker(context_of(spec), iceberg.schema(spec))()(chunk)
+    assert (found.rows.to_pylist(), found.dropped.tolist()) == ([{"a": 5}], [1])
+    assert [r.index for r in found.rejections] == [2]
+
+
+def test_a_column_that_was_renamed_in_the_table_is_made_under_its_present_name() -> None:
+    spec = stream("SELECT n AS a FROM records")
+    table = Schema(NestedField(1, "renamed", LongType()))
+    found = transform_of(spec, table, {"a": 1})
+    assert found is not None
+    assert [column.name for column in found.columns] == ["renamed"]
