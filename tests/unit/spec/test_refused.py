@@ -8,6 +8,7 @@ from frazil.spec.refused import REFUSED
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "declare-a-stream.md"
 CALLED = {"source.format.lines": "JSON `lines`", "mode": "`mode: upsert`", "coordinates": "`coordinates: false`"}
+CALLED["transform"] = "`unnest`"
 
 
 def test_the_documentation_has_each_pair_that_is_refused() -> None:
