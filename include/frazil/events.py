@@ -45,7 +45,7 @@ class RecordsSkipped:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """A batch was committed. An empty commit has neither records nor dead letters."""
+    """A batch was committed. An empty commit has neither records nor dead letters, and drops none."""
 
     key: BatchKey
     marker: Marker
@@ -60,7 +60,7 @@ class BatchCommitted:
     """Size of the staged files, before a merge."""
     changes: Mapping[str, int] = field(default_factory=dict)
     """Number of records by the effect that the merge gave them, with the names of `frazil.commit.history.CHANGES`;
-    empty without a merge.
+    without a merge, only the records that a transform dropped.
     """
 
 

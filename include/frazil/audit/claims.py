@@ -186,6 +186,6 @@ def _summed(live: Iterable[Journal], backfills: Iterable[tuple[Journal, bool]]) 
             topic_id = record.source.topic_ids.get(p.topic, "")
             epoch = record.leader_epochs.get(p.topic_partition)
             ranges[p.topic_partition].append(
-                CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, leader_epoch=epoch)
+                CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, p.dropped, leader_epoch=epoch)
             )
     return Claims({tp: tuple(of) for tp, of in ranges.items()}, landed, rejected, batches, dict(routed))

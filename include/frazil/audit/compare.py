@@ -29,6 +29,7 @@ def compare(evidence: Evidence) -> tuple[Finding, ...]:
         *_duplicates(evidence),
         *_both(evidence),
         *_missing(evidence),
+        *_dropped(evidence),
         *_log_cut(evidence),
         *_unclaimed(evidence),
         *_miscounted(evidence, _rows(evidence)),
@@ -46,7 +47,21 @@ def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def missing(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, but that are in neither table."""
+    """Return the offsets that Kafka has and a commit claims, but that are in neither table.
+
+    Leaves out what the transform drops. If a range has no more such offsets than its commit record counts as dropped,
+    these are left out too: an earlier transform may have dropped others.
+    """
+    lost = _nowhere(evidence)
+    if evidence.kafka is None or not lost:
+        return lost
+    for r in evidence.ranges:
+        if r.dropped and len(lost & r.offsets) <= r.dropped:
+            lost = lost - r.offsets
+    return lost - evidence.kafka.dropped
+
+
+def _nowhere(evidence: Evidence) -> BitMap64:
     if evidence.kafka is None:
         return BitMap64()
     claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
@@ -94,6 +109,23 @@ def _missing(e: Evidence) -> Iterable[Finding]:
     records, are = counted(len(lost), "record"), "is" if len(lost) == 1 else "are"
     sentence = f"{records} that Kafka has of what was committed {are} in no table: {_named(lost)}"
     yield _finding(e, FindingKind.MISSING, len(lost), sentence)
+
+
+def _dropped(e: Evidence) -> Iterable[Finding]:
+    """Compare the number of records that commit records count as dropped with what is in the tables and in Kafka."""
+    there = e.rows.seen | e.dead_letters.seen
+    more = (there.range_cardinality(r.start, r.end) + r.dropped - (r.end - r.start) for r in e.ranges if r.dropped)
+    wrong = sum(max(0, n) for n in more) if counted_once(e) else 0
+    sentence = f"{counted(wrong, 'record')} that commit records count as dropped by the transform are in a table"
+    yield _finding(e, FindingKind.MISCOUNTED, wrong, sentence)
+    if e.kafka is None:
+        return
+    others = _nowhere(e) - e.kafka.dropped - missing(e)
+    yield _finding(
+        e, FindingKind.NOT_COMPARED, len(others),
+        f"{counted(len(others), 'record', 'was|were')} dropped by an earlier transform, or lost: the transform as it "
+        f"is declared now does not drop them: {_named(others)}",
+    )  # fmt: skip
 
 
 def _log_cut(e: Evidence) -> Iterable[Finding]:

@@ -29,5 +29,9 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
 
         return found.with_findings(compared_with_source(spec, tables, window=window))
     ask = partial(ask_kafka, spec) if with_source else None
+    if with_source and spec.transform:
+        from frazil.audit.dropped import dropped_offsets  # noqa: PLC0415 - decoding, which others need not
+
+        ask = partial(ask_kafka, spec, dropped=partial(dropped_offsets, spec, tables))
     named = {*spec.route.tables.values()} if spec.route else ()
     return audit_stream(tables, coordinates=spec.coordinates, window=window, ask_kafka=ask, named=named)

@@ -22,6 +22,8 @@ class InKafka:
     offsets: BitMap64
     cut: int | None = None
     """The offset where its log was truncated, below what was committed: from there on, records are new ones."""
+    dropped: BitMap64 = field(default_factory=BitMap64)
+    """The offsets whose records the transform drops, as it is declared now."""
 
 
 @dataclass(frozen=True, slots=True)

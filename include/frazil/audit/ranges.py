@@ -22,7 +22,9 @@ ByTopicId = Mapping[str, BitMap64]
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommittedRange:
-    """One commit record's claim on a topic-partition: the records in `[start, end)` became rows and dead letters."""
+    """One commit record's claim on a topic-partition: the records in `[start, end)` became rows and dead letters,
+    or were dropped.
+    """
 
     start: int
     end: int
@@ -31,6 +33,8 @@ class CommittedRange:
     topic_id: str
     selects: bool = False
     """Whether a backfill took only some records, by event time. The other records are not missing."""
+    dropped: int = 0
+    """Number of records that the stream's transform dropped."""
     leader_epoch: int | None = field(default=None, compare=False)
     """The epoch of the leader that had `end`; None if no broker reported it."""
 

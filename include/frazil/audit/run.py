@@ -54,6 +54,8 @@ class PartitionAudit:
     gaps: int | None
     """Number of records that Kafka has but no table has; None if the audit does not compare with Kafka."""
     dead_letters: int
+    dropped: int = 0
+    """Number of records that the transform dropped, by the commit records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +305,7 @@ def _numbers(e: Evidence) -> PartitionAudit:
         duplicates=duplicates(e),
         gaps=len(missing(e)) if e.kafka is not None else None,
         dead_letters=len(e.dead_letters.seen),
+        dropped=sum(r.dropped for r in e.ranges),
     )
 
 

@@ -129,7 +129,9 @@ def _show(result: Audit, *, with_source: bool) -> None:
 
 
 def _show_offsets(result: Audit, *, with_source: bool) -> None:
-    columns = ("topic-partition", "committed", "rows", "distinct", "duplicates", "gaps", "dead letters")
+    drops = any(p.dropped for p in result.partitions)
+    columns = ["topic-partition", "committed", "rows", "distinct", "duplicates", "gaps", "dead letters"]
+    columns += ["dropped"] * drops
     rows = [
         (
             f"{p.topic}-{p.partition}",
@@ -139,6 +141,7 @@ def _show_offsets(result: Audit, *, with_source: bool) -> None:
             f"{p.duplicates:,}",
             "" if p.gaps is None else f"{p.gaps:,}",
             f"{p.dead_letters:,}",
+            *([f"{p.dropped:,}"] * drops),
         )
         for p in result.partitions
     ]

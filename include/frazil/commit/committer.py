@@ -269,6 +269,7 @@ class Committer:
         return {
             "frazil.records": str(journal.records),
             "frazil.rejected": str(journal.rejected),
+            **({"frazil.dropped": str(journal.dropped)} if journal.dropped else {}),
             **reasons_summary(journal.reasons),
             **({"frazil.future": str(journal.future)} if journal.future else {}),
             **({"frazil.with-ignored-fields": str(journal.with_ignored)} if journal.with_ignored else {}),

@@ -16,7 +16,10 @@ from frazil.table.branches import MAIN, head_of
 ONLY_IN_SUMMARY = ("frazil.lost", "frazil.backfill-stream")
 """Summary keys of skipped ranges and published backfills. No commit record has the time of these events."""
 
-CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events")
+CHANGES = (
+    *("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events"),
+    "dropped",
+)
 """Outcomes of a record: the result of a merge, a repeat that is dropped, or an event that changes no row."""
 
 

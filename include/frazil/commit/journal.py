@@ -8,7 +8,6 @@ rollback. `fold` joins old commit records.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import json
 import logging
@@ -84,6 +83,11 @@ class Journal:
         return sum(p.rejected for p in self.progress)
 
     @property
+    def dropped(self) -> int:
+        """Number of records that the transform dropped."""
+        return sum(p.dropped for p in self.progress)
+
+    @property
     def future(self) -> int:
         """Number of rows whose event time is too far in the future to move the watermark."""
         return sum(p.future for p in self.progress)
@@ -107,7 +111,7 @@ class Journal:
                 "created-at-ms": self.created_at_ms,
                 "cluster-id": self.source.cluster_id,
                 "topic-ids": dict(self.source.topic_ids),
-                "progress": [dataclasses.asdict(p) for p in self.progress],
+                "progress": [p.to_json() for p in self.progress],
                 "files": [f.to_json() for f in self.files],
                 "letters-seen": self.newest_dead_letters,
                 # No longer read: a frazil that knows no `letters-seen` needs it, should a user go back to it, and

@@ -175,7 +175,7 @@ class Recorder:
     def _batch(self, at_ms: int, batch: BatchCommitted) -> Point:
         merge_ms, self._merge_ms = self._merge_ms, 0
         point = Point(at_ms, watermark_ms=batch.marker.watermark_ms, interval_ms=self._interval_ms)
-        if not (batch.records or batch.rejected):  # an empty commit
+        if not (batch.records or batch.rejected or batch.changes):  # an empty commit
             return point
         return dataclasses.replace(
             point,

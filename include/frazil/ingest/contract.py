@@ -145,6 +145,42 @@ class Destinations:
 
 
 @dataclass(frozen=True, slots=True)
+class TransformedColumn:
+    """A column that a transform makes."""
+
+    name: str
+    expression: str
+    declared: str
+    """The expression as declared. In `expression`, the rows of UNNEST are columns."""
+    reads: tuple[str, ...]
+    """The fields that the expression reads."""
+    fails: str
+    """A condition that is true exactly for the records for which the expression fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A checked SELECT that makes the table's columns from records; see `frazil.ingest.transform`."""
+
+    records_json: str
+    """The fields of a record: an Iceberg schema in JSON."""
+    alias: str
+    """The name of the records in the expressions."""
+    columns: tuple[TransformedColumn, ...]
+    where: tuple[str, ...] = ()
+    """The conditions that a record must fulfil; other records are dropped."""
+    where_reads: tuple[str, ...] = ()
+    unnested: tuple[str, ...] = ()
+    """The lists whose elements become rows."""
+    suspicions: tuple[str, ...] = ()
+    """Conditions of records for which a cast or a division may fail. They only save time."""
+
+    @classmethod
+    def from_named(cls, value: Mapping[str, Any]) -> Transform:
+        return cls(**{**value, "columns": tuple(TransformedColumn(**column) for column in value["columns"])})
+
+
+@dataclass(frozen=True, slots=True)
 class StageContext:
     """Settings that all tasks of one batch share."""
 
@@ -204,6 +240,11 @@ class StageContext:
     """How rows are shuffled between decoding and writing; None if each task writes the rows that it reads."""
     destinations: Destinations | None = None
     """How rows are assigned to tables other than the main table; None if all rows go to the main table."""
+    transform: Transform | None = None
+    """How the table's columns are made from a record's fields; None if the fields are the columns.
+
+    With a transform, `units` and `beside_value` name fields of the record, not columns of the table.
+    """
 
     def named(self) -> dict[str, Any]:
         """Return all fields by name, in built-in types only, so that another version of this class can read them."""
@@ -219,7 +260,8 @@ class StageContext:
         shuffle = Shuffle(**value["shuffle"]) if value["shuffle"] else None
         changes = ChangeRules(**value["changes"]) if value["changes"] else None
         destinations = Destinations(**value["destinations"]) if value["destinations"] else None
-        made = {"files": files, "targets": targets, "shuffle": shuffle}
+        transform = Transform.from_named(value["transform"]) if value["transform"] else None
+        made = {"files": files, "targets": targets, "shuffle": shuffle, "transform": transform}
         return cls(**{**value, **made, "changes": changes, "destinations": destinations})
 
     @property
@@ -237,6 +279,11 @@ class StageContext:
     @property
     def _as_in_kafka(self) -> bool:
         return all(file.path.endswith(DEAD_LETTERS_SUFFIX) for file in self.files)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the records are dead letters that are replayed."""
+        return bool(self.files) and self._as_in_kafka
 
     @property
     def main(self) -> TargetTable:
@@ -311,6 +358,15 @@ class RangeProgress:
     """Newest event time in microseconds since the epoch, UTC; None if no row has a plausible event time."""
     future: int = 0
     """Number of rows whose event time is too far in the future. The rows are written nevertheless."""
+    dropped: int = 0
+    """Number of records that the transform's WHERE drops, so that they are neither rows nor dead letters."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to JSON. A range without dropped records omits `dropped`, as earlier versions of frazil did."""
+        value = dataclasses.asdict(self)
+        if not self.dropped:
+            del value["dropped"]
+        return value
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -372,7 +428,7 @@ class StageResult:
     def to_json(self) -> dict[str, Any]:
         return {
             "files": [f.to_json() for f in self.files],
-            "progress": [dataclasses.asdict(p) for p in self.progress],
+            "progress": [p.to_json() for p in self.progress],
             "windows": None if self.windows is None else dict(self.windows),
             "notices": list(self.notices),
             "rejects": dataclasses.asdict(self.rejects),

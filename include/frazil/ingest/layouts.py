@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,13 +15,12 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from frazil.ingest.aliases import aliased
 from frazil.ingest.beside_value import value_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, Target, is_routed
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import Decoded, Decoder
-from frazil.ingest.formats import decoder
+from frazil.ingest.opened import open_decoder
 from frazil.ingest.routed_writers import other_names
 from frazil.spec.formats import envelope_of, format_of
 from frazil.spec.rules import NAMED_FIELDS
@@ -34,10 +32,11 @@ FIRST_PASS: Target = ".first-pass"
 def alike(context: StageContext) -> Mapping[Target, Target] | None:
     """Return the targets that share another target's columns; None if all records can be decoded together.
 
-    If tables may evolve, no table shares another's columns, because a decoder reports new fields for one table only.
+    With a transform, all records are decoded together. If tables may evolve, no table shares another's columns, because
+    a decoder reports new fields for one table only.
     """
     routed = [target for target in context.targets if is_routed(target)]
-    if context.destinations is None or format_of(context.record_format).type not in NAMED_FIELDS:
+    if context.destinations is None or context.transform or format_of(context.record_format).type not in NAMED_FIELDS:
         return None
     if context.evolution != "off":
         return {}
@@ -125,11 +124,8 @@ class TargetDecoder:
             context = context_of(self._context, chunk.target)
             schema = Schema.model_validate_json(context.main.schema_json)
             filled = value_schema(record_schema(schema, context.coordinates), context.beside)
-            units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
-            make = partial(decoder, context.record_format, evolution=context.evolution)
             beside_only = chunk.target == FIRST_PASS and not filled.fields
-            made = _nothing if beside_only else aliased(make, filled, units, context.aliases)
-            self._made[chunk.target] = made
+            self._made[chunk.target] = _nothing if beside_only else open_decoder(context, schema)
         return self._made[chunk.target](chunk)
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
 
+from frazil.ingest.aliases import aliased
+from frazil.ingest.beside_value import value_schema
 from frazil.ingest.contract import StageContext, StageTask, Target
 from frazil.ingest.coordinates import record_schema
+from frazil.ingest.decode import Decoder
+from frazil.ingest.formats import decoder
 from frazil.ingest.kafka import RangeReader
 from frazil.ingest.range_turns import TurnReader
 from frazil.ingest.readers import kafka_reader
@@ -31,5 +36,19 @@ def open_reader(context: StageContext, task: StageTask) -> RangeReader | TurnRea
         return kafka_reader(resolve_all(context.kafka, os.environ), task.ranges, stream=context.stream)
     io = load_file_io(dict(context.main.io), location=context.files[0].path)
     schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
+    if context.transform:
+        schema = Schema.model_validate_json(context.transform.records_json)
     unseal = Unsealer(context.sensitive.get("secret"), sensitive=bool(context.sensitive))
     return FileReader(context.files, task.ranges, io=io, schema=schema, unseal=unseal)
+
+
+def open_decoder(context: StageContext, schema: Schema) -> Decoder:
+    """Return the decoder of the records for the columns of a table with this schema."""
+    if context.transform:
+        from frazil.ingest.transform import transforming  # noqa: PLC0415 - DuckDB, only where a transform is declared
+
+        return transforming(context, record_schema(schema, context.coordinates))
+    units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
+    filled = value_schema(record_schema(schema, context.coordinates), context.beside)
+    make = partial(decoder, context.record_format, evolution=context.evolution)
+    return aliased(make, filled, units, context.aliases)

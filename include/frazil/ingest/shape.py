@@ -54,16 +54,20 @@ class Shaper:
     ) -> None:
         self._decode = decode
         self._protect = protect
-        self._beside = BesideValue(record_schema(schema, context.coordinates), context.beside)
+        self._transforms = context.transform is not None
+        # With a transform, they are fields of `records`, which the decoder fills.
+        beside = {} if self._transforms else context.beside
+        self._beside = BesideValue(record_schema(schema, context.coordinates), beside)
         self._changes = ChangeReader(context.changes, key_decoder(context, schema)) if context.changes else None
-        self._several = has_several_rows(context.record_format)
-        lines = has_lines(context.record_format)
+        unnests = context.transform is not None and bool(context.transform.unnested)
+        self._several = unnests or has_several_rows(context.record_format)
+        lines = unnests or has_lines(context.record_format)
         self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=lines)
         self._schema = schema
         self._lowest = list(lowest_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
         self._within = context.event_times_us
-        self._quote = quoter(context.record_format)
+        self._quote: Quoter = (lambda _, __: None) if self._transforms else quoter(context.record_format)
         self._units = context.units
         self.drift = SchemaDrift()
         """What the records so far have beyond the schema."""
@@ -78,7 +82,7 @@ class Shaper:
         if self._several:
             decoded = whole_records(decoded)
         rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
-        shaped = Decoded(rows, decoded.kept, decoded.rejections)
+        shaped = dataclasses.replace(decoded, rows=rows)
         if within := self._within:
             times = self.event_times(rows)
             wanted = pc.and_(pc.greater_equal(times, within[0]), pc.less(times, within[1])).fill_null(False)
@@ -105,7 +109,8 @@ class Shaper:
                     "rows of Parquet files cannot be backfilled into a stream with sensitive fields: their values may "
                     "or may not be protected already. Backfill from Kafka, or from JSON lines"
                 )
-            return Decoded(chunk.rows, np.arange(len(chunk)))
+            if not self._transforms:
+                return Decoded(chunk.rows, np.arange(len(chunk)))
         decoded = self._decode(chunk)
         if decoded.drift:
             self.drift = joined_drift([self.drift, decoded.drift])
@@ -171,7 +176,12 @@ def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
     good = np.ones(len(shaped.kept), bool)
     good[rows] = False
     rejections = [Rejection(int(shaped.kept[row]), OUT_OF_RANGE, wrong[row]) for row in rows.tolist()]
-    return Decoded(shaped.rows.filter(pa.array(good)), shaped.kept[good], [*shaped.rejections, *rejections])
+    return dataclasses.replace(
+        shaped,
+        rows=shaped.rows.filter(pa.array(good)),
+        kept=shaped.kept[good],
+        rejections=[*shaped.rejections, *rejections],
+    )
 
 
 PAYLOAD_ID, PAYLOAD_IDS = 300_000_000, 300_000_001

@@ -330,10 +330,13 @@ class _Stage:
             raise self._refused(chunk, shaped.rejections[0])
         if self._protect:
             shaped = dataclasses.replace(shaped, rejections=self._protect.masked(shaped.rejections))
+        if self._context.replays and len(shaped.dropped):
+            shaped = rejecting(dataclasses.replace(shaped, dropped=np.arange(0)), shaped.dropped)
         held = self._held(chunk)
         if held.any():
             self.progress.rejected(chunk.range_index[held])
             shaped = shaped.without(held)
+        self.progress.dropped(chunk.range_index[shaped.dropped])
         if self._context.changes:
             no_tombstones = chunk.values.lengths != NULL
             self._other_events += int((shaped.neither(len(chunk)) & no_tombstones & ~held).sum())

@@ -47,6 +47,15 @@ class Column(Model):
         return value
 
 
+def columns_of(value: object) -> object:
+    """Convert a mapping of declared columns to a tuple in the model's form. Raises ValueError for any other value."""
+    if isinstance(value, list | tuple):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError("is not a mapping of columns; write column: type, such as id: long not null")  # noqa: TRY004 - pydantic's
+    return tuple(column_of(str(name), declared) for name, declared in value.items())
+
+
 def column_of(name: str, declared: object) -> object:
     """Convert a declared column, `"type [not null]"` or a mapping with `type`, to the model's form.
 

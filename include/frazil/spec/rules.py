@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from frazil.spec import dedupe, layout_rules, property_rules, refused, route, sensitive, upsert
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
-from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat
+from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, envelope_of
 from frazil.spec.inconsistent import Problem, did_you_mean
 from frazil.spec.resources import IMAGES, ClusterManager, DeployMode
 from frazil.spec.types import UNREADABLE, parse_type, places_of
@@ -79,8 +79,7 @@ def _columns(spec: StreamSpec) -> Iterator[Problem]:
 def _lines(spec: StreamSpec) -> Iterator[Problem]:
     if spec.has_lines and not spec.coordinates:
         yield Problem(
-            "source.format.lines",
-            "true",
+            *(("transform", "unnest") if spec.unnests else ("source.format.lines", "true")),
             "needs the column kafka_line, which tells the rows of a record apart: leave out coordinates: false",
         )
 
@@ -103,7 +102,7 @@ def _event_time(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _units(spec: StreamSpec) -> Iterator[Problem]:
-    for column in spec.columns:
+    for column in spec.record_columns:
         if column.unit is None:
             continue
         if column.type not in {"timestamptz", "timestamp", ""}:
@@ -112,6 +111,35 @@ def _units(spec: StreamSpec) -> Iterator[Problem]:
         if column.name == spec.event_time.column and spec.event_time.unit not in {"iso", column.unit}:
             what = f"differs from the column's own unit, {column.unit}; keep one"
             yield Problem("event-time.unit", spec.event_time.unit, what)
+
+
+def _transform(spec: StreamSpec) -> Iterator[Problem]:
+    """Yield problems of the fields from which a transform makes the columns. DuckDB checks the SQL itself."""
+    if spec.transform is None:
+        if spec.source.columns:
+            yield Problem("source.schema", None, "is for transform; declare that, or leave it out")
+        return
+    seen: set[str] = set()
+    for column in spec.record_columns:
+        lower = column.name.lower()
+        if lower in seen or lower.startswith("_frazil"):
+            what = "is declared twice; names are case-insensitive" if lower in seen else "is a name that frazil uses"
+            yield Problem(f"source.schema.{column.name}", column.type or None, f"{what}; rename it")
+        seen.add(lower)
+    if spec.source.columns:
+        for column in spec.columns:
+            if column.unit is not None:
+                what = "is the unit of a record's field, and a transform makes this column; move it to source.schema"
+                yield Problem(f"schema.{column.name}.unit", column.unit, what)
+        if spec.event_time.unit != "iso":
+            what = "is the unit of a record's field, and a transform makes this column; move it to source.schema"
+            yield Problem("event-time.unit", spec.event_time.unit, what)
+    if envelope_of(spec.source.format):
+        what = "is not possible with a transform yet: its deletes have only a key; leave one of them out"
+        yield Problem("source.format.envelope", None, what)
+    if spec.delete and spec.delete.tombstones:
+        what = "has no fields from which a transform could make the key; use delete.column, or leave one of them out"
+        yield Problem("delete.tombstones", True, what)
 
 
 def _topics(spec: StreamSpec) -> Iterator[Problem]:
@@ -127,7 +155,7 @@ def _topics(spec: StreamSpec) -> Iterator[Problem]:
 
 def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
     """Yield problems of the columns that the key and headers fill: each needs a column of its own."""
-    declared = {column.name: column.type for column in spec.columns}
+    declared = {column.name: column.type for column in spec.record_columns}
     wanted: list[tuple[str, str, set[str]]] = []
     if key := spec.source.key:
         wanted.append(("source.key.column", key.column, {"string" if key.format == "string" else "binary"}))
@@ -151,7 +179,7 @@ def _whole_value(spec: StreamSpec) -> Iterator[Problem]:
     if not isinstance(declared, StringFormat | BytesFormat):
         return
     kind = "string" if isinstance(declared, StringFormat) else "binary"
-    filled = {column.name: column.type for column in spec.columns if column.name not in spec.beside_value}
+    filled = {column.name: column.type for column in spec.record_columns if column.name not in spec.beside_value}
     if len(filled) != 1:
         what = f"fills one column, but those that neither key nor header fills are: {', '.join(filled) or 'none'}"
         yield Problem("source.format", declared.type, what)
@@ -169,7 +197,7 @@ def _csv(spec: StreamSpec) -> Iterator[Problem]:
     if not isinstance(spec.source.format, CsvFormat):
         return
     fields = spec.source.format.columns
-    for column in spec.columns:
+    for column in spec.record_columns:
         if column.name in spec.beside_value:
             if column.name in fields:
                 what = "is filled by a key or a header, and not by a field; rename the field"
@@ -264,16 +292,20 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_columns, ("schema", "coordinates")),
     (_lines, ("source.format", "coordinates")),
     (_event_time, ("schema", "event-time", "coordinates")),
-    (_units, ("schema", "event-time")),
+    (_units, ("schema", "source.schema", "event-time")),
+    (_transform, ("schema", "source.schema", "source.format", "event-time", "delete", "transform")),
     (_topics, ("source.topics", "source.topic-pattern")),
-    (_beside_value, ("schema", "source.key", "source.headers")),
-    (_whole_value, ("schema", "source.format", "source.key", "source.headers")),
-    (_csv, ("schema", "source.format", "source.key", "source.headers")),
+    (_beside_value, ("schema", "source.schema", "source.key", "source.headers")),
+    (_whole_value, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
+    (_csv, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
     (_evolution, ("evolution", "source.format")),
     (sensitive.problems, ("schema", "sensitive")),
     (
         refused.problems,
-        ("mode", "key", "dedupe", "route", "commit", "evolution", "distribution", "source.format", "coordinates"),
+        (
+            *("mode", "key", "dedupe", "route", "commit", "evolution", "distribution", "source.format", "coordinates"),
+            "transform",
+        ),
     ),
     (dedupe.problems, ("schema", "dedupe", "sensitive")),
     (upsert.problems, ("schema", "mode", "key", "order-by", "delete", "merge", "sensitive", "source", "coordinates")),

@@ -123,7 +123,9 @@ class BatchRunner:
         try:
             answers, journal = self._staged(stage, key, end, tasks=tasks)
             rejects = join_rejects(a.result.rejects for a in answers)
-            check_circuit_breaker(self.spec, rejects, records=journal.records, journals=self.tables.journals)
+            check_circuit_breaker(
+                self.spec, rejects, records=journal.records + journal.dropped, journals=self.tables.journals
+            )
         except Exception as error:
             self._discard(key)
             self._check_not_replaced(error)
@@ -186,9 +188,9 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
 
     def _changes(self, journal: Journal) -> dict[str, int]:
-        """Sum the counts of a batch's merges over all tables that have committed the batch."""
+        """Sum the counts of a batch's merges over all tables that have committed the batch, and what was dropped."""
         if self.tables.merging is None:
-            return {}
+            return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merged(self.tables.main.current(), self.marker))
         missing = self.route.followers.waiting.keys() if self.route else frozenset()
         for target in journal.routed - missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from frazil.commit.mode import called_now
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
-from frazil.ingest.contract import ChangeRules, StageContext, TargetTable
+from frazil.ingest.contract import ChangeRules, StageContext, TargetTable, Transform
 from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import carried_format
 from frazil.spec.former_columns import current_name, former_columns
@@ -63,6 +64,7 @@ def stage_context(
         units=_units(spec, main.schema(), other_names),
         aliases=other_names,
         beside_value=spec.beside_value,
+        transform=transform_of(spec, main.schema(), other_names),
         sensitive=sensitive_fields(spec, main.schema(), other_names),
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
         changes=changes,
@@ -105,8 +107,21 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
     return {"fields": fields, "dropped": dropped, "secret": declared.secret, "dead-letters": declared.dead_letters}
 
 
+def transform_of(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Transform | None:
+    """Return the stream's transform, with the current names of the table's columns; None without a transform."""
+    if spec.transform is None:
+        return None
+    from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where a transform is declared
+
+    found = checked(spec).transform
+    columns = (replace(c, name=called_now(table, other_names, c.name)) for c in found.columns)
+    return replace(found, columns=tuple(columns))
+
+
 def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, str]:
     """Return the units by the current names of the table's columns, without dropped columns."""
+    if spec.transform:
+        return spec.units
     called = {name: current_name(table, other_names.get(name)) or name for name in spec.units}
     there = {field.name for field in table.fields}
     return {now: spec.units[name] for name, now in called.items() if now in there}

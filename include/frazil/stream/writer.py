@@ -48,6 +48,7 @@ from frazil.kafka.retention import check_no_gap, lost_ranges
 from frazil.kafka.truncation import check_not_cut
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.open_windows import Alignment
+from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties, kafka_properties
 from frazil.stream.batch import BatchRunner
@@ -214,7 +215,11 @@ class Writer:
     def _open(self, reporter: Reporter, emit: Callable[[StreamEvent], None]) -> tuple[StreamTables, ProgressFolder]:
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
-        check_supported(main.schema(), self.spec.source.format)
+        check_supported(records_schema(self.spec) if self.spec.transform else main.schema(), self.spec.source.format)
+        if self.spec.transform:
+            from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where a transform is declared
+
+            checked(self.spec)
         resources = self.spec.resources
         period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
         progress = ProgressFolder(f"{state_location(main, self.spec.name)}/progress", main.io.properties, period_s)

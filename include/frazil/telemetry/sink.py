@@ -96,7 +96,7 @@ class StreamMetrics:
         add, of = self._meters.add, self._labels
         self._meters.set(m.LAST_COMMIT, of, at_ms / 1000)
         self._watermark(batch.marker.watermark_us)
-        if not (batch.records or batch.rejected):  # an empty commit
+        if not (batch.records or batch.rejected or batch.changes):  # an empty commit
             return
         add(m.BATCHES, of)
         add(m.RECORDS, of, batch.records)

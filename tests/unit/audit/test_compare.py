@@ -334,3 +334,46 @@ def test_what_a_reset_accepted_after_a_rollback_is_a_note_with_and_without_kafka
         assert [(f.kind, f.count) for f in compare(replace(evidence, kafka=kafka))] == [
             (FindingKind.SKIPPED, end - held)
         ]
+
+
+def filtered(world: World, dropped: frozenset[int], *, now: frozenset[int], lost: frozenset[int]) -> Evidence:
+    """A world whose transform dropped records. `now` are those that it drops as declared now, and `lost` lost rows."""
+    landed = world.kafka - world.rejected - dropped
+    evidence = world.evidence(rows=sorted(landed - lost), letters=sorted(world.rejected))
+    ranges = tuple(
+        replace(
+            r,
+            records=len([o for o in landed if o in r.offsets]),
+            dropped=len([o for o in dropped if o in r.offsets]),
+        )
+        for r in evidence.ranges
+    )
+    kafka = replace(evidence.kafka or InKafka(0, BitMap64()), dropped=BitMap64(now))
+    return replace(evidence, ranges=ranges, kafka=kafka)
+
+
+@given(worlds(), st.data())
+def test_what_a_transform_dropped_is_neither_missing_nor_hides_what_is(world: World, data: st.DataObject):
+    landed = sorted(world.kafka - world.rejected)
+    dropped = data.draw(st.frozensets(st.sampled_from(landed))) if landed else frozenset()
+    clean = filtered(world, dropped, now=dropped, lost=frozenset())
+    assert compare(clean) == ()
+    assert compare(replace(clean, kafka=None)) == ()
+    left = sorted(set(landed) - dropped)
+    assume(left)
+    lost = data.draw(st.frozensets(st.sampled_from(left), min_size=1))
+    found = compare(filtered(world, dropped, now=dropped, lost=lost))
+    assert wrong(found) == [(FindingKind.MISSING, len(lost))]
+
+
+def test_what_only_a_former_transform_dropped_is_not_compared():
+    world = World(frozenset(range(10)), frozenset(), (0, 10))
+    former = filtered(world, frozenset({3, 4}), now=frozenset({4}), lost=frozenset())
+    assert [(f.kind, f.count) for f in compare(former)] == [(FindingKind.NOT_COMPARED, 1)]
+
+
+def test_more_records_than_a_range_can_have_are_miscounted():
+    world = World(frozenset(range(10)), frozenset(), (0, 10))
+    evidence = filtered(world, frozenset({3}), now=frozenset({3}), lost=frozenset())
+    doubled = replace(evidence, rows=OffsetTally(range(10)), ranges=(replace(evidence.ranges[0], records=10),))
+    assert wrong(compare(doubled)) == [(FindingKind.MISCOUNTED, 1)]
