@@ -106,8 +106,10 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         reports, unknown = _with_missing(there, specs, asking)
         unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem(e)) for n, e in unknown.items()]
         found = [*reports, *{report.table: report for report in unlisted}.values()]
+    if table is not None:
+        specs = [spec for spec in maintained.streams if spec.table.identifier == maintained.identifier]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = list(pool.map(partial(_stream_report, asking, now_ms=now_ms), specs if table is None else ()))
+        running = list(pool.map(partial(_stream_report, asking, now_ms=now_ms), specs))
     if as_json:
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
@@ -119,7 +121,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         echo(error, err=True)
     if errors:
         raise SystemExit(SpecError.exit_code)
-    if any(report.missing for report in found):
+    if any(report.missing for report in found) or any(stream.state.missing for stream in running):
         raise SystemExit(TableLost.exit_code)
     for why in unknown.values():
         raise SystemExit(why.exit_code if isinstance(why, FrazilError) else FrazilError.exit_code)

@@ -69,6 +69,17 @@ def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
             yield Finding("connections", State.OK, good)
     for fault in found.faults:
         yield Finding("connections", State.WRONG, fault.said, fault.fix)
+    yield from _lost(streams)
+
+
+def _lost(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
+    """Report streams whose own table is missing, or whose table was replaced."""
+    from frazil.status.stream import stream_state  # noqa: PLC0415 - PyIceberg is slow to load
+
+    for path, spec in streams.items():
+        state = stream_state(spec, now_ms=clock.now_ms(), in_full=False)
+        if state.missing is not None:
+            yield Finding("connections", State.WRONG, f"{path}: {state.missing}")
 
 
 def clocks_of(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:

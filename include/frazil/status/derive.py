@@ -81,6 +81,7 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
     State.LATE: (Level.TROUBLE, "freshness"),
     State.PROBLEM: (Level.TROUBLE, ""),
     State.NO_TABLE: (Level.BROKEN, "table"),
+    State.ANOTHER_TABLE: (Level.BROKEN, "table"),
     State.TABLE_UNREADABLE: (Level.BROKEN, "table"),
     State.NO_WRITER: (Level.TROUBLE, "writer"),
     State.ELSEWHERE: (Level.WELL, ""),
@@ -243,7 +244,7 @@ def _stopped(known: StreamState) -> _Found | None:
     if known.table_exists is None:
         return State.TABLE_UNREADABLE, first
     if known.missing is not None:
-        return State.NO_TABLE, known.missing
+        return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
     if writer.ended_at_ms is not None and writer.exit_code != 0:
         return State.STOPPED, first or f"its last writer ended with {exit_words(writer)}"
     return None

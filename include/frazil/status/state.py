@@ -35,6 +35,8 @@ class State(StrEnum):
     LATE = "late"
     PROBLEM = "has a problem"
     NO_TABLE = "no table"
+    ANOTHER_TABLE = "another table"
+    """The stream wrote another table than the one that has its table's name now."""
     TABLE_UNREADABLE = "table unreadable"
     NO_WRITER = "no writer"
     ELSEWHERE = "commits elsewhere"
@@ -109,7 +111,7 @@ class StreamState:
     problem: str | None = None
     """The error in the stream's declaration, if any."""
     missing: str | None = None
-    """Why the catalog does not have a table that the stream once had; None if the table was never made."""
+    """Why the catalog no longer has the stream's own table under its name; None if the table was never made."""
     crashes: int = 0
     """Number of consecutive ends without progress, as the supervisor counts them; 0 once the running writer makes
     progress.

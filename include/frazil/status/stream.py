@@ -31,6 +31,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.status.derive import evaluated, of_writer, process_problems, promise_ms, shortened
 from frazil.status.flow import Flow, flow_of
+from frazil.status.missing import missing_table
 from frazil.status.state import StreamState
 from frazil.supervise.decide import decide
 from frazil.supervise.desired import DesiredStore, table_fingerprint
@@ -38,7 +39,6 @@ from frazil.supervise.liveness import fresh_heartbeat, has_committed, is_fenced,
 from frazil.supervise.observed import Declared, Desired, Observed, Unreadable
 from frazil.supervise.policy import Policy
 from frazil.table.branches import head_of, live_rows
-from frazil.table.lost import missing_table
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.storage import open_store
 from frazil.table.tables import check_fits, load_stream_table, state_location
@@ -70,7 +70,7 @@ class TableView:
     commit_epoch: int | None = None
     desired: Desired | None = None
     missing: str | None = None
-    """Why the catalog does not have a table that the stream once had; None if the table was never made."""
+    """Why the catalog no longer has the stream's own table under its name; None if the table was never made."""
     fingerprint: str | None = None
     """See `table_fingerprint` in `frazil.supervise.desired`."""
     waiting_batches: int | None = 0
@@ -282,7 +282,7 @@ def _read_table(
         if table is not None:
             return _view(table, spec, now_ms=now_ms, in_full=in_full)
         desired = DesiredStore(spec.name, None).read()
-        missing = missing_table(spec, committed=committed)
+        missing = missing_table(spec, None, committed=committed)
         return TableView(exists=False, desired=desired, missing=missing, problems=(missing,) if missing else ())
     except Exception as error:  # catalogs raise what their clients raise; the other streams go on
         _raise_if_outdated(error)
@@ -328,6 +328,8 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> Tabl
     except FrazilError as error:
         rolled_back = isinstance(error, RolledBack)
         problems.append(_words(error))
+    missing = missing_table(spec, table, committed=False)
+    problems += [missing] if missing else []
     if in_full and marker is not None and marker.routed is not None:
         behind, amiss = _behind(spec, marker)
         problems += behind
@@ -341,6 +343,7 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> Tabl
     is_fresh = committed_ms is not None and now_ms - committed_ms <= promise_ms(spec)
     return TableView(
         exists=True,
+        missing=missing,
         in_full=in_full,
         rolled_back=rolled_back,
         marker=marker,
