@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from frazil.errors import NO_RESTART
 from frazil.host.heartbeat import Stall
 from frazil.host.launcher import ProcessState
 from frazil.status.flow import Flow
@@ -84,6 +85,8 @@ class WriterProcess:
     """Whether the process runs but cannot commit, because the stream has a newer epoch."""
     epoch: int | None = None
     """The newest epoch of this writer; None before its first epoch."""
+    foreground: bool = False
+    """Whether a user ran the writer in a terminal, so that no supervisor starts the next one."""
 
     @property
     def has_ended(self) -> bool:
@@ -146,6 +149,8 @@ class StreamState:
     """Number of journaled batches that are not committed; counted only if the last commit is long ago."""
     rolled_back: bool = False
     """Whether the table was rolled back behind the marker, so that the lag is unknown."""
+    reset_at_ms: int | None = None
+    """The time of the last reset or adoption, if no writer has taken over since."""
     rows: int | None = None
     """Number of rows of `table`, without rows in tables of a route."""
     problems: tuple[str, ...] = ()
@@ -172,6 +177,17 @@ class StreamState:
     amiss: Mapping[str, str] = field(default_factory=dict)
     """Tables of the stream's route that miss rows or were dropped, with a few words on each; also among the problems.
     """
+
+    @property
+    def reset_since_end(self) -> bool:
+        """Whether an operator has reset or adopted the stream since its last writer ended."""
+        at_ms, ended_at_ms = self.reset_at_ms, self.writer.ended_at_ms
+        return self.writer.pid is None and at_ms is not None and ended_at_ms is not None and at_ms > ended_at_ms
+
+    @property
+    def needs_operator(self) -> bool:
+        """Whether the last writer ended with an error after which no other writer is started."""
+        return self.state is State.STOPPED and self.alive is False and self.writer.exit_code in NO_RESTART
 
     @property
     def commits_elsewhere(self) -> bool:

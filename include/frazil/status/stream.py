@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import changes_of, last_commit_ms, last_epoch, last_replay
+from frazil.commit.history import changes_of, last_commit_ms, last_epoch, last_replay, last_reset_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, check_same_source
@@ -75,6 +75,7 @@ class TableView:
     """See `table_fingerprint` in `frazil.supervise.desired`."""
     waiting_batches: int | None = 0
     rolled_back: bool = False
+    reset_at_ms: int | None = None
     problems: tuple[str, ...] = ()
     undeclared: tuple[str, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -124,6 +125,7 @@ def _with_kafka(
 ) -> StreamState:
     """Add the live writer's report, the table and the lag."""
     heartbeat, marker = fresh_heartbeat(observed.writer, now_ms=now_ms), view.marker
+    known = replace(known, reset_at_ms=view.reset_at_ms)
     problems = process_problems(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
     stall, throttle, outage = (
         (heartbeat.stall, heartbeat.throttle, heartbeat.outage) if heartbeat else (None, None, None)
@@ -173,6 +175,7 @@ def _with_table(known: StreamState, view: TableView, heartbeat: Heartbeat | None
         commit_epoch=view.commit_epoch,
         waiting_batches=view.waiting_batches,
         rolled_back=view.rolled_back,
+        reset_at_ms=view.reset_at_ms,
     )
     if marker is not None:
         return replace(
@@ -225,7 +228,7 @@ def _each_once(problems: tuple[str, ...]) -> tuple[str, ...]:
     said = problems[0] if problems else ""
 
     def is_said(problem: str) -> bool:
-        words = shortened(problem.partition(": ")[2])
+        words = shortened(problem.removeprefix(f"{LAG_UNKNOWN}: ").partition(": ")[2])
         return bool(words) and words in said
 
     return (*problems[:1], *(one for one in problems[1:] if not is_said(one)))
@@ -352,6 +355,7 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> Tabl
         last_commit_at_ms=committed_ms,
         rows=_rows(table.metadata),
         commit_epoch=last_epoch(table.metadata, spec.name),
+        reset_at_ms=last_reset_ms(table.metadata, spec.name),
         desired=desired,
         problems=tuple(problems),
         undeclared=undeclared,
