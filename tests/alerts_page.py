@@ -55,7 +55,8 @@ An alert fires when every measurement within the hold time (`hold`) was beyond t
 _NOTES = """\
 
 - `freshness` is at least {intervals} times the longest declared commit interval.
-- `writer` fires at once if the supervisor gave up.
+- `writer` fires at once if the supervisor gave up, or if the writer ended with an error after which none is
+  [restarted](exit-codes.md).
 - For `manifest-list`, a table counts as having at least {files} files.
 - Files are small if their average size is below a tenth of the target size.
 - `dead-letters` and `stale-changes` need {records} records within the hour. `aggregation` uses its own `within`.

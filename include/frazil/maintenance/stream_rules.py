@@ -80,19 +80,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         f"the run folder of stream {name} cannot be read, so that no alert about its writer fires: "
         f"{next(iter(state.problems), 'unknown')}",
     )
-    down_s = _down_s(state, now_ms)
-    yield (
-        _writer(state, down_s, alerts)
-        if not (state.given_up and down_s)
-        else flag(
-            "writer",
-            True,
-            f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` says "
-            f"more. Once the cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` ends the "
-            "alert",
-            "the supervisor gave up",
-        )
-    )
+    yield _writer(state, alerts, now_ms)
     yield Reading(
         "registry",
         int(state.registry),
@@ -176,8 +164,25 @@ def _rates(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
         )
 
 
-def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading:
-    name = state.name
+def _writer(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
+    name, down_s = state.name, _down_s(state, now_ms)
+    if state.given_up and down_s:
+        return flag(
+            "writer",
+            True,
+            f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` says "
+            f"more. Once the cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` ends the "
+            "alert",
+            "the supervisor gave up",
+        )
+    if state.needs_operator and state.desired != "paused":
+        return flag(
+            "writer",
+            True,
+            f"stream {name} is stopped: {state.sentence}. No writer is started before the cause is fixed; "
+            f"`frazil pause {name}` ends the alert",
+            f"stopped: {state.writer.exit_name}",
+        )
     never = down_s == math.inf
     runs = "has ever run on this host" if never else f"has run for {ago(int((down_s or 0) * 1000))}"
     last_words = f" {state.last_words}" if state.last_words else ""
