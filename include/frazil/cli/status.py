@@ -217,6 +217,7 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
             if one.replayed_at_ms is None
             else {"last replay": f"{ago(now_ms - one.replayed_at_ms)} ago: {_counts_words(one.replayed)}"}
         ),
+        **({"backfill": one.backfill} if one.backfill else {}),
         **({"undeclared": ", ".join(one.undeclared)} if one.undeclared else {}),
         **({"distribution": one.distribution} if one.distribution else {}),
     }

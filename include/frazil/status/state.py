@@ -172,6 +172,8 @@ class StreamState:
     replayed: Mapping[str, int] = field(default_factory=dict)
     """Counts of the last replay's changes, for an upsert stream."""
     replayed_at_ms: int | None = None
+    backfill: str | None = None
+    """The stream's open backfill or replay in words; None without one."""
     routed: bool = False
     """Whether the stream has written to tables of a route."""
     amiss: Mapping[str, str] = field(default_factory=dict)

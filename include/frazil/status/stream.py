@@ -15,6 +15,8 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from frazil.backfill.interrupted import progress_words
+from frazil.commit.backfill_marker import read_backfill
 from frazil.commit.history import changes_of, last_commit_ms, last_epoch, last_replay, last_reset_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
@@ -76,6 +78,7 @@ class TableView:
     waiting_batches: int | None = 0
     rolled_back: bool = False
     reset_at_ms: int | None = None
+    backfill: str | None = None
     problems: tuple[str, ...] = ()
     undeclared: tuple[str, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -173,6 +176,7 @@ def _with_table(known: StreamState, view: TableView, heartbeat: Heartbeat | None
         routed=marker is not None and marker.routed is not None,
         amiss=view.amiss,
         commit_epoch=view.commit_epoch,
+        backfill=view.backfill,
         waiting_batches=view.waiting_batches,
         rolled_back=view.rolled_back,
         reset_at_ms=view.reset_at_ms,
@@ -356,6 +360,7 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> Tabl
         rows=_rows(table.metadata),
         commit_epoch=last_epoch(table.metadata, spec.name),
         reset_at_ms=last_reset_ms(table.metadata, spec.name),
+        backfill=_open_backfill(table.metadata, spec.name, now_ms=now_ms),
         desired=desired,
         problems=tuple(problems),
         undeclared=undeclared,
@@ -386,6 +391,14 @@ def _changes(metadata: TableMetadata, stream: str) -> dict[str, int]:
         if summary and summary.get("frazil.stream") == stream and counts:
             return counts
     return {}
+
+
+def _open_backfill(metadata: TableMetadata, stream: str, *, now_ms: int) -> str | None:
+    try:
+        last = read_backfill(metadata.properties, stream)
+    except FrazilError as error:
+        return _words(error)
+    return progress_words(last, metadata, now_ms=now_ms) if last and last.is_open else None
 
 
 def _rows(metadata: TableMetadata) -> int | None:
