@@ -15,6 +15,7 @@ from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_lines, fields_of, is_narrow, table_of, watched
 from frazil.errors import SpecError
+from frazil.home import full_disk, home
 from frazil.host.heartbeat import Phase
 from frazil.host.launchers import open_launcher
 from frazil.operations.dead_letters import rejected_of, treated
@@ -246,5 +247,6 @@ def _writer_words(writer: WriterProcess, *, now_ms: int) -> str:
             doing += f", {counted(writer.batch_records, 'record')} read"
         return f"{writer.state}, pid {writer.pid}, {doing}{heartbeat if writer.stale else ''}"
     if writer.ended_at_ms is None:
-        return writer.state
+        why = full_disk(home()) or "it may have been killed"
+        return f"{writer.state}, and why is not recorded: {why}" if writer.has_ended else writer.state
     return f"ended {ago(now_ms - writer.ended_at_ms)} ago with {exit_words(writer)}"

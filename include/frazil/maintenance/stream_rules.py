@@ -186,8 +186,12 @@ def _writer(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
             f"`frazil pause {name}` ends the alert",
             f"stopped: {state.writer.exit_name}",
         )
-    never = down_s == math.inf
-    runs = "has ever run on this host" if never else f"has run for {ago(int((down_s or 0) * 1000))}"
+    if down_s != math.inf:
+        runs = f"has run for {ago(int((down_s or 0) * 1000))}"
+    elif state.writer.has_ended:
+        runs = "runs, and why the last one ended is not recorded"
+    else:
+        runs = "has ever run on this host"
     last_words = f" {state.last_words}" if state.last_words else ""
     return Reading(
         "writer",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+from frazil import home
 from frazil.cli.main import frazil
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import before_reset
@@ -18,7 +21,10 @@ from frazil.errors import CommitUnavailable, Fenced, OffsetGap, TopicRecreated
 from frazil.home import run_folder
 from frazil.host.json_file import replace_json
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
+from frazil.maintenance.stream_rules import stream_readings
+from frazil.spec.maintenance import Alerts
 from frazil.status import stream as status_stream
+from frazil.status.stream import stream_state
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
 
@@ -99,6 +105,19 @@ def test_the_error_of_the_last_writer_is_shown_once_and_until_the_stream_is_rese
     assert "ago; start a writer: frazil run made" in shown
     assert json.loads(call(tmp_path, "health", "--json"))["streams"][0]["beyond"] == []
     assert faults(tmp_path, made) == []
+
+
+def test_a_writer_whose_end_could_not_be_recorded_has_run_on_this_host(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder("made").mkdir(parents=True, exist_ok=True)
+    replace_json(run_folder("made") / "lock", Launch("l", LaunchKind.FOREGROUND, now()).to_json())
+    monkeypatch.setattr(home.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    shown = " ".join(call(tmp_path, "status", "made").split())
+    assert f"ended, and why is not recorded: the disk of {home.home()} is full: make room on it" in shown
+    lost = stream_state(made.spec, now_ms=now() + 24 * 3_600_000)
+    unknown = {one.rule: one for one in stream_readings(replace(lost, alive=False), Alerts(), now_ms=now())}
+    assert "no writer runs, and why the last one ended is not recorded" in unknown["writer"].sentence
 
 
 def test_no_writer_starts_after_one_that_a_user_ran_to_its_end(made: MadeStream, tmp_path: Path) -> None:
