@@ -312,7 +312,7 @@ def reset_words(known: StreamState, *, now_ms: int) -> str:
 def exit_words(writer: WriterProcess) -> str:
     """Describe how the writer ended."""
     if writer.exit_code is None and writer.error:
-        return "an error"
+        return "no exit code"
     if writer.exit_code is None:
         with_it = f", with the application {writer.application}" if writer.application else ""
         return f"no exit code: it was killed{with_it}, its host went down, or its disk was full"
