@@ -144,13 +144,15 @@ def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: boo
     elif last is None:
         echo(f"Stream {spec.name} never had a backfill.")
     else:
+        repeats = "; those that repeat rows do not land" if spec.dedupe else ""
+        staged = f"{last.records:,} in {counted(last.files, 'file')}, {last.bytes:,} bytes{repeats}"
         on_branch = f", on branch {branch_name(spec.name)}" if last.is_open and spec.mode == "append" else ""
         echo_fields(
             {
                 "backfill": last.id,
                 "state": f"{last.state}{on_branch}" + (f"; {why}" if why else ""),
                 "chunks": f"{last.chunks:,} of {max(last.planned, last.chunks):,}",
-                f"{_staged(spec)}s": f"{last.records:,} in {counted(last.files, 'file')}, {last.bytes:,} bytes",
+                f"{_staged(spec)}s": staged,
                 "dead letters": f"{last.rejected:,}",
                 "asked for": ", ".join(f"{k}: {v}" for k, v in last.request.items() if k != "stream"),
             }
@@ -158,8 +160,10 @@ def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: boo
 
 
 def _staged(spec: StreamSpec) -> str:
-    """Return the noun for what the stream's backfill stages: a row, or a change to be merged."""
-    return "change" if spec.mode == "upsert" else "row"
+    """Return the noun for what the stream's backfill stages: a row, a change to be merged, or a record that may repeat
+    a row.
+    """
+    return "change" if spec.mode == "upsert" else "record" if spec.dedupe else "row"
 
 
 def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> None:

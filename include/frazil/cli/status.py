@@ -168,6 +168,8 @@ def _dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> in
 
 def _cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
     rejected = "unknown" if one.flow is None else f"{one.flow.rejected_last_day:,}"
+    if one.flow is not None and one.flow.rejected_since_reset:
+        rejected += " since reset"
     plain = {"desired": one.desired or "unknown", "rejected": rejected, "rows": _rows_words(one)}
     return {**_fields(one, None, now_ms=now_ms), **plain}
 
@@ -179,7 +181,7 @@ def _rows_words(one: StreamState) -> str:
 
 
 def _route_words(one: StreamState) -> str:
-    return f"`frazil route {one.name}` looks into its tables, also for one that was made again"
+    return f"`frazil route {one.name}` checks the routed tables"
 
 
 def _rejected_words(one: StreamState, left: int | None) -> str:
@@ -210,7 +212,7 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
         "watermark": utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "rejected": _rejected_words(one, left),
-        "rows": _rows_words(one) + (f", in {one.table} alone" if one.routed else ""),
+        "rows": _rows_words(one) + (" in the default table (routed tables: `frazil health`)" if one.routed else ""),
         **({"route": _route_words(one)} if one.routed else {}),
         **({"last changes": f"{_counts_words(one.changes)} in the writer's newest batch"} if one.changes else {}),
         **(

@@ -118,6 +118,7 @@ class BackfillMarker:
         return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=_latest(self.abandoned_runs, self.runs))
 
     def with_chunk(self, journal: Journal, *, planned: int) -> BackfillMarker:
+        files = [f for f in journal.files if f.target != "dead-letters"]
         return dataclasses.replace(
             self,
             state=BackfillState.STAGING,
@@ -125,8 +126,8 @@ class BackfillMarker:
             planned=max(planned, self.chunks + 1),
             records=self.records + journal.records,
             rejected=self.rejected + journal.rejected,
-            bytes=self.bytes + sum(f.bytes for f in journal.staged_for("main")),
-            files=self.files + len(journal.staged_for("main")),
+            bytes=self.bytes + sum(f.bytes for f in files),
+            files=self.files + len(files),
         )
 
     def to_json(self) -> dict[str, Any]:
