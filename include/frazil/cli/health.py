@@ -302,7 +302,7 @@ def _fields(one: TableHealth) -> dict[str, str]:
         "manifest list": f"{rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
         "metadata.json": rounded_bytes(one.metadata_bytes),
         "snapshots": f"{one.snapshots:,}, the oldest from {utc(one.oldest_snapshot_at_ms)}",
-        "compacted": f"{_compacted(one)}, {added}",
+        "compacted": f"{_compacted(one)}{' in its history' if one.last_compaction_at_ms is None else ''}, {added}",
         **{
             f"stream {s.name}": f"lag {'unknown' if s.lag is None else f'{s.lag:,}'}, last commit "
             f"{_ago(s.last_commit_at_ms, one.at_ms)}, watermark {utc(s.watermark_ms)}"
@@ -358,7 +358,7 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
 
 def _compacted(one: TableHealth) -> str:
     at_ms = one.last_compaction_at_ms
-    return "not in its history" if at_ms is None else _ago(at_ms, one.at_ms)
+    return "never" if at_ms is None else _ago(at_ms, one.at_ms)
 
 
 def _ago(ms: int | None, now_ms: int) -> str:

@@ -181,7 +181,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
         else:
             yield evaluate(server, answer)
     if not servers:
-        yield Finding("clock", State.SKIPPED, "nothing that streams declare here tells its time")
+        yield Finding("clock", State.SKIPPED, "not compared: no remote service tells its time")
 
 
 class _Untimed(ValueError):
