@@ -297,8 +297,8 @@ class Totals:
             return f"{how}: no new records for {self._tables}"
         rows = f"{self._landed(self.records)} {into} {self._tables}"
         if self._dropped is not None:
-            kept = counted(self.records - self._dropped, "row")
-            rows = f"{counted(self.records, 'record')} read, {kept} {into} {self._tables} without repeats"
+            kept, repeats = counted(self.records - self._dropped, "row"), counted(self._dropped, "repeat")
+            rows = f"{counted(self.records, 'record')} read: {kept} {into} {self._tables}, {repeats} dropped"
         elif self._drops_repeats:
             rows = f"{counted(self.records, 'record')} for {self._tables}, less those that repeat others"
         rows += f", {counted(self.filtered, 'record')} dropped by the transform" if self.filtered else ""

@@ -51,6 +51,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
         echo(render(), nl=False)
         return
     streams, errors = _load(files or _all_of(streams_folder))
+    invalid = tuple(errors)
     connections = _connections(streams) if connect else None
     errors += [fault.said for fault in connections.faults] if connections else []
     errors, more = errors[:MAX_PROBLEMS], len(errors) - MAX_PROBLEMS
@@ -62,8 +63,9 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
         result |= {"connections": connections.good} if connections else {}
         echo(json.dumps(result, indent=2))
     else:
-        for spec in streams.values():
-            echo(_line(spec))
+        for path, spec in streams.items():
+            if not any(error.startswith(f"{path}:") for error in invalid):
+                echo(_line(spec))
         for good in connections.good if connections else ():
             echo(good)
         for warning in warned:

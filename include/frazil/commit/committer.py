@@ -108,7 +108,8 @@ class Committer:
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
                 offsets = reach(table, self._tables.stream, source)
-                return first_marker(self._tables.stream, epoch=self.epoch, offsets=offsets, source=source)
+                first = first_marker(self._tables.stream, epoch=self.epoch, offsets=offsets, source=source)
+                return dataclasses.replace(first, own_table=own_table)
             if marker.at.epoch == self.epoch:  # it landed, and only the answer was lost
                 return Done(marker)
             if marker.at.epoch > self.epoch:
@@ -116,9 +117,13 @@ class Committer:
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             offsets = of_same_topics(marker.offsets, marker.source, source)
             return dataclasses.replace(
-                marker.owned_by(self.epoch), offsets=offsets, source=merged_identity(marker.source, source)
+                marker.owned_by(self.epoch),
+                offsets=offsets,
+                source=merged_identity(marker.source, source),
+                own_table=own_table,
             )
 
+        own_table = self._tables.own_table()
         self._tables.dead_letters.forget()
         append(self._tables, self._tables.dead_letters, decide, summary={"frazil.operation": "take-over"})
         return self

@@ -66,6 +66,15 @@ def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
     return int(epoch) if epoch and epoch.isdecimal() else None
 
 
+def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
+    """Return when an operator last reset or adopted the stream; None if a writer has taken over since, or without
+    such a change in the branch's history.
+    """
+    summaries = ((snapshot.timestamp_ms, snapshot.summary) for snapshot in ancestors(metadata))
+    newest = next(((at_ms, of) for at_ms, of in summaries if of and of.get("frazil.stream") == stream), None)
+    return newest[0] if newest and newest[1].get("frazil.operation") in {"reset", "adopt"} else None
+
+
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
     """Yield the ranges that a stream with `on-gap: skip` lost to retention, newest first, each with its snapshot."""
     for snapshot in ancestors_and_kept(metadata):

@@ -21,6 +21,7 @@ from frazil.commit.accepted_rejects import accepted_offsets
 from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers
+from frazil.commit.former_table import check_own_table
 from frazil.commit.marker import Marker, of_topics, property_name, read_marker
 from frazil.commit.marker_change import reset
 from frazil.commit.merging import Merging, merging_of
@@ -67,7 +68,7 @@ from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import made_to_follow
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
-from frazil.table.lost import check_own_folder, gone_table, lost_table
+from frazil.table.lost import check_own_folder, gone_table
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
 
 log = logging.getLogger(__name__)
@@ -136,7 +137,9 @@ class Writer:
             with hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: _still_starting(events)) as admitted:
                 if not admitted:
                     return None
-                if load_stream_table(self.spec) is None and lost_table(self.spec) is None:
+                table = load_stream_table(self.spec)
+                check_own_table(self.spec, table)
+                if table is None:
                     kafka.describe()  # a mistyped topic leaves no empty table behind
                 self.engine.warm_up()
                 if not self.engine.ready(self.stopping.is_set):
@@ -205,6 +208,7 @@ class Writer:
             except errors.Fenced as error:
                 if not parts.tables.main.is_another:
                     raise
+                check_own_table(self.spec, parts.tables.main.refresh())
                 raise errors.Fenced(
                     f"the table {parts.tables.main.identifier} is no longer the one that stream {self.spec.name!r} "
                     "wrote to: it was dropped or renamed, and created again. The next start begins the stream again in "

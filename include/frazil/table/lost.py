@@ -84,7 +84,7 @@ def gone_table(spec: StreamSpec) -> TableLost | None:
     with catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
             return None
-    return TableLost(lost_table(spec) or _dropped(spec, catalog.name))
+    return TableLost(lost_table(spec) or dropped_table(spec, catalog.name))
 
 
 def check_own_folder(catalog: Catalog, table: Table) -> None:
@@ -157,19 +157,8 @@ def not_there(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecE
     return SpecError(f"the table {identifier} does not exist yet: its writer's first start creates it")
 
 
-def missing_table(spec: StreamSpec, *, committed: bool) -> str | None:
-    """Return why the catalog does not have a stream's table; None if the stream has not started yet.
-
-    `committed` says whether a writer of this host has committed to the table. Raises the errors of `lost_table`.
-    """
-    if found := lost_table(spec):
-        return f"{TableLost.__name__}: {found}"
-    if not committed:
-        return None
-    return f"{TableLost.__name__}: {_dropped(spec, existing_catalog(spec.table.catalog).name)}"
-
-
-def _dropped(spec: StreamSpec, catalog: str) -> str:
+def dropped_table(spec: StreamSpec, catalog: str) -> str:
+    """Return what to do about a missing table to which a writer of this host has committed."""
     return (
         f"a writer of this host committed to the table {spec.table.identifier}, and the catalog {catalog!r} does not "
         "have it: the catalog was lost or exchanged, or the table was dropped or renamed. Name the right catalog, or "
