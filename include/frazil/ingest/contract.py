@@ -163,7 +163,7 @@ class StageContext:
     """The tables to write files for, by target."""
     topic_ids: Mapping[str, str]
     units: Mapping[str, str] = field(default_factory=dict)
-    """Time unit (s, ms, us or ns) of each timestamp column whose values arrive as numbers since the epoch."""
+    """How records hold the values of columns, by full name; see `frazil.ingest.formats.json.types.Units`."""
     beside_value: Mapping[str, str | None] = field(default_factory=dict)
     """Columns that are not filled from the record's value: the name of their header, or None for the key."""
     max_future_us: int = 600_000_000

@@ -329,7 +329,11 @@ class StreamSpec(Model):
     def _fingerprint_exclusions(self) -> dict[str, Any]:
         """Return the keys that a fingerprint omits, including unused keys that later versions added."""
         source = {key for key in ("key", "headers", "topic_pattern") if not getattr(self.source, key)}
-        columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
+        columns = {
+            index: unset
+            for index, column in enumerate(self.columns)
+            if (unset := {key for key in ("unit", "as_") if getattr(column, key) is None})
+        }
         dead_letters = {"circuit"} if self.dead_letters.circuit == CircuitBreaker() else None
         resources = None if self.resources.driver_in_cluster else {"deploy_mode", "rest_port"}
         commit = None if self.commit.atomic else {"atomic"}
@@ -344,10 +348,14 @@ class StreamSpec(Model):
 
     @property
     def units(self) -> dict[str, str]:
-        """Units of the columns whose times arrive as numbers."""
+        """How records hold the values of columns, by full name, if the type alone does not decide it.
+
+        The unit of times that arrive as numbers, or `json` for strings that keep values as JSON text.
+        """
+        as_json = {name: "json" for column in self.columns for name in column.json_texts}
         declared = {column.name: column.unit for column in self.columns if column.unit not in {None, "iso"}}
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
-        return {name: unit for name, unit in (declared | of_event_time).items() if unit}
+        return as_json | {name: unit for name, unit in (declared | of_event_time).items() if unit}
 
     @property
     def has_lines(self) -> bool:

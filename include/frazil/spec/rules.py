@@ -10,7 +10,7 @@ from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat
 from frazil.spec.inconsistent import Problem, did_you_mean
 from frazil.spec.resources import IMAGES, ClusterManager, DeployMode
-from frazil.spec.types import UNREADABLE, parse_type, places_of
+from frazil.spec.types import UNREADABLE, Map, parse_type, places_of, type_at
 from frazil.spec.units import format_duration
 
 if TYPE_CHECKING:
@@ -112,6 +112,27 @@ def _units(spec: StreamSpec) -> Iterator[Problem]:
         if column.name == spec.event_time.column and spec.event_time.unit not in {"iso", column.unit}:
             what = f"differs from the column's own unit, {column.unit}; keep one"
             yield Problem("event-time.unit", spec.event_time.unit, what)
+
+
+def _as_json(spec: StreamSpec) -> Iterator[Problem]:
+    columns = {column.name: parse_type(column.type) for column in spec.columns if column.type}
+    for column in spec.columns:
+        for name in column.json_texts if column.name in columns else ():
+            place = f"schema.{column.name}.as"
+            path = name.split(".")
+            found, outer = type_at(columns, path), type_at(columns, path[:-1] or path)
+            if found is None:
+                yield Problem(place, name, f"is not in the column, which is {column.type}")
+            elif str(found) != "string":
+                yield Problem(place, "json", f"is for a string, and {name} is of type {found}; make it a string")
+            elif isinstance(outer, Map) and path[-1] == "key":
+                yield Problem(place, "json", f"is for values, and {name} is the key of a map; leave it out")
+            elif column.name in spec.beside_value:
+                what = "is for values, and the column keeps a key or header, whose text is kept as it is; leave it out"
+                yield Problem(place, "json", what)
+            elif spec.source.format.type not in NAMED_FIELDS:
+                what = f"is for fields with types, and source.format is {spec.source.format.type}; leave it out"
+                yield Problem(place, "json", what)
 
 
 def _topics(spec: StreamSpec) -> Iterator[Problem]:
@@ -265,6 +286,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_lines, ("source.format", "coordinates")),
     (_event_time, ("schema", "event-time", "coordinates")),
     (_units, ("schema", "event-time")),
+    (_as_json, ("schema", "source.format", "source.key", "source.headers")),
     (_topics, ("source.topics", "source.topic-pattern")),
     (_beside_value, ("schema", "source.key", "source.headers")),
     (_whole_value, ("schema", "source.format", "source.key", "source.headers")),

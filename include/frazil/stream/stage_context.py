@@ -104,6 +104,10 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
 
 def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, str]:
     """Return the units by the current names of the table's columns, without dropped columns."""
-    called = {name: current_name(table, other_names.get(name)) or name for name in spec.units}
-    there = {field.name for field in table.fields}
-    return {now: spec.units[name] for name, now in called.items() if now in there}
+    found = {}
+    for name, unit in spec.units.items():
+        first, *rest = name.split(".")
+        now = current_name(table, other_names.get(first)) or first
+        found[".".join([now, *rest])] = unit
+    there = {*table.column_names}
+    return {name: unit for name, unit in found.items() if name in there}

@@ -145,7 +145,7 @@ class Columns:
 
     def _buffers(self, kind: int, words: Numbers, count: int, data: NDArray[np.uint8]) -> list[NDArray[Any]]:
         match kind:
-            case kinds.STRING | kinds.BINARY | kinds.FIXED:
+            case kinds.STRING | kinds.BINARY | kinds.FIXED | kinds.JSON | kinds.JSON_TEXT | kinds.REST:
                 offsets = np.zeros(count + 1, np.int64)
                 octets = np.empty(int(words[1::2].sum()), np.uint8)
                 gathered(data, self.text, words, offsets, octets)

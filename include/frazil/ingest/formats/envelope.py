@@ -34,6 +34,7 @@ from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection
+from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT
 from frazil.ingest.formats.unavailable import Unavailable, hides_null
 from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
 from frazil.ingest.source_log import POSITIONS, positions
@@ -52,6 +53,8 @@ UNAVAILABLE_TEXT = (
     "the placeholder for a value that the event omits, although the event creates a row: its key changed, and the log "
     "does not have this value. Set replica identity full on the source's table"
 )
+_JSON_ARRIVES_AS = {AS_JSON: JSON_IN_TEXT}
+"""Debezium writes JSON as a text (`io.debezium.data.Json`)."""
 _SKIPPED = ("m",)
 """Operations that concern no row: `m` is a message that an application wrote to the log."""
 _STATES = ("c", "u", "r")
@@ -85,7 +88,7 @@ class EnvelopeDecoder:
         layers = self._layers(schema)
         payload = NestedField(OWN_IDS, "payload", StructType(*_moved(layers, PAYLOAD_IDS)), required=False)
         of_before = {BEFORE_IDS + i: unit for i, unit in units.items()}
-        plain = {**units, **of_before}
+        plain = {i: _JSON_ARRIVES_AS.get(unit, unit) for i, unit in {**units, **of_before}.items()}
         shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
         return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
 

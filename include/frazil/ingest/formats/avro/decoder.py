@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,14 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.beyond import beyond_schema
-from frazil.ingest.formats.avro.loop import NOT_READ, read_records
+from frazil.ingest.formats.avro.json_text import NotJson, json_text
+from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, read_records
 from frazil.ingest.formats.avro.program import Fault, Program
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSchema, names_in, parsed
 from frazil.ingest.formats.columns import Columns
-from frazil.ingest.formats.json.nodes import Numbers
+from frazil.ingest.formats.json.nodes import BASE, DOMAIN, FLAG, JSON, JSON_TEXT, KIND, Numbers
 from frazil.ingest.formats.json.types import check_supported
+from frazil.ingest.formats.json.words import USED
 from frazil.ingest.formats.other_events import is_other_schema
 from frazil.ingest.no_rows import no_rows
 from frazil.ingest.schema_drift import WHOLE, SchemaDrift, Within, joined_drift
@@ -63,6 +66,7 @@ class AvroDecoder:
         self._written: dict[int, AvroType] = {}
         self._names: dict[tuple[int, tuple[str, ...]], frozenset[str]] = {}
         self._struct = struct
+        self._unwritable = False
         self._widening: bool | None = None
         self._within: Sequence[Within] = WHOLE
         self._beyond: dict[int, SchemaDrift] = {}
@@ -99,8 +103,14 @@ class AvroDecoder:
         tables, kept = [no_rows(self._columns.arrow_schema)], []
         for part in self._columns.parts(len(values)):
             wrong, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
-            tables.append(self._read(content[part], roots[part], wrong, where))
-            kept.append(part.start + np.flatnonzero(wrong == op.SOUND))
+            rows = self._read(content[part], roots[part], wrong, where)
+            places = part.start + np.flatnonzero(wrong == op.SOUND)
+            if faults := self._unwritten(rows):
+                rejections.update({int(places[row]): fault for row, fault in faults.items()})
+                good = ~np.isin(np.arange(len(places)), [*faults])
+                rows, places = rows.filter(pa.array(good)), places[good]
+            tables.append(rows)
+            kept.append(places)
             for i in np.flatnonzero((wrong != op.SOUND) & (wrong != NOT_READ)).tolist():
                 rejections[part.start + i] = self._fault(int(wrong[i]), *where[i].tolist())
         found = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
@@ -134,11 +144,54 @@ class AvroDecoder:
                 where,
             )
             if read == len(values):
-                return columns.table(data)
+                with self._texts(data):
+                    return columns.table(data)
             if missing == len(columns.domains):
                 self._slots = np.zeros(2 * len(self._slots), np.int64)
             else:
                 columns.grow(missing)
+
+    @contextmanager
+    def _texts(self, data: NDArray[np.uint8]) -> Iterator[None]:
+        """Replace the values that become JSON text by their texts."""
+        columns, spans = self._columns, self._program.spans
+        if not spans:
+            yield
+            return
+        kept, at = columns.text, int(columns.domains[-1, USED])
+        texts: list[bytes] = []
+        for k in np.flatnonzero(np.isin(columns.nodes[:, KIND], (JSON, JSON_TEXT))):
+            node = columns.nodes[k]
+            count = int(columns.domains[node[DOMAIN], USED])
+            words = columns.words[node[BASE] :][: 2 * count].reshape(-1, 2)
+            for i in np.flatnonzero(columns.valid[node[FLAG] :][:count]).tolist():
+                start, length = words[i].tolist()
+                if (written := spans.get(length >> SPAN_BITS)) is None:  # a text
+                    continue
+                text = self._json(data[start : start + (length & _SPAN)].tobytes(), written)
+                texts.append(text)
+                words[i] = -1 - at, len(text)
+                at += len(text)
+        columns.text = np.concatenate([kept[: columns.domains[-1, USED]], np.frombuffer(b"".join(texts), np.uint8)])
+        yield
+        columns.text = kept
+
+    def _json(self, value: bytes, written: AvroType) -> bytes:
+        try:
+            return json_text(value, written).encode()
+        except NotJson as error:
+            self._unwritable = True
+            return UNWRITTEN + str(error).encode()
+
+    def _unwritten(self, rows: pa.Table) -> dict[int, Fault]:
+        """Return the rows with a value that could not become JSON text."""
+        found: dict[int, Fault] = {}
+        for name in rows.column_names if self._unwritable else ():
+            for row, value in enumerate(rows.column(name).to_pylist()):
+                if (text := _unwritten_in(value)) is not None:
+                    found.setdefault(row, (op.MALFORMED, f"{name}: the value cannot be read: {text}"))
+        self._unwritable = False
+        return found
 
     def _begun(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
         """Return the operation with which to read each record (-1 if the record is rejected), and the records without
@@ -227,6 +280,17 @@ class AvroDecoder:
         return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
 
 
+def _unwritten_in(value: object) -> str | None:
+    """Return why a part of a column's value could not become JSON text; None if all parts could."""
+    if isinstance(value, str):
+        return value.removeprefix(UNWRITTEN.decode()) if value.startswith(UNWRITTEN.decode()) else None
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next((text for part in parts if (text := _unwritten_in(part)) is not None), None)
+
+
+UNWRITTEN = b"\0frazil: "
+"""Begins a text that stands for a value that could not be read."""
+_SPAN = (1 << SPAN_BITS) - 1
 EMPTY: Fault = ("Empty", "the message's value is empty")
 
 

@@ -17,7 +17,7 @@ from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge
 from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json.nodes import CHILDREN, REQUIRED, Numbers
-from frazil.ingest.formats.json.types import Units
+from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, Units
 
 _SKIPPED = {
     "null": (op.NOTHING, 0),
@@ -66,6 +66,8 @@ class Program:
         self._kept: list[AvroType] = []
         self._symbols: dict[str, int] = {}
         self._unfit: dict[int, Fault] = {}
+        self.spans: dict[int, AvroType] = {}
+        """The types of values that become JSON text, by the operation that keeps their place."""
         self.text = b""
         """The symbols of all enums, concatenated."""
         self.ops: Numbers = np.zeros((0, op.WIDTH), np.int64)
@@ -84,6 +86,7 @@ class Program:
         except (TooLarge, RecursionError) as error:
             del self._rows[rows:], self._paths[rows:], self._places[places:]
             self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
+            self.spans = {row: kind for row, kind in self.spans.items() if row < rows}
             self._skips = skips
             if isinstance(error, RecursionError):
                 raise TooLarge("its types are nested too deep") from None
@@ -109,6 +112,12 @@ class Program:
             if self._columns.nodes[target.node, REQUIRED] or target.node == 0:
                 return self._refused(target, MISSING, "required, and the record has null")
             return self._row(op.NULL, target)
+        if (unit := self._units.get(target.field_id)) in (AS_JSON, JSON_IN_TEXT):
+            if written.kind == "string" and (written.is_json or unit == JSON_IN_TEXT):
+                return self._row(op.TEXT, target)
+            row = self._row(op.SPAN, target)
+            self.spans[row] = written
+            return self._with_places(row, [self._passed_over(written, target.path)])
         match written.kind, target.kind:
             case "record", iceberg.StructType():
                 return self._record_for(written, target, target.kind)

@@ -9,11 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.json.types import Units
+from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units
 
 (STRING, LONG, INT, DOUBLE, FLOAT, BOOLEAN, DECIMAL, DATE, TIME, TIMESTAMP) = range(10)
-(SECONDS, MILLISECONDS, MICROSECONDS, NANOSECONDS, UUID, BINARY, FIXED, STRUCT, LIST, MAP) = range(10, 20)
-"""Kinds of nodes. The four units are kinds for timestamps that arrive as numbers."""
+(SECONDS, MILLISECONDS, MICROSECONDS, NANOSECONDS, UUID, BINARY, FIXED) = range(10, 17)
+(JSON, JSON_TEXT, REST, STRUCT, LIST, MAP) = range(17, 23)
+"""Kinds of nodes. The four units are kinds for timestamps that arrive as numbers.
+
+JSON is a string column that keeps the text of any value. JSON_TEXT keeps the content of a text, and the text of any
+other value. REST keeps the members of its struct that no other node takes.
+"""
 
 _KINDS: dict[type[iceberg.IcebergType], int] = {
     iceberg.StringType: STRING,
@@ -35,8 +40,9 @@ _KINDS: dict[type[iceberg.IcebergType], int] = {
     iceberg.MapType: MAP,
 }
 _UNITS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECONDS}
-_TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID)
-WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind == STRUCT else 1 for kind in range(20)])
+_TEXTS = {AS_JSON: JSON, JSON_IN_TEXT: JSON_TEXT, OF_REST: REST}
+_TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID, JSON, JSON_TEXT, REST)
+WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind == STRUCT else 1 for kind in range(23)])
 """Number of 64-bit words that a value takes while it is read, by kind of node."""
 
 Numbers = NDArray[np.int64]
@@ -116,6 +122,8 @@ class _Making:
         match kind:
             case iceberg.TimestampType() | iceberg.TimestamptzType() if field_id in self._units:
                 row[KIND] = _UNITS[self._units[field_id]]
+            case iceberg.StringType() if field_id in self._units:
+                row[KIND] = _TEXTS[self._units[field_id]]
             case iceberg.DecimalType(precision=precision, scale=scale):
                 row[PRECISION], row[SCALE] = precision, scale
             case iceberg.FixedType(root=length):

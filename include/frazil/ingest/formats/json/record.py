@@ -20,7 +20,7 @@ from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.json.keys import KeysGivenTwice
 from frazil.ingest.formats.json.text import Refused, malformed, may_be_special, stripped, without_specials
-from frazil.ingest.formats.json.types import Units, inner
+from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, Units, inner
 from frazil.ingest.formats.json.values import MISSING, OUT_OF_RANGE, TYPE_MISMATCH, Wrong, as_sent, leaf, named
 
 Row = list[Any]
@@ -45,6 +45,8 @@ _NEEDED: dict[type[iceberg.IcebergType], str] = {
 }
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType, *_TIMESTAMPS)
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
+_RAW = ("s", AS_JSON, JSON_IN_TEXT)
+"""Units whose values are parsed after the record."""
 _INDEX = re.compile(r"\[[0-9]")
 _GOT = {"str": "a string", "int": "a number", "float": "a number", "bool": "a boolean", "array": "an array"}
 _MESSAGE = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
@@ -334,7 +336,7 @@ def _bare_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> An
         case iceberg.DecimalType():
             return msgspec.Raw
     if field.field_id in units:
-        return msgspec.Raw if units[field.field_id] == "s" else _LONG
+        return msgspec.Raw if units[field.field_id] in _RAW else _LONG
     return str
 
 

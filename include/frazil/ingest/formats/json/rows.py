@@ -25,6 +25,8 @@ from frazil.ingest.formats.json.nodes import (
     FOLLOWING,
     INNER,
     INT,
+    JSON,
+    JSON_TEXT,
     KEY,
     KIND,
     LENGTH,
@@ -37,6 +39,7 @@ from frazil.ingest.formats.json.nodes import (
     PLAIN,
     PRECISION,
     REQUIRED,
+    REST,
     SCALE,
     SEEN,
     SLOTS,
@@ -240,6 +243,20 @@ def _record(
                     if length < 0 or (of == FIXED and length != nodes[node, PRECISION]):
                         return UNSURE
                     p += 1
+                elif of == JSON or of == JSON_TEXT:
+                    first = p
+                    to += at
+                    if of == JSON_TEXT and b[p] == 34:
+                        p, escaped = string_end(b, first + 1)
+                        if p < 0:
+                            return UNSURE
+                        if not keep(b, first + 1, p, escaped, to, words, text, domains):
+                            return FULL + len(domains) - 1
+                        p += 1
+                    else:
+                        p = value_end(b, p, end, depth + 1, scratch)
+                        words[to] = first
+                        words[to + 1] = p - first
                 else:
                     if of == DECIMAL or of == UUID:
                         to += at
@@ -357,7 +374,7 @@ def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, d
             words[base + e] = domains[nodes[k, INNER], USED]
             k = nodes[k, AFTER]
             continue
-        if kind == STRING or kind == BINARY or kind == FIXED or kind == DECIMAL or kind == UUID:
+        if kind == STRING or kind == DECIMAL or (kind >= UUID and kind <= REST):
             words[base + 2 * e] = 0
             words[base + 2 * e + 1] = 0
         elif kind != STRUCT:
