@@ -225,17 +225,18 @@ class StageContext:
     @property
     def record_format(self) -> str | Mapping[str, Any]:
         """The format of the records to be read. Lines of a backfill's file are JSON, whatever format the topic has."""
-        return self.format if self._as_in_kafka else "json"
+        return self.format if self.as_in_kafka else "json"
 
     @property
     def beside(self) -> Mapping[str, str | None]:
         """`beside_value` for the records to be read; empty for a backfill's files, which have keys and headers as
         columns.
         """
-        return self.beside_value if self._as_in_kafka else {}
+        return self.beside_value if self.as_in_kafka else {}
 
     @property
-    def _as_in_kafka(self) -> bool:
+    def as_in_kafka(self) -> bool:
+        """Whether the records to be read are those of the topic, not lines and rows of a backfill's files."""
         return all(file.path.endswith(LETTERS) for file in self.files)
 
     @property

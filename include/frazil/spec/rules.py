@@ -135,6 +135,31 @@ def _as_json(spec: StreamSpec) -> Iterator[Problem]:
                 yield Problem(place, "json", what)
 
 
+def _rest(spec: StreamSpec) -> Iterator[Problem]:
+    """Yield problems of the column of all other fields: it is filled from no field of its own."""
+    if (name := spec.rest) is None:
+        return
+    declared = {column.name: column for column in spec.columns}
+    if (column := declared.get(name)) is None:
+        yield Problem("rest", name, f"is not a column of the schema{did_you_mean(name, declared)}")
+        return
+    if spec.source.format.type not in NAMED_FIELDS:
+        what = f"needs records whose fields have names, and source.format is {spec.source.format.type}; leave it out"
+        yield Problem("rest", name, what)
+    if column.type not in {"string", ""}:
+        yield Problem("rest", name, f"is a column of type {column.type}; make it string")
+    if column.required:
+        yield Problem("rest", name, "is not null, and a record may have no other fields; leave not null out")
+    if column.as_ is not None:
+        yield Problem(f"schema.{name}.as", "json", "is not for the column of rest, which is JSON anyway; leave it out")
+    if name in spec.beside_value:
+        yield Problem("rest", name, "is filled by a key or a header already; name another column")
+    if name in spec.key:
+        yield Problem("rest", name, "is a column of the key, which a record must name; name another column")
+    if spec.sensitive is not None and any(path.split(".")[0] == name for path in spec.sensitive.fields):
+        yield Problem("rest", name, "is a sensitive field; sensitive fields are never kept there, so take it out")
+
+
 def _topics(spec: StreamSpec) -> Iterator[Problem]:
     if not spec.source.topics and spec.source.topic_pattern is None:
         yield Problem("source.topics", None, "is missing; or declare a source.topic-pattern")
@@ -287,6 +312,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_event_time, ("schema", "event-time", "coordinates")),
     (_units, ("schema", "event-time")),
     (_as_json, ("schema", "source.format", "source.key", "source.headers")),
+    (_rest, ("schema", "source.format", "source.key", "source.headers", "key", "sensitive", "rest")),
     (_topics, ("source.topics", "source.topic-pattern")),
     (_beside_value, ("schema", "source.key", "source.headers")),
     (_whole_value, ("schema", "source.format", "source.key", "source.headers")),

@@ -348,8 +348,8 @@ def _unknown(name: str) -> ValueError:
         return ValueError(f"has {name!r}, which Iceberg writes as {_ICEBERG_NAMES[lower]!r}")
     if lower in _JSON:
         return ValueError(
-            f"has {name!r}, which is no Iceberg type; write {{type: string, as: json}} for any value as text, say what "
-            "is inside, struct<name: type>, list<type> or map<string, type>, or write string if the record holds text"
+            f"has {name!r}, which is no Iceberg type. Write {{type: string, as: json}} for any value, or a type for "
+            "known fields: struct<name: type>, list<type> or map<string, type>"
         )
     if lower in _FORMAT_3:
         return ValueError(f"has {name!r}, which needs Iceberg's format version 3; frazil writes version 2")

@@ -17,6 +17,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
 from frazil.ingest.contract import ChangeRules, StageContext, TargetTable
+from frazil.ingest.formats.json.types import OF_REST
 from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import carried_format
 from frazil.spec.former_columns import current_name, former_columns
@@ -45,6 +46,9 @@ def stage_context(
     check_stageable(now["main"], now["dead-letters"], spec)
     main = now["main"]
     other_names = aliases(main.schema(), former_columns(main.properties))
+    units = _units(spec, main.schema(), other_names)
+    rests = {main.schema().find_field(name).field_id for name, unit in units.items() if unit == OF_REST}
+    other_names = {name: field_id for name, field_id in other_names.items() if field_id not in rests}
     letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
     changes = change_rules(spec, main.schema(), other_names)
     return StageContext(
@@ -57,7 +61,7 @@ def stage_context(
         coordinates=spec.coordinates or changes is not None,
         targets={"main": staged_target(spec, main, batch_folder(main, tables.stream, key)), "dead-letters": letters},
         topic_ids=dict(topic_ids),
-        units=_units(spec, main.schema(), other_names),
+        units=units,
         aliases=other_names,
         beside_value=spec.beside_value,
         sensitive=sensitive_fields(spec, main.schema(), other_names),

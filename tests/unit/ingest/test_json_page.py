@@ -19,7 +19,8 @@ from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 
 PAGE = Path("docs/reference/json-to-columns.md").read_text().split("## Dead letters")[0]
-PROSE = PAGE + Path("tests/unit/ingest/values/json.md").read_text()
+REST = PAGE.split("## Fields without a column\n")[1].split("\n## ")[0]
+PROSE = PAGE.replace(REST, "") + Path("tests/unit/ingest/values/json.md").read_text()
 COLUMN_ROWS = re.findall(
     r"^\| `([a-z][^`|]*)`(?:, `(?:unit|as): (.+?)`)? \| (?:`(.+)`|\*no field\*) \| (.+) \|$", PROSE, re.MULTILINE
 )
@@ -53,6 +54,18 @@ def test_a_columns_value_becomes_what_the_page_says(declared: str, unit: str, va
 def test_a_record_becomes_what_the_page_says(value: str, outcome: str) -> None:
     record = NOT_PRINTABLE[value] if value in NOT_PRINTABLE else value.strip("`").encode()
     assert _outcome("int", "", record) == outcome
+
+
+@pytest.mark.parametrize(("value", "kept"), re.findall(r"^\| `([^`]+)` \| (`[^`]+`|\*null\*) \|$", REST, re.MULTILINE))
+def test_what_no_column_takes_becomes_what_the_page_says(value: str, kept: str) -> None:
+    columns = {"id": "int", "place": "struct<city: string>", "more": "string", "at": "timestamptz"}
+    source = {"topics": ["t"], "format": "json", "bootstrap-servers": "broker:9092"}
+    stream = {"name": "s", "source": source, "table": "a.b", "schema": columns, "event-time": "at", "rest": "more"}
+    spec = validate_stream({**stream, "coordinates": False, "complete": "none"}, Path("s.yaml"))
+    schema = iceberg.schema(spec)
+    units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
+    (found,) = decoder("json", schema, units)(Chunk.of_values([value.encode()])).rows["more"].to_pylist()
+    assert kept == ("*null*" if found is None else f"`{found}`")
 
 
 def _outcome(declared: str, unit: str, record: bytes | None) -> str:

@@ -4,7 +4,7 @@ layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,10 +47,16 @@ class Columns:
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self.arrow_schema = arrow_schema
+        self._schema, self._units = schema, units
         self.nodes, self.lists, self.names = nodes(schema, units)
         self._width = WORDS[self.nodes[:, KIND]]
         self.domains = np.zeros((2 + int((self.nodes[:, KIND] >= LIST).sum()), 3), np.int64)
         self.domains[1:, ROOM] = MIN_RECORDS
+        self._allocate()
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        """Let fields at these paths, in lower case, go to no `rest` column. Call it before `watch`."""
+        self.nodes, self.lists, self.names = nodes(self._schema, self._units, hidden)
         self._allocate()
 
     def watch(self, paths: Sequence[Path]) -> None:

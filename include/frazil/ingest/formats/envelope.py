@@ -33,10 +33,10 @@ from frazil.ingest.arrow_values import chosen, plain, true_where
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection
+from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, RestDecoder
 from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT
 from frazil.ingest.formats.unavailable import Unavailable, hides_null
-from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
 from frazil.ingest.source_log import POSITIONS, positions
 from frazil.spec.formats import POSITION, Envelope
 
@@ -83,6 +83,7 @@ class EnvelopeDecoder:
         self._made = partial(self._of_layers, make, schema, units)
         self._decode = self._made()
         self._widening: bool | None = None
+        self._hidden: Collection[Path] = ()
 
     def _of_layers(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str]) -> Decoder:
         layers = self._layers(schema)
@@ -99,6 +100,11 @@ class EnvelopeDecoder:
         if isinstance(self._decode, DriftDecoder):
             self._decode.report_drift(widening=widening, within=_DRIFT_WITHIN)
 
+    def withhold(self, hidden: Collection[Path]) -> None:
+        self._hidden = hidden
+        if isinstance(self._decode, RestDecoder):
+            self._decode.withhold(hidden)
+
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for alias, column in aliases.items():
             self._hiding.get(column, []).extend(self._hiding.pop(alias, []))
@@ -106,6 +112,7 @@ class EnvelopeDecoder:
         if renamed:  # columns of the key: `before` still has their old names
             self._key += renamed
             self._decode = self._made()
+            self.withhold(self._hidden)
             if self._widening is not None:
                 self.report_drift(widening=self._widening)
 

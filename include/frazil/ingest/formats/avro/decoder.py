@@ -26,12 +26,13 @@ from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, read_records
 from frazil.ingest.formats.avro.program import Fault, Program
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSchema, names_in, parsed
 from frazil.ingest.formats.columns import Columns
-from frazil.ingest.formats.json.nodes import BASE, DOMAIN, FLAG, JSON, JSON_TEXT, KIND, Numbers
+from frazil.ingest.formats.json.nodes import BASE, DOMAIN, FLAG, JSON, JSON_TEXT, KIND, REST, Numbers
+from frazil.ingest.formats.json.rest import rest_of
 from frazil.ingest.formats.json.types import check_supported
 from frazil.ingest.formats.json.words import USED
 from frazil.ingest.formats.other_events import is_other_schema
 from frazil.ingest.no_rows import no_rows
-from frazil.ingest.schema_drift import WHOLE, SchemaDrift, Within, joined_drift
+from frazil.ingest.schema_drift import WHOLE, Path, SchemaDrift, Within, joined_drift
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
@@ -77,6 +78,9 @@ class AvroDecoder:
 
     def _made_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
         return Program(struct, self._columns, units)
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        self._program.withhold(hidden)
 
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         self._widening, self._within = widening, within
@@ -160,15 +164,18 @@ class AvroDecoder:
             return
         kept, at = columns.text, int(columns.domains[-1, USED])
         texts: list[bytes] = []
-        for k in np.flatnonzero(np.isin(columns.nodes[:, KIND], (JSON, JSON_TEXT))):
+        for k in np.flatnonzero(np.isin(columns.nodes[:, KIND], (JSON, JSON_TEXT, REST))):
             node = columns.nodes[k]
             count = int(columns.domains[node[DOMAIN], USED])
             words = columns.words[node[BASE] :][: 2 * count].reshape(-1, 2)
             for i in np.flatnonzero(columns.valid[node[FLAG] :][:count]).tolist():
                 start, length = words[i].tolist()
-                if (written := spans.get(length >> SPAN_BITS)) is None:  # a text
+                if (operation := length >> SPAN_BITS) not in spans:  # a text
                     continue
-                text = self._json(data[start : start + (length & _SPAN)].tobytes(), written)
+                text = self._json(data[start : start + (length & _SPAN)].tobytes(), operation)
+                if text is None:
+                    columns.valid[node[FLAG] + i] = 0
+                    text = b""
                 texts.append(text)
                 words[i] = -1 - at, len(text)
                 at += len(text)
@@ -176,9 +183,14 @@ class AvroDecoder:
         yield
         columns.text = kept
 
-    def _json(self, value: bytes, written: AvroType) -> bytes:
+    def _json(self, value: bytes, operation: int) -> bytes | None:
+        program = self._program
         try:
-            return json_text(value, written).encode()
+            text = json_text(value, program.spans[operation]).encode()
+            if (part := program.rests.get(operation)) is None:
+                return text
+            left = rest_of(text, part, nulls=False)
+            return None if left is None else left.encode()
         except NotJson as error:
             self._unwritable = True
             return UNWRITTEN + str(error).encode()

@@ -49,7 +49,7 @@ def json_text(data: bytes, written: AvroType) -> str:
         raise NotJson(str(error)) from None
 
 
-def _text(of: _Reader, written: AvroType) -> str:
+def _text(of: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one for each kind of type
     out: list[str] = []
     todo: list[AvroType | _Blocks | str] = [written]  # a stack, because values may be nested 500 deep
     elements = len(of.data) + EMPTY_ELEMENTS

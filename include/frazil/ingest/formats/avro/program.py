@@ -7,7 +7,7 @@ of that type are rejected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,8 @@ from pyiceberg import types as iceberg
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge
 from frazil.ingest.formats.columns import Columns
-from frazil.ingest.formats.json.nodes import CHILDREN, REQUIRED, Numbers
+from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED, Numbers
+from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, is_rest, parts_of
 from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, Units
 
 _SKIPPED = {
@@ -66,12 +67,18 @@ class Program:
         self._kept: list[AvroType] = []
         self._symbols: dict[str, int] = {}
         self._unfit: dict[int, Fault] = {}
+        self._hidden: Collection[Path] = ()
+        self.rests: dict[int, Part | None] = {}
+        """What columns take of a value whose other fields become JSON text, by the operation that keeps its place."""
         self.spans: dict[int, AvroType] = {}
         """The types of values that become JSON text, by the operation that keeps their place."""
         self.text = b""
         """The symbols of all enums, concatenated."""
         self.ops: Numbers = np.zeros((0, op.WIDTH), np.int64)
         self.places: Numbers = np.zeros(1, np.int64)
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        self._hidden = hidden
 
     def add(self, written: AvroType) -> int:
         """Add a writer schema. Returns the operation with which its records begin.
@@ -146,12 +153,23 @@ class Program:
         return row
 
     def _record_for(self, written: AvroType, target: Target, kind: iceberg.StructType) -> int:
+        place = self._whole_record(written, target, kind)
+        if (rest := int(self._columns.nodes[target.node, LEFT])) == 0:
+            return place
+        # The whole record is kept, and what columns take of it is taken out of its JSON.
+        row = self._row(op.SPAN, Target(iceberg.StringType(), rest, -1, target.path))
+        self.spans[row] = written
+        self.rests[row] = as_written(parts_of(kind, self._units, self._hidden), written)
+        return self._with_places(row, [place])
+
+    def _whole_record(self, written: AvroType, target: Target, kind: iceberg.StructType) -> int:
         first = self._columns.nodes[target.node, CHILDREN]
         wanted = {
             field.name: Target(
                 field.field_type, int(self._columns.lists[first + i]), field.field_id, _inside(target, field.name)
             )
             for i, field in enumerate(kind.fields)
+            if not is_rest(field, self._units)
         }
         filled = filled_columns(written, wanted)
         unfilled = [inside for name, inside in wanted.items() if name not in filled.values()]
@@ -311,6 +329,25 @@ def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
             if alias is not None:
                 found[i] = alias
     return found
+
+
+def as_written(part: Part | None, written: AvroType) -> Part | None:
+    """Return what columns take of a value, with the names that the writer's schema gives to fields."""
+    if part is None:
+        return None
+    if written.kind == "union":
+        found = [one for branch in written.parts if (one := as_written(part, branch)) is not None]
+        taken = {name: inside for one in found if isinstance(one, Fields) for name, inside in one.taken.items()}
+        return Fields(taken, part.hidden) if isinstance(part, Fields) else next(iter(found), None)
+    if isinstance(part, Entries):
+        each = as_written(part.each, written.parts[0]) if written.kind == ("map" if part.is_map else "array") else None
+        return None if each is None else Entries(each, is_map=part.is_map)
+    if written.kind != "record":
+        return Fields({}, part.hidden)
+    columns = filled_columns(written, part.taken)
+    taken = {written.fields[i][0]: as_written(part.taken[name], written.parts[i]) for i, name in columns.items()}
+    hidden = {names[0].lower() for names in written.fields if any(name.lower() in part.hidden for name in names)}
+    return Fields(taken, part.hidden | hidden)
 
 
 def may_be_empty(written: AvroType) -> bool:

@@ -22,6 +22,7 @@ from frazil.ingest.decode import Decoded, Rejection, joined
 from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json import new_keys
 from frazil.ingest.formats.json.beyond import BeyondSchema
+from frazil.ingest.formats.json.pieces import pieces
 from frazil.ingest.formats.json.record import RecordReader, Row, names
 from frazil.ingest.formats.json.rows import NEW, SAMPLE, read_records
 from frazil.ingest.formats.json.scan import room
@@ -48,6 +49,10 @@ class JsonDecoder:
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         self._beyond = BeyondSchema(self._struct, self._units, widening=widening, within=within)
         self._columns.find_new_keys([part.path for part in within])
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        self._record = RecordReader(self._struct, self._units, hidden)
+        self._columns.withhold(hidden)
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         return names(record, path)
@@ -120,7 +125,8 @@ class ChunkReader:
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self._columns = Columns(schema, arrow_schema, units)
-        self._frames = np.zeros((1 + depth(schema), 5), np.int64)
+        self._frames = np.zeros((1 + depth(schema), 6), np.int64)
+        self._pieces = pieces()
         self._scratch = room()
         self._slots = np.zeros(2 * _MAX_KEYS, np.int64)
         self._new_keys = new_keys.memory(on=False)
@@ -128,6 +134,9 @@ class ChunkReader:
         """Number of records with keys outside the schema that the loop read in the last call, and the positions of a
         sample.
         """
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        self._columns.withhold(hidden)
 
     def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
         """Search for new keys from now on, without counting earlier ones. `within` limits the search to structs at
@@ -168,6 +177,7 @@ class ChunkReader:
                 self._frames,
                 self._scratch,
                 self._slots,
+                self._pieces,
                 self._new_keys,
                 unsure,
             )

@@ -23,12 +23,15 @@ from frazil.ingest.formats.json.nodes import (
     FLAG,
     FLOAT,
     FOLLOWING,
+    HIDING,
     INNER,
     INT,
     JSON,
     JSON_TEXT,
+    KEEPS,
     KEY,
     KIND,
+    LEFT,
     LENGTH,
     LIST,
     LONGEST,
@@ -50,6 +53,17 @@ from frazil.ingest.formats.json.nodes import (
     Numbers,
 )
 from frazil.ingest.formats.json.numbers import double, integer
+from frazil.ingest.formats.json.pieces import (
+    COUNT,
+    MEMBERS,
+    NOTHING,
+    OPEN,
+    add_member,
+    add_piece,
+    end_container,
+    hides,
+    write_rest,
+)
 from frazil.ingest.formats.json.scan import NO, Octets, loop, string_end, unescape, value_end, white
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, keep, keep_base64, repeats, value_words
 
@@ -80,6 +94,7 @@ def read_records(
     frames: Numbers,
     scratch: Octets,
     slots: Numbers,
+    pieces: Numbers,
     new_keys: Numbers,
     unsure: Octets,
 ) -> tuple[int, int]:
@@ -97,7 +112,7 @@ def read_records(
             domains[d, BEFORE] = domains[d, USED]
         new_keys[FLAGGED] = new_keys[SAMPLED] = 0
         found = _record(
-            b, start, end, nodes, lists, names, words, valid, text, domains, frames, scratch, slots, new_keys
+            b, start, end, nodes, lists, names, words, valid, text, domains, frames, scratch, slots, pieces, new_keys
         )
         if found == SURE:
             unsure[i] = NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED]
@@ -125,6 +140,7 @@ def _record(
     frames: Numbers,
     scratch: Octets,
     slots: Numbers,
+    pieces: Numbers,
     new_keys: Numbers,
 ) -> int:
     """Read one record. Returns SURE, UNSURE, or FULL + d if domain d needs more room."""
@@ -134,6 +150,7 @@ def _record(
     p = white(b, p + 1, end)
     nodes[0, SEEN] += 1
     stamp = nodes[0, SEEN]
+    pieces[COUNT] = pieces[MEMBERS] = 0
     k, e, last, found, depth = 0, domains[0, USED], -1, 0, 0
     kind = STRUCT
     opened = True
@@ -186,11 +203,17 @@ def _record(
                 p = value_end(b, p, end, depth + 1, scratch)
                 if p < 0:
                     return UNSURE
+                if nodes[k, KEEPS]:
+                    hidden = hides(b, key, key_end, k, nodes, lists, names) if nodes[k, HIDING] else 0
+                    if hidden < 0 or (hidden == 0 and not add_member(b, key - 1, p, pieces)):
+                        return UNSURE
             elif b[p] == 110:
                 if b[p + 1] != 117 or b[p + 2] != 108 or b[p + 3] != 108 or nodes[node, REQUIRED]:
                     return UNSURE
                 p += 4
                 set_null(node, at, nodes, words, valid, domains)
+                if kind == LIST and nodes[k, KEEPS] and not add_piece(0, 4, NOTHING, pieces):
+                    return UNSURE
             else:
                 of = nodes[node, KIND]
                 to = nodes[node, BASE] + at
@@ -200,6 +223,12 @@ def _record(
                     valid[nodes[node, FLAG] + at] = 1
                     frames[depth, 0], frames[depth, 1], frames[depth, 2] = k, e, last
                     frames[depth, 3], frames[depth, 4] = found, stamp
+                    frames[depth, 5] = -1
+                    if nodes[k, KEEPS] and nodes[node, KEEPS]:
+                        frames[depth, 5] = pieces[COUNT]
+                        first = key - 1 if kind == STRUCT else key
+                        if not add_piece(first, p + 1 - first, OPEN, pieces):
+                            return UNSURE
                     depth += 1
                     nodes[0, SEEN] += 1
                     stamp = nodes[0, SEEN]
@@ -290,6 +319,15 @@ def _record(
                 return UNSURE
             p += 1
             if kind == STRUCT:
+                if nodes[k, LEFT]:
+                    node = nodes[k, LEFT]
+                    if pieces[COUNT] == 0:
+                        set_null(node, e, nodes, words, valid, domains)
+                    elif not write_rest(b, node, e, nodes, words, valid, text, domains, pieces):
+                        return FULL + len(domains) - 1
+                    pieces[COUNT] = pieces[MEMBERS] = 0
+                    nodes[node, SEEN] = stamp
+                    found += 1
                 if found < nodes[k, FIELDS] and not _complete(k, e, stamp, nodes, lists, words, valid, domains):
                     return UNSURE
             else:
@@ -302,6 +340,10 @@ def _record(
             if depth == 0:
                 return SURE if white(b, p, end) == end else UNSURE
             depth -= 1
+            if frames[depth, 5] >= 0:
+                in_list = nodes[frames[depth, 0], KIND] == LIST
+                if not end_container(frames[depth, 5], c, in_list, pieces):
+                    return UNSURE
             k, e, last = frames[depth, 0], frames[depth, 1], frames[depth, 2]
             found, stamp = frames[depth, 3], frames[depth, 4]
             kind = nodes[k, KIND]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,10 +55,14 @@ class ProtobufDecoder(AvroDecoder):
         Raises SpecError for a column type that Protobuf cannot fill.
         """
         super().__init__(schema, units, schemas)
+        self._units = units
         self._texts_of_json = JsonTexts(self._struct, units)
         self._messages: dict[int, Descriptor] = {}
         self._message = message
         self._framed = framed or not isinstance(schemas, SchemaText)
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        self._texts_of_json = JsonTexts(self._struct, self._units, hidden)
 
     def _made_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
         return Program(struct, self._columns, units)

@@ -7,7 +7,7 @@ Protobuf's own library. Field names stay as in the schema, as columns are named.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -17,7 +17,8 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, Units
+from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of
+from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units
 
 
 class _At(NamedTuple):
@@ -31,9 +32,12 @@ class _At(NamedTuple):
 class JsonTexts:
     """Fills the columns of one schema."""
 
-    def __init__(self, schema: iceberg.StructType, units: Units) -> None:
+    def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
+        """`hidden` has the paths of fields that are not left for a `rest` column, in lower case."""
         self._schema = schema
-        self._here = {i for i, unit in units.items() if unit in (AS_JSON, JSON_IN_TEXT)}
+        self._here = {i for i, unit in units.items() if unit in (AS_JSON, JSON_IN_TEXT, OF_REST)}
+        self._rest = next((field.name for field in schema.fields if is_rest(field, units)), None)
+        self._taken = parts_of(schema, units, hidden)
         self.faults: dict[int, str] = {}
         """Rows of the last call with a value that has no JSON text, each with the reason."""
         self.missing: dict[int, str] = {}
@@ -53,11 +57,24 @@ class JsonTexts:
                 self.faults[row] = str(error)
                 messages.append(None)
         for i, field in enumerate(self._schema.fields):
-            if self._has(field.field_type, field.field_id):
+            if field.name == self._rest:
+                rests = [None if one is None else self._left(row, one) for row, one in enumerate(messages)]
+                rows = rows.set_column(i, rows.schema.field(i), pa.array(rests, rows.schema.field(i).type))
+            elif self._has(field.field_type, field.field_id):
                 parts = [None if one is None else _field(one, field.name) for one in messages]
                 array = self._filled(_one(rows.column(i)), field, parts, range(len(parts)), field.name)
                 rows = rows.set_column(i, rows.schema.field(i), array)
         return rows
+
+    def _left(self, row: int, message: Message) -> str | None:
+        """Return the fields of a message that no column takes."""
+        assert self._taken is not None
+        try:
+            text = _dumped(MessageToDict(message, preserving_proto_field_name=True))
+            return rest_of(text.encode(), self._taken)
+        except (Error, TypeError, ValueError) as error:
+            self.faults.setdefault(row, f"{self._rest}: a field has no JSON text: {error}")
+            return None
 
     def _has(self, kind: iceberg.IcebergType, field_id: int) -> bool:
         match kind:
@@ -161,6 +178,10 @@ def _json(at: _At) -> str:
             setattr(one, at.field.name, value)
             options: Mapping[str, bool] = {"always_print_fields_with_no_presence": True}
             found = MessageToDict(one, preserving_proto_field_name=True, **options)[at.field.name]
+    return _dumped(found)
+
+
+def _dumped(found: Any) -> str:
     return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
 
 
