@@ -13,6 +13,9 @@ import pytest
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import run
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat
 from tests.in_process_engine import InProcessEngine
 
 OLD = "schema: {id: long not null, at: timestamptz not null, note: string}"
@@ -116,3 +119,28 @@ def test_a_backfill_from_files_keeps_the_rest_without_the_coordinates(
         run(backfill, engine)
     found = [(i, f'{{"n": {i}}}', f'{{"more": {i}}}') for i in (0, 1)]
     assert rows(stream, "raw", "other") == [*found, (2, None, None)]
+
+
+def test_records_without_any_column_are_a_notice_until_their_wrapping_is_declared(
+    stream: Any, frazil: Callable[..., Any]
+) -> None:
+    path = stream.streams / f"{stream.name}.yaml"
+    path.write_text(path.read_text().replace(OLD, "schema: {ident: long, note: string}").replace(
+        "event-time: at", "event-time: kafka_timestamp").replace("day(at)", "day(kafka_timestamp)"))  # fmt: skip
+    payload = {"ident": 7, "note": "a"}
+    stream.produce([json.dumps({"schema": {"type": "struct"}, "payload": payload}).encode()] * 3)
+    inferred = frazil("infer", stream.topic, "--table", "a.b", "--bootstrap-servers", stream.bootstrap)
+    assert '  format: {"type": "json", "unwrap": "payload"}' in inferred.stdout, inferred.stdout + inferred.stderr
+    stream.catch_up()
+    heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+    assert heartbeat is not None
+    (notice,) = heartbeat.notices
+    found, remedy = notice.split(". Kafka Connect wraps such records: ")
+    assert found == "3 records have no field of any column of test.events: their fields are 'payload', 'schema'"
+    assert remedy == "declare source.format: {type: json, unwrap: payload}"
+    assert stream.table().current_snapshot().summary["frazil.without-columns"] == "3"
+    path.write_text(path.read_text().replace("format: json", "format: {type: json, unwrap: payload}"))
+    stream.produce([json.dumps({"schema": {"type": "struct"}, "payload": payload}).encode()])
+    stream.catch_up()
+    unwrapped = stream.table().scan(row_filter="ident is not null").to_arrow().to_pylist()
+    assert [(row["ident"], row["note"]) for row in unwrapped] == [(7, "a")]

@@ -42,6 +42,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import Shuffle, StageContext
 from frazil.ingest.rejects import join_rejects
+from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift, joined_drift
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -52,7 +53,7 @@ from frazil.stream.batch_rates import join_ranges, metadata_of, write_rates_of
 from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
-from frazil.stream.evolve import MAX_NAMED, evolved, ignored
+from frazil.stream.evolve import MAX_NAMED, evolved, ignored, without_columns
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.outage import waited_out
 from frazil.stream.planner_exchange import read_rates, write_rates
@@ -98,6 +99,8 @@ class BatchRunner:
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
     """Notices that were already published."""
+    unknown: SchemaDrift = NO_DRIFT
+    """The records of this epoch that have no field of any column."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
     """Ignored fields that were already reported."""
     recent: Recent | None = None
@@ -121,6 +124,7 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
             answers, journal = self._staged(stage, key, end, tasks=tasks)
+            self._report_unknown(answers)
             rejects = join_rejects(a.result.rejects for a in answers)
             check_circuit_breaker(self.spec, rejects, records=journal.records, journals=self.tables.journals)
         except Exception as error:
@@ -196,6 +200,16 @@ class BatchRunner:
             if marker is not None and marker.settled == journal.key:
                 total.update(_merged(table, marker))
         return dict(total)
+
+    def _report_unknown(self, answers: Sequence[TaskAnswer]) -> None:
+        """Report how many records of this epoch have no field of any column."""
+        found = [SchemaDrift(unknown=a.result.drift.unknown, names=a.result.drift.names) for a in answers]
+        drift = joined_drift([self.unknown, *found])
+        if drift.unknown > self.unknown.unknown:
+            table, before = self.tables.main.identifier, self.unknown
+            earlier = without_columns(before.unknown, before.names, table=table) if before.unknown else ""
+            self.emit(NoticeGiven(without_columns(drift.unknown, drift.names, table=table), replaces=earlier))
+            self.unknown = drift
 
     def _give_notices(self, answers: Sequence[TaskAnswer]) -> None:
         said = {notice for answer in answers for notice in answer.result.notices}
@@ -318,7 +332,7 @@ class BatchRunner:
 
     def _evolved(self, context: StageContext, answers: Sequence[TaskAnswer]) -> bool:
         """Whether the table evolved, by this writer or another, so that it can take more of the batch's records."""
-        drift = [a.result.drift for a in answers if a.result.drift]
+        drift = [a.result.drift for a in answers if a.result.drift.is_change]
         if not drift:
             return False
         main = self.tables.main
@@ -439,6 +453,7 @@ class BatchRunner:
             windows=None if context.window_us is None else _summed(result.windows for result in results),
             partitions=sum(a.partitions or 0 for a in answers) or None,
             with_ignored=sum(result.drift.records for result in results),
+            without_columns=sum(result.drift.unknown for result in results),
             other_events=sum(result.other_events for result in results),
             reasons=reasons_of(join_rejects(result.rejects for result in results)),
         )

@@ -29,6 +29,7 @@ from frazil.spec.formats import (
     ValueFormat,
     envelope_of,
     format_of,
+    plain_format,
     schema_of,
 )
 
@@ -46,7 +47,13 @@ def _json(declared: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Dec
     from frazil.ingest.formats.json.framed import FramedDecoder  # noqa: PLC0415 - as above
     from frazil.ingest.formats.json.lines import LinesDecoder  # noqa: PLC0415 - as above
 
-    decode: Decoder = JsonDecoder(schema, units)
+    decode: Decoder
+    if declared.unwrap is None:
+        decode = JsonDecoder(schema, units)
+    else:
+        from frazil.ingest.formats.json.unwrapped import UnwrappedDecoder  # noqa: PLC0415 - as above
+
+        decode = UnwrappedDecoder(schema, units, tuple(declared.unwrap.split(".")))
     if declared.lines:
         decode = LinesDecoder(decode)
     return FramedDecoder(decode) if declared.framing == "confluent" else decode
@@ -145,9 +152,16 @@ def quoter(plain: PlainFormat) -> Quoter:
         return Line(declared).quoted
     if not isinstance(declared, JsonFormat) or declared.lines:
         return lambda _, __: None
+    around = declared.unwrap.split(".") if declared.unwrap else []
     if declared.framing == "confluent":
-        return lambda record, path: quoted_json(content(record), path)
-    return quoted_json
+        return lambda record, path: quoted_json(content(record), [*around, *path])
+    return lambda record, path: quoted_json(record, [*around, *path])
+
+
+def wrapped(plain: PlainFormat) -> PlainFormat:
+    """Return the format without `unwrap`. Whether keys are wrapped does not depend on values."""
+    declared = _parsed(plain)
+    return plain_format(declared.model_copy(update={"unwrap": None})) if isinstance(declared, JsonFormat) else plain
 
 
 def has_lines(plain: PlainFormat) -> bool:

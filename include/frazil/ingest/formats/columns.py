@@ -32,6 +32,7 @@ from frazil.ingest.formats.json.nodes import (
     Numbers,
     nodes,
 )
+from frazil.ingest.formats.json.rest import is_rest
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.formats.json.words import ROOM, USED, gathered
 from frazil.ingest.schema_drift import Path
@@ -53,6 +54,11 @@ class Columns:
         self.domains = np.zeros((2 + int((self.nodes[:, KIND] >= LIST).sum()), 3), np.int64)
         self.domains[1:, ROOM] = MIN_RECORDS
         self._allocate()
+
+    @property
+    def field_names(self) -> frozenset[str]:
+        """The names of fields that fill columns."""
+        return frozenset(field.name for field in self._schema.fields if not is_rest(field, self._units))
 
     def withhold(self, hidden: Collection[Path]) -> None:
         """Let fields at these paths, in lower case, go to no `rest` column. Call it before `watch`."""

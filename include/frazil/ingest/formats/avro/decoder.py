@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ from frazil.ingest.formats.json.types import check_supported
 from frazil.ingest.formats.json.words import USED
 from frazil.ingest.formats.other_events import is_other_schema
 from frazil.ingest.no_rows import no_rows
-from frazil.ingest.schema_drift import WHOLE, Path, SchemaDrift, Within, joined_drift
+from frazil.ingest.schema_drift import WHOLE, Path, SchemaDrift, Within, joined_drift, some_names
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
@@ -68,6 +68,7 @@ class AvroDecoder:
         self._names: dict[tuple[int, tuple[str, ...]], frozenset[str]] = {}
         self._struct = struct
         self._unwritable = False
+        self._unknown: dict[int, tuple[str, ...]] = {}
         self._widening: bool | None = None
         self._within: Sequence[Within] = WHOLE
         self._beyond: dict[int, SchemaDrift] = {}
@@ -252,6 +253,8 @@ class AvroDecoder:
         if schema_id not in self._roots:
             self._roots[schema_id] = self._root(schema_id)
         root = self._roots[schema_id]
+        if len(places) and (names := self._unknown.get(schema_id)):
+            self._drift.append(SchemaDrift(unknown=len(places), names=names))
         if isinstance(root, int):
             roots[places] = root
             if len(places) and (beyond := self._beyond.get(schema_id)):
@@ -279,9 +282,16 @@ class AvroDecoder:
         except TooLarge as error:
             return "UnreadableSchema", f"{what} is too large: {error}"
         self._written[schema_id] = written
+        self._note_unknown(schema_id, names_in(written, ()))
         if self._widening is not None:
             self._beyond[schema_id] = beyond_schema(written, self._struct, widening=self._widening).within(self._within)
         return root
+
+    def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:
+        """Note the names of the fields of this schema's records if none is a column's."""
+        if not self._columns.field_names.isdisjoint(names := [*names]) or not self._columns.field_names:
+            return
+        self._unknown[schema_id] = some_names(names) or ("",)
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
         if wrong == op.UNFIT:

@@ -16,9 +16,9 @@ from frazil.ingest.formats.json.nodes import BASE, FLAG, HIDDEN, HIDING, Numbers
 from frazil.ingest.formats.json.scan import Octets, loop
 from frazil.ingest.formats.json.words import LONG, ROOM, USED
 
-COUNT, MEMBERS, FIRST_PIECE = range(3)
-"""Positions in the memory. COUNT: the number of pieces. MEMBERS: COUNT after the last member. The pieces follow, each
-with start, length and kind.
+COUNT, MEMBERS, FOUND, FIRST_PIECE = range(4)
+"""Positions in the memory. COUNT: the number of pieces. MEMBERS: COUNT after the last member. FOUND: the number of
+columns that the record has a field for. The pieces follow, each with start, length and kind.
 """
 MAX_PIECES = 4096
 """Maximum number of pieces of a record that the loop reads."""

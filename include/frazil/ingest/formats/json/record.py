@@ -289,6 +289,14 @@ def names(text: bytes, path: Sequence[str]) -> Collection[str]:
     return _members(raw).keys()
 
 
+def names_of(value: bytes | None) -> Collection[str]:
+    """Return the field names of a record; none if it cannot be parsed."""
+    try:
+        return _members(without_specials(stripped(value))).keys()
+    except (Refused, msgspec.DecodeError, RecursionError):
+        return ()
+
+
 def _part(text: bytes, name: str) -> Any:
     """Return one field of an object as raw JSON, or its default None. Raises msgspec.DecodeError."""
     part = _part_decoder(name)

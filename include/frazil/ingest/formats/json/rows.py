@@ -55,6 +55,7 @@ from frazil.ingest.formats.json.nodes import (
 from frazil.ingest.formats.json.numbers import double, integer
 from frazil.ingest.formats.json.pieces import (
     COUNT,
+    FOUND,
     MEMBERS,
     NOTHING,
     OPEN,
@@ -69,9 +70,9 @@ from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, keep, keep_base
 
 SURE, UNSURE, FULL = 0, 1, 2
 """Result of a record. After FULL + d, domain d gets more room, and the record is read again."""
-NEW, SAMPLE = 2, 4
-"""Flags of a record that the loop is sure about: the record has keys outside the schema; it is a sample for such
-keys.
+NEW, SAMPLE, UNKNOWN = 2, 4, 8
+"""Flags of a record that the loop is sure about. NEW: it has keys outside the schema. SAMPLE: it is a sample for such
+keys. UNKNOWN: it has no key of the schema.
 """
 
 FIRST = np.array([(1 << 8 * count) - 1 for count in range(8)])
@@ -100,7 +101,8 @@ def read_records(
 ) -> tuple[int, int]:
     """Read records, starting with the record `first`. Returns how many were read, and the domain that needs more room.
 
-    Writes 1 to `unsure` for each unsure record, else 0 or, while searching for `new_keys`, the flags NEW and SAMPLE.
+    Writes 1 to `unsure` for each unsure record, else 0 or the flag UNKNOWN and, while searching for `new_keys`, the
+    flags NEW and SAMPLE.
     """
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]
@@ -115,7 +117,7 @@ def read_records(
             b, start, end, nodes, lists, names, words, valid, text, domains, frames, scratch, slots, pieces, new_keys
         )
         if found == SURE:
-            unsure[i] = NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED]
+            unsure[i] = NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED] + (0 if pieces[FOUND] else UNKNOWN)
             domains[0, USED] += 1
             continue
         for d in range(len(domains)):
@@ -319,6 +321,8 @@ def _record(
                 return UNSURE
             p += 1
             if kind == STRUCT:
+                if depth == 0:
+                    pieces[FOUND] = found
                 if nodes[k, LEFT]:
                     node = nodes[k, LEFT]
                     if pieces[COUNT] == 0:

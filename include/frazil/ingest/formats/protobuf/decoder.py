@@ -135,6 +135,7 @@ class ProtobufDecoder(AvroDecoder):
                 written = message_of(found.text, found.references, self._message)
             else:
                 written = message_at(found.text, found.references, indexes_of(schema_id & 2**_INDEXES - 1))
+            self._note_unknown(schema_id, (one.name for one in written.fields))
             root = self._program.add(written)
         except UnreadableSchema as error:
             return "UnreadableSchema", f"{what} cannot be read: {error}"
