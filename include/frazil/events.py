@@ -144,11 +144,13 @@ class StallEnded:
 class NoticeGiven:
     """Operators should know something about a writer that otherwise runs well, such as a fallback to slower code.
 
-    Emitted once; it stays true until the process ends.
+    Emitted once, unless it replaces an earlier one; it stays true until the process ends.
     """
 
     sentence: str
     """What is the case, why, and what to do to change it. Begins with a lower-case letter."""
+    replaces: str = ""
+    """An earlier sentence that this one replaces, such as one with a lower count. Only heartbeats show the new one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,8 @@ class Journal:
     """The number of table partitions that each task wrote, summed over all tasks; None if rows were not shuffled."""
     with_ignored: int = 0
     """Number of records with fields that did not become columns. Counted only if the table may evolve."""
+    without_columns: int = 0
+    """Number of records that have no field of any column."""
     other_events: int = 0
     """Number of events that change no row; see `StageResult.other_events`."""
     reasons: Reasons = field(default_factory=dict)
@@ -124,6 +126,7 @@ class Journal:
                 "windows": None if self.windows is None else dict(sorted(self.windows.items())),
                 "partitions": self.partitions,
                 **({"with-ignored": self.with_ignored} if self.with_ignored else {}),
+                **({"without-columns": self.without_columns} if self.without_columns else {}),
                 **({"other-events": self.other_events} if self.other_events else {}),
                 **({"reasons": reasons_json(self.reasons)} if self.reasons else {}),
             },
@@ -160,6 +163,7 @@ class Journal:
             windows=_counts(raw.get("windows")),
             partitions=raw.get("partitions"),
             with_ignored=raw.get("with-ignored", 0),
+            without_columns=raw.get("without-columns", 0),
             other_events=raw.get("other-events", 0),
             reasons=reasons_from_json(raw.get("reasons", {})),
         )

@@ -203,7 +203,7 @@ class Recorder:
                 return Happened(event.at_ms, Kind.STALL, f"the stall ({kind}) is over after {ago(lasted_ms)}")
             case TableEvolved(key=key, changes=changes, table=table):
                 return Happened(event.at_ms, Kind.EVOLUTION, f"{table} evolves for batch {key}: {'; '.join(changes)}")
-            case NoticeGiven(sentence=sentence):
+            case NoticeGiven(sentence=sentence, replaces=""):
                 return Happened(event.at_ms, Kind.NOTICE, sentence)
             case FutureEventTimes(key=key, rows=rows, max_future=limit):
                 sentence = f"{counted(rows, 'row')} of batch {key} with event times more than {limit} in the future"

@@ -199,7 +199,7 @@ class StageContext:
     """The tables to write files for, by target."""
     topic_ids: Mapping[str, str]
     units: Mapping[str, str] = field(default_factory=dict)
-    """Time unit (s, ms, us or ns) of each timestamp column whose values arrive as numbers since the epoch."""
+    """How records hold the values of columns, by full name; see `frazil.ingest.formats.json.types.Units`."""
     beside_value: Mapping[str, str | None] = field(default_factory=dict)
     """Columns that are not filled from the record's value: the name of their header, or None for the key."""
     max_future_us: int = 600_000_000
@@ -267,23 +267,24 @@ class StageContext:
     @property
     def record_format(self) -> str | Mapping[str, Any]:
         """The format of the records to be read. Lines of a backfill's file are JSON, whatever format the topic has."""
-        return self.format if self._as_in_kafka else "json"
+        return self.format if self.as_in_kafka else "json"
 
     @property
     def beside(self) -> Mapping[str, str | None]:
         """`beside_value` for the records to be read; empty for a backfill's files, which have keys and headers as
         columns.
         """
-        return self.beside_value if self._as_in_kafka else {}
+        return self.beside_value if self.as_in_kafka else {}
 
     @property
-    def _as_in_kafka(self) -> bool:
+    def as_in_kafka(self) -> bool:
+        """Whether the records to be read are those of the topic, not lines and rows of a backfill's files."""
         return all(file.path.endswith(DEAD_LETTERS_SUFFIX) for file in self.files)
 
     @property
     def replays(self) -> bool:
         """Whether the records are dead letters that are replayed."""
-        return bool(self.files) and self._as_in_kafka
+        return bool(self.files) and self.as_in_kafka
 
     @property
     def main(self) -> TargetTable:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift, joined_drift
+from frazil.ingest.schema_drift import NO_DRIFT, Path, SchemaDrift, joined_drift
 
 
 class Rejection(NamedTuple):
@@ -80,6 +80,14 @@ class EventDecoder(Protocol):
 
     def is_other_event(self, record: bytes) -> bool:
         """Return whether a record is an event that changes no row, such as a heartbeat. The record must be a row."""
+
+
+@runtime_checkable
+class RestDecoder(Protocol):
+    """A decoder that can fill a `rest` column with the fields that no other column takes."""
+
+    def withhold(self, hidden: Collection[Path]) -> None:
+        """Leave the fields at these paths, in lower case, out of the `rest` column. Call it before `report_drift`."""
 
 
 @runtime_checkable

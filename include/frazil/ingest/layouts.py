@@ -58,12 +58,13 @@ def context_of(context: StageContext, target: Target) -> StageContext:
         return context
     own, main, changes, sensitive = context.targets[target], context.main, context.changes, dict(context.sensitive)
     schema = Schema.model_validate_json(own.schema_json)
-    columns = {field.name for field in schema.fields}
+    columns = set(schema.column_names)
     names = other_names(own.schema_json, own.properties, main.schema_json, main.properties)
     called = {name: column for column, others in names.items() for name in others}  # some were renamed just now
 
     def own_names(columns: Iterable[str]) -> tuple[str, ...]:
-        return tuple(called.get(column, column) for column in columns)
+        first_rest = (column.partition(".") for column in columns)
+        return tuple(called.get(first, first) + dot + rest for first, dot, rest in first_rest)
 
     if changes:
         changes = dataclasses.replace(
@@ -74,13 +75,16 @@ def context_of(context: StageContext, target: Target) -> StageContext:
             delete_column=changes.delete_column and called.get(changes.delete_column, changes.delete_column),
         )
     if sensitive:
-        first_rest = {name: name.partition(".") for name in sensitive["fields"]}
-        moved = {name: called.get(first, first) + dot + rest for name, (first, dot, rest) in first_rest.items()}
-        sensitive["fields"] = {moved[name]: how for name, how in sensitive["fields"].items()}
+        moved = zip(own_names(sensitive["fields"]), sensitive["fields"].values(), strict=True)
+        sensitive["fields"] = dict(moved)
     return dataclasses.replace(
         context,
         targets={**context.targets, "main": own},
-        units={n: u for n, u in zip(own_names(context.units), context.units.values(), strict=True) if n in columns},
+        units={
+            name: unit
+            for name, unit in zip(own_names(context.units), context.units.values(), strict=True)
+            if name in columns
+        },
         aliases={name: schema.find_field(column).field_id for name, column in called.items()},
         changes=changes,
         sensitive=sensitive,

@@ -20,7 +20,9 @@ from frazil.ingest.range_turns import TurnReader
 from frazil.ingest.readers import kafka_reader
 from frazil.ingest.record_files import FileReader
 from frazil.ingest.sealing import Unsealer
+from frazil.ingest.sensitive import hidden_paths
 from frazil.ingest.write import TableWriter
+from frazil.spec.coordinates import RESERVED
 from frazil.spec.references import resolve_all
 
 
@@ -50,5 +52,8 @@ def open_decoder(context: StageContext, schema: Schema) -> Decoder:
         return transforming(context, record_schema(schema, context.coordinates))
     units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
     filled = value_schema(record_schema(schema, context.coordinates), context.beside)
-    make = partial(decoder, context.record_format, evolution=context.evolution)
+    hidden = hidden_paths(context, schema)
+    if not context.as_in_kafka:
+        hidden += [(name,) for name in RESERVED]  # a line of a file has the coordinates as fields
+    make = partial(decoder, context.record_format, evolution=context.evolution, hidden=hidden)
     return aliased(make, filled, units, context.aliases)

@@ -32,7 +32,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates, record_schema
 from frazil.ingest.decode import Decoded, Decoder, Rejection, line_numbers, whole_records
-from frazil.ingest.formats import Quoter, decoder, has_lines, has_several_rows, quoter
+from frazil.ingest.formats import Quoter, decoder, has_lines, has_several_rows, quoter, wrapped
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, joined_drift
 from frazil.ingest.sensitive import Protector
@@ -112,8 +112,10 @@ class Shaper:
             if not self._transforms:
                 return Decoded(chunk.rows, np.arange(len(chunk)))
         decoded = self._decode(chunk)
-        if decoded.drift:
-            self.drift = joined_drift([self.drift, decoded.drift])
+        if drift := decoded.drift:
+            if self._protect:  # a name may be a value
+                drift = dataclasses.replace(drift, names=())
+            self.drift = joined_drift([self.drift, drift])
         if self._changes:
             decoded = self._changes.with_tombstones(decoded, chunk)
         whole = self._beside(decoded, chunk)
@@ -197,7 +199,7 @@ def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
     key = schema.select(*context.changes.key_fields)
     units = {key.find_field(name).field_id: unit for name, unit in context.units.items() if name in key.column_names}
     of_key = {name: field_id for name, field_id in context.aliases.items() if key.find_column_name(field_id)}
-    make = partial(decoder, context.record_format)
+    make = partial(decoder, wrapped(context.record_format))
     return KeyFields(lambda columns, units: aliased(make, columns, units, of_key), key, units)
 
 

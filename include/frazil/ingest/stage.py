@@ -384,7 +384,11 @@ class _Stage:
             self.progress.windows,
             notices,
             self._rejects.result(),
-            {target: shape.drift for target, shape in self._shapers.items() if shape.drift and target != NOWHERE},
+            {
+                target: shape.drift
+                for target, shape in self._shapers.items()
+                if shape.drift and target not in {NOWHERE, FIRST_PASS}
+            },
             self._other_events,
             tuple(sorted(self._divide.values)) if self._divide else (),
         )

@@ -217,6 +217,12 @@ class StreamSpec(Model):
     route: Route | None = Field(
         default=None, description="Which records go to which tables; `table` gets all other records."
     )
+    rest: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A `string` column that keeps the fields that no other column takes, as one JSON object; null if "
+        "there are none.",
+    )
     event_time: EventTime = Field(description="The column of the event time, or a mapping of column and unit.")
     partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
     sort_by: tuple[str, ...] = Field((), description="`column`, `column desc`, `bucket(16, id) asc nulls last`.")
@@ -331,7 +337,11 @@ class StreamSpec(Model):
     def _fingerprint_exclusions(self) -> dict[str, Any]:
         """Return the keys that a fingerprint omits, including unused keys that later versions added."""
         source = {key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)}
-        columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
+        columns = {
+            index: unset
+            for index, column in enumerate(self.columns)
+            if (unset := {key for key in ("unit", "as_") if getattr(column, key) is None})
+        }
         dead_letters = {"circuit"} if self.dead_letters.circuit == CircuitBreaker() else None
         resources = None if self.resources.driver_in_cluster else {"deploy_mode", "rest_port"}
         commit = None if self.commit.atomic else {"atomic"}
@@ -341,7 +351,7 @@ class StreamSpec(Model):
         unused = {"maintenance", "application", "description", "owner"}
         unused |= {"evolution"} if self.evolution.mode == "off" else set()
         unused |= {"mode", "key", "order_by", "delete", "merge"} if self.mode == "append" else set()
-        unused |= {key for key in ("sensitive", "route", "dedupe", "transform") if getattr(self, key) is None}
+        unused |= {key for key in ("sensitive", "route", "dedupe", "rest", "transform") if getattr(self, key) is None}
         return dict.fromkeys(unused, True) | {key: some for key, some in nested.items() if some}
 
     @property
@@ -356,10 +366,16 @@ class StreamSpec(Model):
 
     @property
     def units(self) -> dict[str, str]:
-        """Units of the columns whose times arrive as numbers."""
+        """How records hold the values of columns, by full name, if the type alone does not decide it.
+
+        The unit of times that arrive as numbers; `json` for strings that keep values as JSON text; `rest` for the
+        column of the other fields.
+        """
+        as_json = {name: "json" for column in self.record_columns for name in column.json_texts}
         declared = {column.name: column.unit for column in self.record_columns if column.unit not in {None, "iso"}}
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
-        return {name: unit for name, unit in (declared | of_event_time).items() if unit}
+        of_rest = {} if self.rest is None else {self.rest: "rest"}
+        return as_json | of_rest | {name: unit for name, unit in (declared | of_event_time).items() if unit}
 
     @property
     def has_lines(self) -> bool:

@@ -10,7 +10,7 @@ from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, envelope_of
 from frazil.spec.inconsistent import Problem, did_you_mean
 from frazil.spec.resources import IMAGES, ClusterManager, DeployMode
-from frazil.spec.types import UNREADABLE, parse_type, places_of
+from frazil.spec.types import UNREADABLE, Map, parse_type, places_of, type_at
 from frazil.spec.units import format_duration
 
 if TYPE_CHECKING:
@@ -140,6 +140,52 @@ def _transform(spec: StreamSpec) -> Iterator[Problem]:
     if spec.delete and spec.delete.tombstones:
         what = "has no fields from which a transform could make the key; use delete.column, or leave one of them out"
         yield Problem("delete.tombstones", True, what)
+
+
+def _as_json(spec: StreamSpec) -> Iterator[Problem]:
+    columns = {column.name: parse_type(column.type) for column in spec.record_columns if column.type}
+    for column in spec.record_columns:
+        for name in column.json_texts if column.name in columns else ():
+            place = f"schema.{column.name}.as"
+            path = name.split(".")
+            found, outer = type_at(columns, path), type_at(columns, path[:-1] or path)
+            if found is None:
+                yield Problem(place, name, f"is not in the column, which is {column.type}")
+            elif str(found) != "string":
+                yield Problem(place, "json", f"is for a string, and {name} is of type {found}; make it a string")
+            elif isinstance(outer, Map) and path[-1] == "key":
+                yield Problem(place, "json", f"is for values, and {name} is the key of a map; leave it out")
+            elif column.name in spec.beside_value:
+                what = "is for values, and the column keeps a key or header, whose text is kept as it is; leave it out"
+                yield Problem(place, "json", what)
+            elif spec.source.format.type not in NAMED_FIELDS:
+                what = f"is for fields with types, and source.format is {spec.source.format.type}; leave it out"
+                yield Problem(place, "json", what)
+
+
+def _rest(spec: StreamSpec) -> Iterator[Problem]:
+    """Yield problems of the column of all other fields: it is filled from no field of its own."""
+    if (name := spec.rest) is None:
+        return
+    declared = {column.name: column for column in spec.record_columns}
+    if (column := declared.get(name)) is None:
+        yield Problem("rest", name, f"is not a column of the schema{did_you_mean(name, declared)}")
+        return
+    if spec.source.format.type not in NAMED_FIELDS:
+        what = f"needs records whose fields have names, and source.format is {spec.source.format.type}; leave it out"
+        yield Problem("rest", name, what)
+    if column.type not in {"string", ""}:
+        yield Problem("rest", name, f"is a column of type {column.type}; make it string")
+    if column.required:
+        yield Problem("rest", name, "is not null, and a record may have no other fields; leave not null out")
+    if column.as_ is not None:
+        yield Problem(f"schema.{name}.as", "json", "is not for the column of rest, which is JSON anyway; leave it out")
+    if name in spec.beside_value:
+        yield Problem("rest", name, "is filled by a key or a header already; name another column")
+    if name in spec.key:
+        yield Problem("rest", name, "is a column of the key, which a record must name; name another column")
+    if spec.sensitive is not None and any(path.split(".")[0] == name for path in spec.sensitive.fields):
+        yield Problem("rest", name, "is a sensitive field; sensitive fields are never kept there, so take it out")
 
 
 def _topics(spec: StreamSpec) -> Iterator[Problem]:
@@ -294,6 +340,8 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_event_time, ("schema", "event-time", "coordinates")),
     (_units, ("schema", "source.schema", "event-time")),
     (_transform, ("schema", "source.schema", "source.format", "event-time", "delete", "transform")),
+    (_as_json, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
+    (_rest, ("schema", "source.schema", "source.format", "source.key", "source.headers", "key", "sensitive", "rest")),
     (_topics, ("source.topics", "source.topic-pattern")),
     (_beside_value, ("schema", "source.schema", "source.key", "source.headers")),
     (_whole_value, ("schema", "source.schema", "source.format", "source.key", "source.headers")),

@@ -42,7 +42,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import Shuffle, StageContext, Target
 from frazil.ingest.rejects import join_rejects
-from frazil.ingest.schema_drift import SchemaDrift
+from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift, joined_drift
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -53,7 +53,7 @@ from frazil.stream.batch_rates import join_ranges, metadata_of, write_rates_of
 from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
-from frazil.stream.evolve import MAX_NAMED, Evolved, evolved, ignored
+from frazil.stream.evolve import MAX_NAMED, Evolved, evolved, ignored, without_columns
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.outage import waited_out
 from frazil.stream.planner_exchange import read_rates, write_rates
@@ -99,6 +99,8 @@ class BatchRunner:
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
     """Notices that were already published."""
+    unknown: SchemaDrift = NO_DRIFT
+    """The records of this epoch that have no field of any column."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
     """Ignored fields that were already reported, each with its table first."""
     recent: Recent | None = None
@@ -122,6 +124,7 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
             answers, journal = self._staged(stage, key, end, tasks=tasks)
+            self._report_unknown(answers)
             rejects = join_rejects(a.result.rejects for a in answers)
             check_circuit_breaker(
                 self.spec, rejects, records=journal.records + journal.dropped, journals=self.tables.journals
@@ -199,6 +202,16 @@ class BatchRunner:
             if marker is not None and marker.settled == journal.key:
                 total.update(_merged(table, marker))
         return dict(total)
+
+    def _report_unknown(self, answers: Sequence[TaskAnswer]) -> None:
+        """Report how many records of this epoch have no field of any column."""
+        found = (drift for answer in answers for drift in answer.result.drift.values())
+        drift = joined_drift([self.unknown, *(SchemaDrift(unknown=d.unknown, names=d.names) for d in found)])
+        if drift.unknown > self.unknown.unknown:
+            table, before = self.tables.main.identifier, self.unknown
+            earlier = without_columns(before.unknown, before.names, table=table) if before.unknown else ""
+            self.emit(NoticeGiven(without_columns(drift.unknown, drift.names, table=table), replaces=earlier))
+            self.unknown = drift
 
     def _give_notices(self, answers: Sequence[TaskAnswer]) -> None:
         said = {notice for answer in answers for notice in answer.result.notices}
@@ -322,7 +335,7 @@ class BatchRunner:
     def _evolved(self, context: StageContext, answers: Sequence[TaskAnswer]) -> bool:
         """Whether a table evolved, by this writer or another, so that it can take more of the batch's records."""
         drift: dict[Target, list[SchemaDrift]] = {}
-        for target, found in (item for answer in answers for item in answer.result.drift.items()):
+        for target, found in (item for answer in answers for item in answer.result.drift.items() if item[1].is_change):
             waits = self.route is not None and self.route.is_absent(target)
             drift.setdefault("main" if waits else target, []).append(found)
         grown = False
@@ -454,6 +467,7 @@ class BatchRunner:
             windows=None if context.window_us is None else _summed(result.windows for result in results),
             partitions=sum(a.partitions or 0 for a in answers) or None,
             with_ignored=sum(drift.records for result in results for drift in result.drift.values()),
+            without_columns=sum(drift.unknown for result in results for drift in result.drift.values()),
             other_events=sum(result.other_events for result in results),
             reasons=reasons_of(join_rejects(result.rejects for result in results)),
         )

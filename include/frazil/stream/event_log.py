@@ -65,7 +65,7 @@ def log_event(event: Event) -> None:
             _batch.info(
                 "batch %s: %s evolves, and the batch is staged again: %s", what.key, what.table, "; ".join(what.changes)
             )
-        case NoticeGiven():
+        case NoticeGiven(replaces=""):
             _writer.warning("stream %s: %s", stream, what.sentence)
         case CommitRecordsFolded():
             _folding.info("stream %r: %d old commit records were folded", stream, what.records)

@@ -12,7 +12,7 @@ from frazil.ingest.contract import StagedFile
 from frazil.ingest.schema_drift import SchemaDrift, joined_drift, new_fields, wide_type
 from frazil.spec.former_columns import Former, current_name, former_columns
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import shortened
+from frazil.spec.units import counted, shortened
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
 from frazil.table.growth import Refusal, paths
 from frazil.table.schema_update import described, evolve
@@ -34,6 +34,16 @@ def ignored(refused: Sequence[Refusal], *, table: str) -> str:
     """Return the notice about fields that do not become columns."""
     named = "; ".join(shortened([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
+
+
+def without_columns(records: int, names: Sequence[str], *, table: str) -> str:
+    """Return the notice about records that have no field of any column."""
+    fields = f": their fields are {', '.join(map(repr, names))}" if names else ""
+    if {"schema", "payload"} <= set(names):
+        remedy = "Kafka Connect wraps such records: declare source.format: {type: json, unwrap: payload}"
+    else:
+        remedy = "Compare the names of the declared columns with those of the records; `frazil infer` proposes columns"
+    return f"{counted(records, 'record', 'has|have')} no field of any column of {table}{fields}. {remedy}"
 
 
 def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None) -> Evolved:

@@ -18,6 +18,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
 from frazil.ingest.contract import ChangeRules, StageContext, TargetTable, Transform
+from frazil.ingest.formats.json.types import OF_REST
 from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import carried_format
 from frazil.spec.former_columns import current_name, former_columns
@@ -47,6 +48,13 @@ def stage_context(
     main = now["main"]
     other_names = aliases(main.schema(), former_columns(main.properties))
     dead_letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
+    units = _units(spec, main.schema(), other_names)
+    rests = {
+        main.schema().find_field(name).field_id
+        for name, unit in units.items()
+        if unit == OF_REST and not spec.transform
+    }
+    other_names = {name: field_id for name, field_id in other_names.items() if field_id not in rests}
     changes = change_rules(spec, main.schema(), other_names)
     return StageContext(
         stream=spec.name,
@@ -61,7 +69,7 @@ def stage_context(
             "dead-letters": dead_letters,
         },
         topic_ids=dict(topic_ids),
-        units=_units(spec, main.schema(), other_names),
+        units=units,
         aliases=other_names,
         beside_value=spec.beside_value,
         transform=transform_of(spec, main.schema(), other_names),
@@ -122,6 +130,10 @@ def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> d
     """Return the units by the current names of the table's columns, without dropped columns."""
     if spec.transform:
         return spec.units
-    called = {name: current_name(table, other_names.get(name)) or name for name in spec.units}
-    there = {field.name for field in table.fields}
-    return {now: spec.units[name] for name, now in called.items() if now in there}
+    found = {}
+    for name, unit in spec.units.items():
+        first, *rest = name.split(".")
+        now = current_name(table, other_names.get(first)) or first
+        found[".".join([now, *rest])] = unit
+    there = {*table.column_names}
+    return {name: unit for name, unit in found.items() if name in there}

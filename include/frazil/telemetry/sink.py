@@ -89,7 +89,7 @@ class StreamMetrics:
                 add(m.FUTURE, of, rows)
             case RecordsSkipped():
                 add(m.SKIPS, of)
-            case NoticeGiven():
+            case NoticeGiven(replaces=""):
                 add(m.NOTICES, of)
 
     def _batch(self, at_ms: int, batch: BatchCommitted) -> None:
