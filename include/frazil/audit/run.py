@@ -202,16 +202,17 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
 
 def audit_changes(
     tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
-) -> tuple[tuple[Finding, ...], int] | None:
+) -> tuple[tuple[Finding, ...], int | None] | None:
     """Compare an upserted stream with its commit records alone, as far as that is possible.
 
-    Returns the findings, and the number of rows that these commits have in the table.
+    Returns the findings, and the number of rows that these commits have in the table; None if rows were not counted.
     For a period, and without coordinates, only dead letters are compared. Returns None if a replay was published after
     `table` was loaded: then load it again.
     """
     marker = marker_of(tables, table)
     run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)
-    if window is None and has_coordinates(table.schema()):
+    by_offset = window is None and has_coordinates(table.schema())
+    if by_offset:
         compared: Callable[[Evidence], tuple[Finding, ...]] = compare
         evidence, notes = run.evidence(claimed)
     else:
@@ -222,7 +223,7 @@ def audit_changes(
     if _replayed_meanwhile(run):
         return None
     evidence = _with_other_claims(run, claimed, evidence, compared)
-    rows = sum(len(e.rows.seen) for e in evidence)
+    rows = sum(len(e.rows.seen) for e in evidence) if by_offset else None
     return (*notes, *(finding for each in evidence for finding in compared(each))), rows
 
 

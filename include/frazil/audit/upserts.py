@@ -66,17 +66,27 @@ def audit_upserts(
         found = audit_changes(tables, table, claimed, window=window, named=named)
     of_commits, rows = found
     partitions = tuple(_numbers(claimed))
-    replaced = max(0, sum(partition.rows for partition in partitions) - rows)
+    changes = sum(partition.rows for partition in partitions)
     findings = (*standing_findings(table, marker, claimed, window), *of_commits, *_read_again(claimed))
     if with_source:
         findings = (*findings, *_compared(spec, tables, table, marker, claimed))
-    elif replaced:
-        sentence = (
-            f"{counted(replaced, 'committed change')} without a row: later ones replaced them, or their rows are "
-            "missing. `--source` compares with Kafka's records"
-        )
-        findings = (*findings, Finding(FindingKind.NOT_COMPARED, replaced, sentence, spec.name))
+    elif changes:
+        findings = (*findings, _by_commit_records(changes, rows, spec.name))
     return Audit(spec.name, partitions, findings, claimed.batches, window, by_key=True)
+
+
+def _by_commit_records(changes: int, rows: int | None, stream: str) -> Finding:
+    """Report that no value was compared. `rows` is None if the rows of these changes were not counted."""
+    sentence = (
+        f"{counted(changes, 'change', 'is|are')} counted in commit records; values were not compared with Kafka "
+        "(--source does)"
+    )
+    if rows is not None and rows < changes:
+        sentence += (
+            f". {counted(changes - rows, 'change', 'has|have')} no row of their own, which is normal if later changes "
+            "replaced them"
+        )
+    return Finding(FindingKind.NOT_COMPARED, changes, sentence, stream)
 
 
 def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
