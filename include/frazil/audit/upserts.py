@@ -263,19 +263,20 @@ def _differences_of(
 
 def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str) -> Iterator[Finding]:
     """Report the keys that a merge of all records would change."""
-    late = LATE_AFTER_DELETE if spec.order_by else ""
+    again = f". `frazil reset {spec.name} --to earliest`, then a run, merges Kafka's records again"
+    late = LATE_AFTER_DELETE if spec.order_by else again
     for kind, count, which, what in (
         (
             FindingKind.MISSING,
             counts.inserted,
             keys.inserted,
-            "is not in the table, though Kafka's newest record of it is no delete",
+            f"is not in the table, though Kafka's newest record of it is no delete{again}",
         ),
         (
             FindingKind.MISCOUNTED,
             counts.updated - keys.others_updated,
             keys.updated,
-            "has other values in the table than in Kafka's newest record of it",
+            f"has other values in the table than in Kafka's newest record of it{again}",
         ),
         (
             FindingKind.UNCLAIMED,

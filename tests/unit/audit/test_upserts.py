@@ -26,8 +26,9 @@ def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_
     spec = StreamSpec.model_validate({**ORDERS, "order-by": order_by})
     keys = ChangedKeys(inserted=({"ref": "a"},), deleted=({"ref": "b"}, {"ref": "c"}))
     inserted, deleted = _of_keys(Counts(inserted=1, deleted=3), keys, spec, "orders")
-    assert (
-        inserted.sentence == "1 key (ref a): each is not in the table, though Kafka's newest record of it is no delete"
+    again = "`frazil reset s --to earliest`, then a run, merges Kafka's records again"
+    assert inserted.sentence == (
+        f"1 key (ref a): each is not in the table, though Kafka's newest record of it is no delete. {again}"
     )
     assert deleted.kind is FindingKind.UNCLAIMED
     assert deleted.keys == keys.deleted
