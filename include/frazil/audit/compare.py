@@ -56,35 +56,48 @@ def missing(evidence: Evidence) -> BitMap64:
 
 def duplicates(evidence: Evidence) -> int:
     """Count surplus rows. Each topic that had the topic's name may have one row at an offset."""
-    allowed_twice, once = covered(evidence.rewritten), BitMap64()
-    for ranges in evidence.generations.values():
-        claimed = claimed_offsets(ranges)
-        allowed_twice |= once & claimed
-        once |= claimed
-    if not allowed_twice:
-        return evidence.rows.copies
-    return len(evidence.rows.repeated - allowed_twice)
+    again, repeated = _permitted_again(evidence), evidence.rows.repeated
+    at_least = len(repeated - again[0]) if again else len(repeated)
+    if evidence.rewritten:  # how many rows such an offset may have is not known
+        return at_least
+    return max(at_least, evidence.rows.copies - sum(len(repeated & offsets) for offsets in again))
+
+
+def _permitted_again(e: Evidence) -> list[BitMap64]:
+    """Return the offsets that may have a second row, those of them that may have a third row, and so on."""
+    layers: list[BitMap64] = []
+    for claimed in (*map(claimed_offsets, e.generations.values()), covered(e.rewritten)):
+        carried = claimed
+        for index, layer in enumerate(layers):
+            layers[index], carried = layer | carried, layer & carried
+        layers.append(carried)
+    return [offsets for offsets in layers[1:] if offsets]
 
 
 def _duplicates(e: Evidence) -> Iterable[Finding]:
-    yield _too_many(e, e.tables, e.rows, duplicates(e))
+    again, count = _permitted_again(e), duplicates(e)
+    named = e.rows.repeated - again[0] if again else e.rows.repeated
+    unnamed = f"{', or ' if named else ''}at offsets that several topics of this name had"
+    where = _at(named) + (unnamed if again and count > len(named) else "")
+    yield _too_many(e, e.tables, count, where)
     yield from _duplicated_dead_letters(e)
 
 
 def _duplicated_dead_letters(e: Evidence) -> Iterable[Finding]:
-    yield _too_many(e, "the dead-letter table", e.dead_letters, _copies(e.dead_letters, e))
+    named = e.dead_letters.repeated - covered(e.rewritten)
+    yield _too_many(e, "the dead-letter table", len(named) if e.rewritten else e.dead_letters.copies, _at(named))
 
 
-def _too_many(e: Evidence, table: str, tally: OffsetTally, count: int) -> Finding:
-    sentence = f"{counted(count, 'row')} too many in {table}, at offsets {_named(tally.repeated)}"
-    return _finding(e, FindingKind.DUPLICATES, count, sentence)
+def _too_many(e: Evidence, table: str, count: int, where: str) -> Finding:
+    """Report surplus rows. Operators delete rows at the named offsets, so `where` names no other offsets."""
+    return _finding(e, FindingKind.DUPLICATES, count, f"{counted(count, 'row')} too many in {table}, {where}")
 
 
 def _both(e: Evidence) -> Iterable[Finding]:
     former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
     both = (e.rows.seen & e.dead_letters.seen) - covered(e.rewritten) - former
     sentence = (
-        f"{counted(len(both), 'offset', 'is row and dead letter|are rows and dead letters')} at once: {_named(both)}"
+        f"{counted(len(both), 'offset', 'is row and dead letter|are rows and dead letters')} at once, {_at(both)}"
     )
     yield _finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
 
@@ -92,7 +105,7 @@ def _both(e: Evidence) -> Iterable[Finding]:
 def _missing(e: Evidence) -> Iterable[Finding]:
     lost = missing(e)
     records, are = counted(len(lost), "record"), "is" if len(lost) == 1 else "are"
-    sentence = f"{records} that Kafka has of what was committed {are} in no table: {_named(lost)}"
+    sentence = f"{records} that Kafka has of what was committed {are} in no table, {_at(lost)}"
     yield _finding(e, FindingKind.MISSING, len(lost), sentence)
 
 
@@ -124,9 +137,7 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
         f"{counted(len(before), 'row', 'lies|lie')} before the first commit record, at offset {begin:,}",
     )
     unclaimed = e.rows.seen - claimed - before
-    sentence = (
-        f"{counted(len(unclaimed), 'row')} that no commit covers (the marker is {e.marker:,}): {_named(unclaimed)}"
-    )
+    sentence = f"{counted(len(unclaimed), 'row')} that no commit covers (the marker is {e.marker:,}), {_at(unclaimed)}"
     yield _finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
 
 
@@ -316,10 +327,6 @@ def _limits(e: Evidence) -> Iterable[Finding]:
         )  # fmt: skip
 
 
-def _copies(tally: OffsetTally, e: Evidence) -> int:
-    return len(tally.repeated - covered(e.rewritten)) if e.rewritten else tally.copies
-
-
 def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Finding:
     return Finding(kind, count, sentence, f"{e.topic}-{e.partition}")
 
@@ -331,6 +338,11 @@ def counted_once(e: Evidence) -> bool:
     """
     once = all(group.is_single for group in e.groups)
     return once and not covered((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
+
+
+def _at(offsets: BitMap64) -> str:
+    """Return the offsets as text: `at offset 5`, `at offsets 5, 7 to 9`; empty without offsets."""
+    return f"at offset{'' if len(offsets) == 1 else 's'} {_named(offsets)}" if offsets else ""
 
 
 def _named(offsets: BitMap64) -> str:

@@ -156,6 +156,31 @@ def test_an_offset_may_be_there_once_for_each_topic_that_bore_the_name():
     ]
 
 
+def test_only_offsets_of_surplus_rows_are_named_where_a_former_topic_had_the_same_offsets():
+    """People delete what is named."""
+    ranges = (CommittedRange(0, 43, 43, 0, "old"), CommittedRange(0, 7, 7, 0, TOPIC_ID))
+    evidence = Evidence("t", 0, 7, TOPIC_ID, ranges, OffsetTally([*range(43), *range(7)]), OffsetTally())
+    assert compare(evidence) == ()
+    copied = replace(evidence, rows=OffsetTally([*range(43), *range(7), 17]))
+    (found,) = compare(copied)
+    assert (found.kind, found.sentence) == (FindingKind.DUPLICATES, "1 row too many in the table, at offset 17")
+    thrice = replace(evidence, rows=OffsetTally([*range(43), *range(7), 3, 17]))
+    (found,) = compare(thrice)
+    assert (found.count, found.sentence) == (
+        2,
+        "2 rows too many in the table, at offset 17, or at offsets that several topics of this name had",
+    )
+
+
+def test_offsets_that_kafka_gave_twice_are_not_named_as_surplus():
+    evidence = Evidence(
+        "t", 0, 10, TOPIC_ID, (CommittedRange(0, 10, 10, 0, TOPIC_ID),), OffsetTally([*range(10), 2, 8]),
+        OffsetTally(), rewritten=((5, 10),),
+    )  # fmt: skip
+    (found, _) = compare(evidence)
+    assert (found.count, found.sentence) == (1, "1 row too many in the table, at offset 2")
+
+
 def test_rows_of_before_the_first_commit_record_are_a_note():
     evidence = Evidence(
         "t", 0, 20, TOPIC_ID, (CommittedRange(10, 20, 10, 0, TOPIC_ID),), OffsetTally(range(5, 20)), OffsetTally()

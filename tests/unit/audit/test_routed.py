@@ -80,7 +80,7 @@ def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
     home, other = catalog.load_table("shop.other"), catalog.load_table("shop.raw_a")
     home.append(other.scan(row_filter="kafka_offset = 3").to_arrow().select([f.name for f in home.schema().fields]))
     found = audited(made)
-    assert said(found)["shop-0"] == "1 row too many in the route, at offsets 3"
+    assert said(found)["shop-0"] == "1 row too many in the route, at offset 3"
     assert said(found)["shop.other"] == "it has 3 rows, and commit records count 2 for it"
 
 
