@@ -21,6 +21,7 @@ from frazil.offsets.tally import OffsetTally, spans
 from frazil.spec.units import counted
 
 SPANS_NAMED = 5
+OF_FORMER_TOPIC = "of a former topic of this name and cannot be compared with Kafka"
 
 
 def compare(evidence: Evidence) -> tuple[Finding, ...]:
@@ -319,6 +320,14 @@ def _limits(e: Evidence) -> Iterable[Finding]:
         f"may be in the table twice: {_named(again)}",
     )  # fmt: skip
     if e.kafka is not None:
+        former = sum(
+            highest
+            for group in e.groups
+            for topic_id, (_, highest) in group.bounds(lambda r: r.records + e.replayed_of(r)).items()
+            if topic_id != e.topic_id
+        )
+        sentence = f"{counted(former, 'row', 'is|are')} {OF_FORMER_TOPIC}"
+        yield _finding(e, FindingKind.NOT_COMPARED, former, sentence)
         gone = len(claimed_offsets(current) & between(0, e.kafka.first))
         yield _finding(
             e, FindingKind.UNCHECKED, gone,

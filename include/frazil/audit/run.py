@@ -50,10 +50,12 @@ class PartitionAudit:
     end: int
     rows: int
     distinct: int
+    """Number of records that have a row: `rows` without `duplicates`."""
     duplicates: int
     gaps: int | None
     """Number of records that Kafka has but no table has; None if the audit does not compare with Kafka."""
     dead_letters: int
+    """Number of dead letters, including those of former topics of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class _Run:
             kafka=kafka,
             whole=self.window is None,
             drops_repeats=self.drops_repeats,
+            former_dead_letters=self._former_dead_letters(claimed),
         )
         if not routed:
             return found, notes
@@ -151,6 +154,16 @@ class _Run:
             **dead_letters,
             **{tp: OffsetTally([*(dead_letters[tp].seen - offsets)]) for tp, offsets in settled.items()},
         }
+
+    def _former_dead_letters(self, claimed: Claims) -> Mapping[TopicPartition, int]:
+        """Count the dead letters of topics that had these names before."""
+        ids = self.marker.source.topic_ids
+        if not any(claimed.former_offsets(ids).values()):
+            return {}
+        wanted = Wanted(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
+        table = self.tables.dead_letters.current()
+        own, every = tally(table, wanted), tally(table, replace(wanted, topic_ids=None))
+        return {tp: of.rows - (own[tp].rows if tp in own else 0) for tp, of in every.items()}
 
     def _topics(self, claimed: Claims) -> set[str]:
         return {topic for topic, _ in claimed.ranges.keys() | self.marker.offsets.keys()}
@@ -294,16 +307,17 @@ def _result(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings
 
 
 def _numbers(e: Evidence) -> PartitionAudit:
+    surplus = duplicates(e)
     return PartitionAudit(
         topic=e.topic,
         partition=e.partition,
         start=min((r.start for r in e.ranges), default=None),
         end=e.marker if e.whole else max(r.end for r in e.ranges),
         rows=e.rows.rows,
-        distinct=len(e.rows.seen),
-        duplicates=duplicates(e),
+        distinct=e.rows.rows - surplus,
+        duplicates=surplus,
         gaps=len(missing(e)) if e.kafka is not None else None,
-        dead_letters=len(e.dead_letters.seen),
+        dead_letters=len(e.dead_letters.seen) + e.former_dead_letters,
     )
 
 

@@ -21,6 +21,7 @@ from pyroaring import BitMap64
 
 from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
+from frazil.audit.compare import OF_FORMER_TOPIC
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import by_topic_id, merged_ranges, read_again
 from frazil.audit.run import Audit, PartitionAudit, audit_changes, marker_of, standing_findings
@@ -141,10 +142,7 @@ def _compared(
     current = claimed.of_topics(marker.source.topic_ids)
     starts = {tp: min(r.start for r in of) for tp, of in current.items() if of and tp in marker.offsets}
     if former := sum(map(len, claimed.former_offsets(marker.source.topic_ids).values())):
-        sentence = (
-            f"{counted(former, 'offset', 'is|are')} of a topic that had this name before: nothing is compared with "
-            "their records"
-        )
+        sentence = f"{counted(former, 'offset', 'is|are')} {OF_FORMER_TOPIC}"
         yield Finding(FindingKind.NOT_COMPARED, former, sentence, spec.name)
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (

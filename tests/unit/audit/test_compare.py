@@ -172,6 +172,15 @@ def test_only_offsets_of_surplus_rows_are_named_where_a_former_topic_had_the_sam
     )
 
 
+def test_rows_of_a_former_topic_of_the_name_are_not_compared_with_kafka():
+    ranges = (CommittedRange(0, 43, 42, 0, "old"), CommittedRange(0, 7, 7, 0, TOPIC_ID))
+    evidence = Evidence("t", 0, 7, TOPIC_ID, ranges, OffsetTally([*range(42), *range(7)]), OffsetTally())
+    assert compare(evidence) == (), "commit records alone say nothing of Kafka"
+    (note,) = compare(replace(evidence, kafka=InKafka(0, between(0, 7))))
+    assert (note.kind, note.count) == (FindingKind.NOT_COMPARED, 42)
+    assert note.sentence == "42 rows are of a former topic of this name and cannot be compared with Kafka"
+
+
 def test_offsets_that_kafka_gave_twice_are_not_named_as_surplus():
     evidence = Evidence(
         "t", 0, 10, TOPIC_ID, (CommittedRange(0, 10, 10, 0, TOPIC_ID),), OffsetTally([*range(10), 2, 8]),

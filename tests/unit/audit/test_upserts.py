@@ -64,7 +64,7 @@ def test_what_a_former_topic_of_the_name_had_says_nothing_of_the_log(monkeypatch
     former = CommittedRange(0, 80, 80, 0, "id-0", leader_epoch=1)
     (found,) = compared(monkeypatch, former, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=2))
     assert (found.kind, found.count) == (FindingKind.NOT_COMPARED, 80)
-    assert found.sentence.startswith("80 offsets are of a topic that had this name before")
+    assert found.sentence.startswith("80 offsets are of a former topic of this name")
 
 
 def test_the_extent_of_what_kafka_deleted_is_in_offsets_and_none_of_them_is_yet_to_be_read(
