@@ -226,6 +226,11 @@ def _records(r: CommittedRange) -> int:
     return min(r.end - r.start, r.records + r.rejected)
 
 
+def _highest(group: Group, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
+    """Return the largest possible number of records of a group's topics, without the topic with the id `but`."""
+    return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
+
+
 def _there(e: Evidence) -> BitMap64:
     """Return the offsets that are in a table, or whose absence is reported or accepted."""
     return e.rows.seen | e.dead_letters.seen | missing(e) | _accepted(e)
@@ -248,7 +253,7 @@ def _hidden(e: Evidence, group: Group) -> int:
 
 
 def compare_repeats(
-    evidence: Sequence[Evidence], records: int, repeats: int | None, *, stream: str, by_source: bool = False
+    evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
     """Compare the rows of a stream with dedupe with its committed records, minus the dropped repeats. Pure.
 
@@ -256,6 +261,7 @@ def compare_repeats(
     left to the one with Kafka's records.
     """
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
+    records = sum(_highest(group, lambda r: r.records) for e in evidence for group in e.groups)
     if repeats is None or not all(map(counted_once, evidence)):
         if by_source or records <= rows:
             return ()
@@ -304,14 +310,13 @@ def _limits(e: Evidence) -> Iterable[Finding]:
         there = e.rows.seen | e.dead_letters.seen
         # The marker ends them: a reset may have moved it, and nothing was committed since.
         read = [*merged_ranges(current), (e.marker, e.marker)] if current else []
-        holes = [(a[1], b[0] - 1) for a, b in pairwise(read) if a[1] < b[0]]
-        holes = sorted([*holes, *((a, b - 1) for a, b in e.given_up if not there & between(a, b))])
-        skipped = sum(last - first + 1 for first, last in holes)
+        accepted = (span for span in e.given_up if not there & between(*span))
+        holes = covered([*accepted, *((a[1], b[0]) for a, b in pairwise(read) if a[1] < b[0])])
         yield _finding(
             e,
             FindingKind.SKIPPED,
-            skipped,
-            f"{counted(skipped, 'offset', 'was|were')} skipped, by a reset or by source.on-gap: {_spans_named(holes)}",
+            len(holes),
+            f"{counted(len(holes), 'offset', 'was|were')} skipped, by a reset or by source.on-gap: {_named(holes)}",
         )
     again = covered(e.rewritten)
     yield _finding(
@@ -320,12 +325,7 @@ def _limits(e: Evidence) -> Iterable[Finding]:
         f"may be in the table twice: {_named(again)}",
     )  # fmt: skip
     if e.kafka is not None:
-        former = sum(
-            highest
-            for group in e.groups
-            for topic_id, (_, highest) in group.bounds(lambda r: r.records + e.replayed_of(r)).items()
-            if topic_id != e.topic_id
-        )
+        former = sum(_highest(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
         sentence = f"{counted(former, 'row', 'is|are')} {OF_FORMER_TOPIC}"
         yield _finding(e, FindingKind.NOT_COMPARED, former, sentence)
         gone = len(claimed_offsets(current) & between(0, e.kafka.first))
@@ -355,11 +355,7 @@ def _at(offsets: BitMap64) -> str:
 
 
 def _named(offsets: BitMap64) -> str:
-    return _spans_named(list(spans(offsets, limit=SPANS_NAMED + 1)))
-
-
-def _spans_named(found: list[tuple[int, int]]) -> str:
-    """Return the first few spans as text."""
+    found = list(spans(offsets, limit=SPANS_NAMED + 1))
     named = [f"{first}" if first == last else f"{first} to {last}" for first, last in found[:SPANS_NAMED]]
     return ", ".join(named) + (", …" if len(found) > SPANS_NAMED else "")
 

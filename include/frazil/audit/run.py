@@ -208,7 +208,7 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     if drops_repeats:
         repeats = None if marker.routed else claimed.repeats  # routed tables drop some of their own
         by_source = replayed_from_source
-        of_repeats = compare_repeats(evidence, claimed.records, repeats, stream=tables.stream, by_source=by_source)
+        of_repeats = compare_repeats(evidence, repeats, stream=tables.stream, by_source=by_source)
         notes = (*notes, *of_repeats)
     return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
 

@@ -128,6 +128,18 @@ def test_what_a_reset_skipped_is_a_note_and_its_rows_would_be_unclaimed():
     assert compare(replace(at_once, marker=5)) == (), "back is no skip"
 
 
+def test_a_gap_that_was_skipped_and_accepted_is_named_and_counted_once():
+    ranges = (CommittedRange(0, 50, 50, 0, TOPIC_ID), CommittedRange(70, 80, 10, 0, TOPIC_ID))
+    evidence = Evidence(
+        "t", 0, 80, TOPIC_ID, ranges, OffsetTally([*range(50), *range(70, 80)]), OffsetTally(), given_up=((50, 70),)
+    )
+    (note,) = compare(evidence)
+    assert (note.kind, note.count) == (FindingKind.SKIPPED, 20)
+    assert note.sentence.endswith("on-gap: 50 to 69")
+    (wider,) = compare(replace(evidence, rows=OffsetTally([*range(48), *range(70, 80)]), given_up=((48, 70),)))
+    assert (wider.count, wider.sentence.endswith("on-gap: 48 to 69")) == (22, True)
+
+
 def test_what_retention_deleted_is_said_to_be_unchecked_and_still_counted():
     evidence = Evidence(
         topic="t",
@@ -256,9 +268,9 @@ def of_dedupe(rows: int, **more: Any) -> Evidence:
 
 
 def test_rows_of_a_stream_that_drops_repeats_are_as_many_as_its_records_less_the_dropped_ones():
-    assert compare_repeats([of_dedupe(8)], 10, 2, stream="s") == ()
-    assert wrong(compare_repeats([of_dedupe(7)], 10, 2, stream="s")) == [(FindingKind.MISCOUNTED, 1)]
-    assert wrong(compare_repeats([of_dedupe(9)], 10, 2, stream="s")) == [(FindingKind.MISCOUNTED, 1)]
+    assert compare_repeats([of_dedupe(8)], 2, stream="s") == ()
+    assert wrong(compare_repeats([of_dedupe(7)], 2, stream="s")) == [(FindingKind.MISCOUNTED, 1)]
+    assert wrong(compare_repeats([of_dedupe(9)], 2, stream="s")) == [(FindingKind.MISCOUNTED, 1)]
 
 
 @pytest.mark.parametrize(
@@ -268,9 +280,17 @@ def test_rows_of_a_stream_that_drops_repeats_are_as_many_as_its_records_less_the
 def test_where_the_number_of_repeats_is_not_known_missing_rows_are_not_compared(
     evidence: Evidence, repeats: int | None
 ):
-    (note,) = compare_repeats([evidence], 10, repeats, stream="s")
+    (note,) = compare_repeats([evidence], repeats, stream="s")
     assert (note.kind, note.count) == (FindingKind.NOT_COMPARED, 3)
-    assert compare_repeats([evidence], 10, repeats, stream="s", by_source=True) == ()
+    assert compare_repeats([evidence], repeats, stream="s", by_source=True) == ()
+
+
+def test_a_backfill_of_a_deleted_row_adds_no_record_to_those_without_a_row():
+    """Its chunk claims a record that a batch claims too."""
+    ranges = (CommittedRange(0, 40, 40, 0, TOPIC_ID), CommittedRange(7, 8, 1, 0, TOPIC_ID))
+    evidence = Evidence("t", 0, 40, TOPIC_ID, ranges, OffsetTally(range(20)), OffsetTally(), drops_repeats=True)
+    (note,) = compare_repeats([evidence], None, stream="s")
+    assert (note.count, note.sentence.startswith("20 committed records without a row")) == (20, True)
 
 
 def test_overlapping_ranges_beside_offsets_that_kafka_gave_twice_have_one_note():
