@@ -8,14 +8,14 @@ records.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pyroaring import BitMap64
 
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import CommittedRange, Group, claimed_offsets, covered, merged_ranges
+from frazil.audit.ranges import CommittedRange, Group, accepted_loss, claimed_offsets, covered, merged_ranges
 from frazil.offsets.spans import between
 from frazil.offsets.tally import OffsetTally, spans
 from frazil.spec.units import counted
@@ -260,9 +260,10 @@ def compare_repeats(
     `repeats` is None if the number of dropped records is unknown. In that case, with `by_source`, the comparison is
     left to the one with Kafka's records.
     """
+    evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
     records = sum(_highest(group, lambda r: r.records) for e in evidence for group in e.groups)
-    if repeats is None or not all(map(counted_once, evidence)):
+    if not counts_rows(evidence, repeats):
         if by_source or records <= rows:
             return ()
         sentence = (
@@ -271,12 +272,25 @@ def compare_repeats(
             "expired. `--source` compares with Kafka's records"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
-    off = records - repeats - rows
+    off = records - (repeats or 0) - rows
     sentence = (
-        f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}; {repeats:,} of them "
+        f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}; {repeats or 0:,} of them "
         f"were dropped as repeats: {counted(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
     )
     return (Finding(FindingKind.MISCOUNTED, abs(off), sentence, stream),) if off else ()
+
+
+def counts_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
+    """Whether commit records alone count the rows of a stream with dedupe."""
+    return repeats is not None and all(counted_once(_without_accepted(e)) for e in evidence)
+
+
+def _without_accepted(e: Evidence) -> Evidence:
+    """Return the evidence without the ranges whose loss an operator accepted."""
+    lost = accepted_loss((r for r in e.ranges if r.topic_id == e.topic_id), e.given_up)
+    if not lost:
+        return e
+    return replace(e, ranges=tuple(r for r in e.ranges if r.topic_id != e.topic_id or not r.offsets <= lost))
 
 
 def _not_compared(e: Evidence) -> Iterable[Finding]:
@@ -328,12 +342,17 @@ def _limits(e: Evidence) -> Iterable[Finding]:
         former = sum(_highest(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
         sentence = f"{counted(former, 'row', 'is|are')} {OF_FORMER_TOPIC}"
         yield _finding(e, FindingKind.NOT_COMPARED, former, sentence)
-        gone = len(claimed_offsets(current) & between(0, e.kafka.first))
-        yield _finding(
-            e, FindingKind.UNCHECKED, gone,
-            f"{counted(gone, 'offset', 'is|are')} no longer in Kafka, before {e.kafka.first:,}: checked against the "
-            "records alone",
-        )  # fmt: skip
+        gone = len((claimed_offsets(current) & between(0, e.kafka.first)) - _accepted(e))
+        yield _finding(e, FindingKind.UNCHECKED, gone, checked_by_commit_records(gone, e.kafka.first))
+
+
+def checked_by_commit_records(committed: int, first: int) -> str:
+    """Describe committed offsets that Kafka no longer has, where commit records count every row."""
+    were = "one was" if committed == 1 else "ones were"
+    return (
+        f"offsets before {first:,} are gone from Kafka; the {committed:,} committed {were} checked against commit "
+        "records only"
+    )
 
 
 def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Finding:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,9 +22,17 @@ from pyroaring import BitMap64
 
 from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import OF_FORMER_TOPIC
+from frazil.audit.compare import OF_FORMER_TOPIC, checked_by_commit_records, counts_rows
+from frazil.audit.evidence import gather
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import by_topic_id, merged_ranges, read_again
+from frazil.audit.ranges import (
+    CommittedRange,
+    accepted_loss,
+    by_topic_id,
+    claimed_again,
+    claimed_offsets,
+    merged_ranges,
+)
 from frazil.audit.run import Audit, PartitionAudit, audit_changes, marker_of, standing_findings
 from frazil.audit.sinks import Sinks
 from frazil.audit.source import cut_logs
@@ -39,7 +48,7 @@ from frazil.ingest.stage import stage
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask
 from frazil.merge.table_files import Reader
 from frazil.merge.task import merge
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Span, TopicPartition, between, runs
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties
 from frazil.spec.units import counted
@@ -70,7 +79,7 @@ def audit_upserts(
     changes = sum(partition.rows for partition in partitions)
     findings = (*standing_findings(table, marker, claimed, window), *of_commits, *_read_again(claimed))
     if with_source:
-        findings = (*findings, *_compared(spec, tables, table, marker, claimed))
+        findings = (*findings, *_compared(spec, tables, table, marker, claimed, window=window))
     elif changes:
         findings = (*findings, _by_commit_records(changes, rows, spec.name))
     return Audit(spec.name, partitions, findings, claimed.batches, window, by_key=True)
@@ -96,7 +105,9 @@ def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Peri
     Raises the same errors as `audit_stream`.
     """
     table, marker, claimed = _claimed(tables, window)
-    yield from _compared(spec, tables, table, marker, claimed)
+    evidence = gather(marker, claimed, rows={}, dead_letters={}, kafka={}, whole=window is None)
+    by_records = marker.routed is None and counts_rows(evidence, claimed.repeats)
+    yield from _compared(spec, tables, table, marker, claimed, window=window, by_records=by_records)
 
 
 def _claimed(tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
@@ -121,7 +132,7 @@ def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
 def _read_again(claimed: Claims) -> Iterator[Finding]:
     """Report the offsets that the counts include more than once."""
     for (topic, partition), of in sorted(claimed.ranges.items()):
-        if again := sum(read_again(ranges) for ranges in by_topic_id(of).values()):
+        if again := sum(len(claimed_again(ranges)) for ranges in by_topic_id(of).values()):
             sentence = (
                 f"{counted(again, 'offset', 'was|were')} committed more than once, as after a reset: changes and dead "
                 "letters count each time"
@@ -129,9 +140,20 @@ def _read_again(claimed: Claims) -> Iterator[Finding]:
             yield Finding(FindingKind.READ_AGAIN, again, sentence, f"{topic}-{partition}")
 
 
-def _compared(
-    spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, claimed: Claims
+def _compared(  # noqa: PLR0913 - what is compared, and with what
+    spec: StreamSpec,
+    tables: StreamTables,
+    table: Table,
+    marker: Marker,
+    claimed: Claims,
+    *,
+    window: Period | None = None,
+    by_records: bool = False,
 ) -> Iterator[Finding]:
+    """Merge Kafka's records of the claimed ranges, and all later ones, into the tables, without a commit.
+
+    `by_records` is whether commit records alone count the rows of these ranges.
+    """
     if marker.routed is not None and spec.route is None:
         sentence = (
             f"{counted(claimed.records, 'record')} of a stream that had a route: which of them belong to other tables "
@@ -167,21 +189,49 @@ def _compared(
             "that Kafka no longer has. `frazil reset STREAM --to marker` goes on there"
         )
         yield Finding(FindingKind.LOG_CUT, 1, sentence, f"{topic}-{partition}")
-    gone = sum(max(0, min(first.get(tp, 0), marker.offsets[tp]) - start) for tp, start in starts.items())
-    if gone:
-        sentence = f"Kafka has deleted {counted(gone, 'record')} of them: nothing is known about these"
-        yield Finding(FindingKind.NOT_COMPARED, gone, sentence, spec.name)
-    # Everything up to the marker: a later record of a key is what the table has.
-    ranges = tuple(
-        OffsetRange(*tp, max(start, first.get(tp, start)), min(marker.offsets[tp], ends[tp].stable))
-        for tp, start in sorted(starts.items())
-        if tp in ends
-    )
-    ranges = tuple(r for r in ranges if r.start < r.end)
-    if ranges:
+    every = claimed if window is None else claims(tables.journals, marker, table.metadata)
+    read = {tp: _to_read(tp, start, every, marker) for tp, start in starts.items() if tp in ends}
+    yield from _gone_from_kafka(spec.name, {tp: (current[tp], read[tp]) for tp in read}, first, by_records=by_records)
+    spans = {
+        tp: [*runs(offsets & between(begin, end), (begin, end))]
+        for tp, offsets in sorted(read.items())
+        for begin, end in [(first.get(tp, 0), max(first.get(tp, 0), ends[tp].stable))]
+    }
+    if any(spans.values()):
         sinks = Sinks.of(spec, tables, table, marker)
         yield from sinks.findings
-        yield from _differences(_Replay(spec, tables, sinks, found.identity.topic_ids, ranges))
+        yield from _differences(_Replay(spec, tables, sinks, found.identity.topic_ids, spans))
+
+
+def _to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
+    """Return the offsets from `start` to the marker whose records the table has: a later record of a key replaced an
+    earlier one. Leaves out what a reset or `source.on-gap` skipped, and what an operator gave up after a rollback.
+    """
+    ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
+    lost = accepted_loss(ranges, marker.given_up.get(tp, ()))
+    up_to_marker = between(start, marker.offsets[tp])
+    return (up_to_marker if every.gone else up_to_marker & claimed_offsets(ranges)) - lost
+
+
+def _gone_from_kafka(
+    stream: str,
+    read: Mapping[TopicPartition, tuple[Sequence[CommittedRange], BitMap64]],
+    first: Mapping[TopicPartition, int],
+    *,
+    by_records: bool,
+) -> Iterator[Finding]:
+    """Report the committed records that Kafka no longer has; `read` has the ranges and the offsets to read."""
+    gone = 0
+    for tp, (ranges, offsets) in sorted(read.items()):
+        before = offsets & claimed_offsets(ranges) & between(0, first.get(tp, 0))
+        if before and by_records:
+            sentence = checked_by_commit_records(len(before), first[tp])
+            yield Finding(FindingKind.UNCHECKED, len(before), sentence, f"{tp[0]}-{tp[1]}")
+        gone += min(len(before), sum(min(r.records + r.rejected, len(r.offsets & before)) for r in ranges))
+    if gone and not by_records:
+        were = "was" if gone == 1 else "were"
+        sentence = f"{counted(gone, 'committed record', 'is|are')} gone from Kafka and {were} not compared"
+        yield Finding(FindingKind.NOT_COMPARED, gone, sentence, stream)
 
 
 def _ids(topic_ids: Mapping[str, str], starts: Mapping[TopicPartition, int]) -> list[str | None]:
@@ -196,20 +246,22 @@ class _Replay:
     tables: StreamTables
     sinks: Sinks
     topic_ids: Mapping[str, str]
-    ranges: tuple[OffsetRange, ...]
+    spans: Mapping[TopicPartition, Sequence[Span]]
 
     @property
     def topics(self) -> set[str]:
-        return {of.topic for of in self.ranges}
+        return {topic for (topic, _), of in self.spans.items() if of}
 
-    def staged(self, folder: Path) -> tuple[StageResult, StageContext]:
-        """Stage the records in subfolders of `folder`."""
+    def staged(self, folder: Path) -> tuple[list[StageResult], StageContext]:
+        """Stage the records in subfolders of `folder`. A task reads one span of each topic-partition."""
         kafka = executors_kafka_properties(self.spec, os.environ)
         found = stage_context(self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids)
         found = self.sinks.placed(self.spec, found)
         targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in found.targets.items()}
         context = dataclasses.replace(found, targets=targets, existing_dead_letters=self._held())
-        return stage(context, StageTask(0, self.ranges), attempt=0, on_progress=lambda _: None), context
+        rounds = zip_longest(*([OffsetRange(*tp, *span) for span in of] for tp, of in self.spans.items()))
+        tasks = [StageTask(index, tuple(filter(None, ranges))) for index, ranges in enumerate(rounds)]
+        return [stage(context, task, attempt=0, on_progress=lambda _: None) for task in tasks], context
 
     def _held(self) -> dict[TopicPartition, bytes]:
         """Return the offsets of dead letters, which stay dead letters even if the current declaration accepts their
@@ -233,12 +285,12 @@ def _differences(replay: _Replay) -> Iterator[Finding]:
     folder, stream = run_folder(replay.spec.name), replay.spec.name
     make_folder(folder)
     with TemporaryDirectory(dir=folder, prefix="audit-") as name:
-        result, staged = replay.staged(Path(name))
-        if result.values:
-            sentence = f"records of {counted(len(result.values), 'value')} have no table: {sorted(result.values)[:3]}"
-            yield Finding(FindingKind.NOT_COMPARED, len(result.values), sentence, stream)
+        results, staged = replay.staged(Path(name))
+        if values := sorted({value for result in results for value in result.values}):
+            sentence = f"records of {counted(len(values), 'value')} have no table: {values[:3]}"
+            yield Finding(FindingKind.NOT_COMPARED, len(values), sentence, stream)
         for target, table in replay.sinks.tables.items():
-            changes = tuple(file for file in result.files if file.target == target)
+            changes = tuple(file for result in results for file in result.files if file.target == target)
             context = replay.merge_context(staged, target, Path(name))
             subject = stream if target == "main" else target
             yield from _differences_of(replay, table, changes, context, subject)

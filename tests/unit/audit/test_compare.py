@@ -153,6 +153,9 @@ def test_what_retention_deleted_is_said_to_be_unchecked_and_still_counted():
     )
     (note,) = compare(evidence)
     assert (note.kind, note.count) == (FindingKind.UNCHECKED, 60)
+    assert note.sentence == (
+        "offsets before 60 are gone from Kafka; the 60 committed ones were checked against commit records only"
+    )
     lacking = replace(evidence, rows=OffsetTally([*range(50), *range(55, 100)]))
     assert wrong(compare(lacking)) == [(FindingKind.MISCOUNTED, 5)]
 
@@ -283,6 +286,16 @@ def test_where_the_number_of_repeats_is_not_known_missing_rows_are_not_compared(
     (note,) = compare_repeats([evidence], repeats, stream="s")
     assert (note.kind, note.count) == (FindingKind.NOT_COMPARED, 3)
     assert compare_repeats([evidence], repeats, stream="s", by_source=True) == ()
+
+
+def test_a_batch_that_was_rolled_back_and_given_up_is_not_counted_among_the_repeats_and_rows():
+    ranges = (CommittedRange(0, 10, 10, 0, TOPIC_ID), CommittedRange(10, 20, 10, 0, TOPIC_ID))
+    lost = Evidence(
+        "t", 0, 20, TOPIC_ID, ranges, OffsetTally(range(8)), OffsetTally(), drops_repeats=True, given_up=((10, 20),)
+    )
+    assert compare_repeats([lost], 2, stream="s") == ()
+    read_again = replace(lost, ranges=(*ranges, CommittedRange(10, 20, 10, 0, TOPIC_ID)))
+    assert [f.kind for f in compare_repeats([read_again], 2, stream="s")] == [FindingKind.NOT_COMPARED]
 
 
 def test_a_backfill_of_a_deleted_row_adds_no_record_to_those_without_a_row():

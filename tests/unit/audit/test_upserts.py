@@ -14,6 +14,7 @@ from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
+from frazil.audit.sinks import Sinks
 from frazil.audit.upserts import _differences, _of_keys, _read_again
 from frazil.merge.contract import Counts
 from frazil.spec.model import StreamSpec
@@ -71,16 +72,25 @@ def test_the_extent_of_what_kafka_deleted_is_in_offsets_and_none_of_them_is_yet_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(StandInKafka, "earliest", lambda _, partitions: dict.fromkeys(partitions, 90))
-    *_, found = compared(monkeypatch, CommittedRange(10, 60, 50, 0, "id-1", leader_epoch=2))
+    (found,) = compared(monkeypatch, CommittedRange(10, 60, 50, 0, "id-1", leader_epoch=2))
     assert (found.kind, found.count) == (FindingKind.NOT_COMPARED, 50)
-    assert found.sentence == "Kafka has deleted 50 records of them: nothing is known about these"
+    assert found.sentence == "50 committed records are gone from Kafka and were not compared"
+
+
+def test_only_committed_records_are_counted_among_those_that_kafka_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A skipped gap was never committed."""
+    monkeypatch.setattr(StandInKafka, "earliest", lambda _, partitions: dict.fromkeys(partitions, 40))
+    ranges = (CommittedRange(10, 20, 8, 0, "id-1", leader_epoch=2), CommittedRange(30, 60, 30, 0, "id-1"))
+    (found,) = compared(monkeypatch, *ranges)
+    assert found.sentence == "18 committed records are gone from Kafka and were not compared"
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, *ranges: CommittedRange) -> list[Finding]:
     monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
     monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
+    monkeypatch.setattr(Sinks, "of", lambda *_: Sinks({}, {}))
     epoch = ranges[-1].leader_epoch
-    at = {"offsets": {T0: 60}, "leader_epochs": {T0: epoch}, "rewritten": {}, "routed": None}
+    at = {"offsets": {T0: 60}, "leader_epochs": {T0: epoch}, "rewritten": {}, "given_up": {}, "routed": None}
     marker: Any = SimpleNamespace(source=IDENTITY, **at)
     spec: Any = SimpleNamespace(name="orders", route=None)
     tables: Any = None
