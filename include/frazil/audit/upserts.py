@@ -35,7 +35,7 @@ from frazil.audit.ranges import (
 )
 from frazil.audit.run import Audit, PartitionAudit, audit_changes, marker_of, standing_findings
 from frazil.audit.sinks import Sinks
-from frazil.audit.source import cut_logs
+from frazil.audit.source import cut_logs, why_not_comparable
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.mode import MERGED, merge_rules
 from frazil.commit.opened import open_kafka
@@ -174,15 +174,17 @@ def _compared(  # noqa: PLR0913 - what is compared, and with what
         yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
     with open_kafka(spec) as kafka:
         found = kafka.describe()
-        if (found.identity.cluster_id, *_ids(found.identity.topic_ids, starts)) != (
-            marker.source.cluster_id,
-            *_ids(marker.source.topic_ids, starts),
-        ):
-            sentence = "the topic is not the one that was read: nothing is compared with Kafka"
-            yield Finding(FindingKind.NOT_COMPARED, 1, sentence, spec.name)
-            return
+        why_not = {
+            topic: why
+            for topic in sorted({topic for topic, _ in starts})
+            if (why := why_not_comparable(topic, marker.source, found.identity, spec))
+        }
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
-        cut = cut_logs(kafka, marker, {tp: current[tp] for tp in starts if tp in ends})
+        starts = {tp: start for tp, start in starts.items() if tp in ends and tp[0] not in why_not}
+        cut = cut_logs(kafka, marker, {tp: current[tp] for tp in starts})
+    for topic, why in why_not.items():
+        offsets = sum(len(claimed_offsets(of)) for tp, of in current.items() if tp[0] == topic)
+        yield Finding(FindingKind.NOT_COMPARED, offsets, why, topic)
     for (topic, partition), offset in sorted(cut.items()):
         sentence = (
             f"Kafka's log was cut at offset {offset:,}, below what was committed: rows may have changes from there on "
@@ -190,7 +192,9 @@ def _compared(  # noqa: PLR0913 - what is compared, and with what
         )
         yield Finding(FindingKind.LOG_CUT, 1, sentence, f"{topic}-{partition}")
     every = claimed if window is None else claims(tables.journals, marker, table.metadata)
-    read = {tp: _to_read(tp, start, every, marker) for tp, start in starts.items() if tp in ends}
+    read = {
+        tp: _to_read(tp, start, every, marker) for tp, start in starts.items() if tp in ends and tp[0] not in why_not
+    }
     yield from _gone_from_kafka(spec.name, {tp: (current[tp], read[tp]) for tp in read}, first, by_records=by_records)
     spans = {
         tp: [*runs(offsets & between(begin, end), (begin, end))]
@@ -200,7 +204,7 @@ def _compared(  # noqa: PLR0913 - what is compared, and with what
     if any(spans.values()):
         sinks = Sinks.of(spec, tables, table, marker)
         yield from sinks.findings
-        yield from _differences(_Replay(spec, tables, sinks, found.identity.topic_ids, spans))
+        yield from _differences(_Replay(spec, tables, sinks, found.identity.topic_ids, spans, [*why_not]))
 
 
 def _to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
@@ -234,10 +238,6 @@ def _gone_from_kafka(
         yield Finding(FindingKind.NOT_COMPARED, gone, sentence, stream)
 
 
-def _ids(topic_ids: Mapping[str, str], starts: Mapping[TopicPartition, int]) -> list[str | None]:
-    return [topic_ids.get(topic) for topic in sorted({topic for topic, _ in starts})]
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Replay:
     """The records to read again, and the tables to compare them with."""
@@ -247,6 +247,8 @@ class _Replay:
     sinks: Sinks
     topic_ids: Mapping[str, str]
     spans: Mapping[TopicPartition, Sequence[Span]]
+    not_read: Sequence[str]
+    """Topics of the stream that cannot be read again."""
 
     @property
     def topics(self) -> set[str]:
@@ -302,7 +304,7 @@ def _differences_of(
     done = _merged(table, changes, context)
     counts = sum((result.counts for _, result in done), Counts())
     if replay.spec.dedupe is None:
-        yield from _of_keys(counts, _keys(done, context, replay.topics), replay.spec, subject)
+        yield from _of_keys(counts, _keys(done, context, replay.topics), replay.spec, subject, replay.not_read)
         return
     # A row without an event time repeats nothing, so that it is always inserted again.
     event_time = table.schema().find_field(context.rules.event_time or "").field_id
@@ -311,16 +313,22 @@ def _differences_of(
         yield Finding(FindingKind.MISSING, missing, what, subject)
 
 
-def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str) -> Iterator[Finding]:
-    """Report the keys that a merge of all records would change."""
+def _of_keys(
+    counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str, not_read: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """Report the keys that a merge of all records would change. Records of the topics `not_read` may have deleted
+    others.
+    """
     again = f". `frazil reset {spec.name} --to earliest`, then a run, merges Kafka's records again"
     late = LATE_AFTER_DELETE if spec.order_by else again
     for kind, count, which, what in (
         (
-            FindingKind.MISSING,
+            FindingKind.NOT_COMPARED if not_read else FindingKind.MISSING,
             counts.inserted,
             keys.inserted,
-            f"is not in the table, though Kafka's newest record of it is no delete{again}",
+            f"is not in the table; a record of {', '.join(not_read)}, which cannot be read, may have deleted it"
+            if not_read
+            else f"is not in the table, though Kafka's newest record of it is no delete{again}",
         ),
         (
             FindingKind.MISCOUNTED,

@@ -16,10 +16,14 @@ from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.audit.sinks import Sinks
 from frazil.audit.upserts import _differences, _of_keys, _read_again
+from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import Counts
+from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from tests.unit.audit.test_source import IDENTITY, T0, StandInKafka
 from tests.unit.ingest.test_changes import ORDERS
+
+U0 = ("u", 0)
 
 
 @pytest.mark.parametrize("order_by", ["at", None])
@@ -68,6 +72,14 @@ def test_what_a_former_topic_of_the_name_had_says_nothing_of_the_log(monkeypatch
     assert found.sentence.startswith("80 offsets are of a former topic of this name")
 
 
+def test_a_deleted_topic_hides_no_log_of_another_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = SourceIdentity("c1", {"t": "id-1", "u": "id-2"})
+    ranges = {T0: (CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1),), U0: (CommittedRange(5, 9, 4, 0, "id-2"),)}
+    absent, cut = compared_ranges(monkeypatch, ranges, source=known, leader_epochs={T0: 1})
+    assert (absent.kind, absent.where, absent.count) == (FindingKind.NOT_COMPARED, "u", 4)
+    assert (cut.kind, cut.where) == (FindingKind.LOG_CUT, "t-0")
+
+
 def test_the_extent_of_what_kafka_deleted_is_in_offsets_and_none_of_them_is_yet_to_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -86,15 +98,19 @@ def test_only_committed_records_are_counted_among_those_that_kafka_deleted(monke
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, *ranges: CommittedRange) -> list[Finding]:
+    return compared_ranges(monkeypatch, {T0: ranges}, source=IDENTITY, leader_epochs={T0: ranges[-1].leader_epoch})
+
+
+def compared_ranges(
+    monkeypatch: pytest.MonkeyPatch, ranges: dict[TopicPartition, tuple[CommittedRange, ...]], **known: Any
+) -> list[Finding]:
     monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
     monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
     monkeypatch.setattr(Sinks, "of", lambda *_: Sinks({}, {}))
-    epoch = ranges[-1].leader_epoch
-    at = {"offsets": {T0: 60}, "leader_epochs": {T0: epoch}, "rewritten": {}, "given_up": {}, "routed": None}
-    marker: Any = SimpleNamespace(source=IDENTITY, **at)
-    spec: Any = SimpleNamespace(name="orders", route=None)
+    marker: Any = SimpleNamespace(offsets={T0: 60, U0: 9}, rewritten={}, given_up={}, routed=None, **known)
+    spec: Any = SimpleNamespace(name="orders", route=None, source=SimpleNamespace(reads=("t", "u")))
     tables: Any = None
-    return [*upserts._compared(spec, tables, tables, marker, Claims({T0: ranges}))]
+    return [*upserts._compared(spec, tables, tables, marker, Claims(ranges))]
 
 
 class Staged(Exception):
