@@ -79,14 +79,14 @@ def _duplicates(e: Evidence) -> Iterable[Finding]:
     again, count = _permitted_again(e), duplicates(e)
     named = e.rows.repeated - again[0] if again else e.rows.repeated
     unnamed = f"{', or ' if named else ''}at offsets that several topics of this name had"
-    where = _at(named) + (unnamed if again and count > len(named) else "")
+    where = at_offsets(named) + (unnamed if again and count > len(named) else "")
     yield _too_many(e, e.tables, count, where)
     yield from _duplicated_dead_letters(e)
 
 
 def _duplicated_dead_letters(e: Evidence) -> Iterable[Finding]:
     named = e.dead_letters.repeated - covered(e.rewritten)
-    yield _too_many(e, "the dead-letter table", len(named) if e.rewritten else e.dead_letters.copies, _at(named))
+    yield _too_many(e, "the dead-letter table", len(named) if e.rewritten else e.dead_letters.copies, at_offsets(named))
 
 
 def _too_many(e: Evidence, table: str, count: int, where: str) -> Finding:
@@ -94,19 +94,25 @@ def _too_many(e: Evidence, table: str, count: int, where: str) -> Finding:
     return _finding(e, FindingKind.DUPLICATES, count, f"{counted(count, 'row')} too many in {table}, {where}")
 
 
-def _both(e: Evidence) -> Iterable[Finding]:
+def ambiguous_offsets(e: Evidence) -> BitMap64:
+    """Return the offsets that another record may have had: of a former topic of the name, or before Kafka's log was
+    truncated.
+    """
     former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
-    both = (e.rows.seen & e.dead_letters.seen) - covered(e.rewritten) - former
-    sentence = (
-        f"{counted(len(both), 'offset', 'is row and dead letter|are rows and dead letters')} at once, {_at(both)}"
-    )
+    return former | covered(e.rewritten)
+
+
+def _both(e: Evidence) -> Iterable[Finding]:
+    both = (e.rows.seen & e.dead_letters.seen) - ambiguous_offsets(e)
+    are = counted(len(both), "offset", "is row and dead letter|are rows and dead letters")
+    sentence = f"{are} at once, {at_offsets(both)}"
     yield _finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
 
 
 def _missing(e: Evidence) -> Iterable[Finding]:
     lost = missing(e)
     records, are = counted(len(lost), "record"), "is" if len(lost) == 1 else "are"
-    sentence = f"{records} that Kafka has of what was committed {are} in no table, {_at(lost)}"
+    sentence = f"{records} that Kafka has of what was committed {are} in no table, {at_offsets(lost)}"
     yield _finding(e, FindingKind.MISSING, len(lost), sentence)
 
 
@@ -138,7 +144,8 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
         f"{counted(len(before), 'row', 'lies|lie')} before the first commit record, at offset {begin:,}",
     )
     unclaimed = e.rows.seen - claimed - before
-    sentence = f"{counted(len(unclaimed), 'row')} that no commit covers (the marker is {e.marker:,}), {_at(unclaimed)}"
+    rows, where = counted(len(unclaimed), "row"), at_offsets(unclaimed)
+    sentence = f"{rows} that no commit covers (the marker is {e.marker:,}), {where}"
     yield _finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
 
 
@@ -368,7 +375,7 @@ def counted_once(e: Evidence) -> bool:
     return once and not covered((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 
 
-def _at(offsets: BitMap64) -> str:
+def at_offsets(offsets: BitMap64) -> str:
     """Return the offsets as text: `at offset 5`, `at offsets 5, 7 to 9`; empty without offsets."""
     return f"at offset{'' if len(offsets) == 1 else 's'} {_named(offsets)}" if offsets else ""
 

@@ -10,11 +10,27 @@ from pyiceberg.table.snapshots import Operation
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import compare, compare_counts, compare_dead_letters, compare_repeats, duplicates, missing
+from frazil.audit.compare import (
+    compare,
+    compare_counts,
+    compare_dead_letters,
+    compare_repeats,
+    counted_once,
+    duplicates,
+    missing,
+)
 from frazil.audit.evidence import Evidence, InKafka, explained, gather
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import merged_ranges
-from frazil.audit.routed import Replays, compare_tables, routed_rows
+from frazil.audit.routed import (
+    Replays,
+    RoutedRows,
+    compare_places,
+    count_tables,
+    not_counted,
+    routed_rows,
+    unread_rows,
+)
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled
 from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
@@ -24,7 +40,7 @@ from frazil.commit.reset import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
 from frazil.ingest.contract import Target
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Span, TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies, together
 from frazil.spec.units import counted
 from frazil.table.branches import MAIN, head_of
@@ -34,6 +50,10 @@ from frazil.timetext import utc
 
 AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]]
 """Returns the offsets that Kafka has of the claimed ranges, and findings about ranges that Kafka cannot confirm."""
+
+
+PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
+"""Returns the offsets of Kafka's records in these spans, by the table that the route, as declared now, has for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +119,7 @@ class _Run:
     drops_repeats: bool
     named: Collection[Target]
     """The tables that the route names now."""
+    place: PlaceRecords | None = None
 
     def claims(self) -> Claims:
         if self.window is None:
@@ -127,10 +148,30 @@ class _Run:
         )
         if not routed:
             return found, notes
-        of_tables = compare_tables(found, (self.tables.main.identifier, default), routed, claimed, replays)
+        own = self.tables.main.identifier, default
+        return found, (*notes, *unread_rows(routed), *self._of_tables(found, own, routed, claimed, replays))
+
+    def _of_tables(
+        self,
+        evidence: tuple[Evidence, ...],
+        default: tuple[str, Tallies],
+        routed: tuple[RoutedRows, ...],
+        claimed: Claims,
+        replays: Replays,
+    ) -> Iterable[Finding]:
+        """Compare the rows of each table: by count, or with Kafka's records if offsets were committed again."""
         if self.drops_repeats:  # how many of them each table dropped is not known
-            of_tables = (finding for finding in of_tables if finding.kind is not FindingKind.MISCOUNTED)
-        return found, (*notes, *of_tables)
+            return ()
+        if all(map(counted_once, evidence)):
+            return count_tables(default, routed, claimed, replays)
+        if self.place is None:
+            return not_counted(default[0], claimed)
+        spans = {
+            (e.topic, e.partition): (e.kafka.offsets.min(), e.kafka.offsets.max() + 1)
+            for e in evidence
+            if e.kafka and e.kafka.offsets
+        }
+        return compare_places(evidence, default, routed, self.place(self.table, self.marker, spans))
 
     def tally_dead_letters(self, claimed: Claims) -> Tallies:
         """Tally the dead letters as they are once the last published backfill or replay has ended.
@@ -183,6 +224,7 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     drops_repeats: bool = False,
     replayed_from_source: bool = False,
     named: Collection[Target] = (),
+    place: PlaceRecords | None = None,
 ) -> Audit:
     """Read all evidence and compare it.
 
@@ -196,7 +238,7 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     while True:
         table = tables.main.refresh()
         marker = marker_of(tables, table)
-        run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named)
+        run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named, place)
         claimed = run.claims()
         before = _before(table, marker, claimed)
         if not (coordinates and has_coordinates(table.schema())):

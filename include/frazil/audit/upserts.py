@@ -9,11 +9,8 @@ error in the table. The audit needs as much memory and CPU as one batch of these
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
@@ -33,27 +30,23 @@ from frazil.audit.ranges import (
     claimed_offsets,
     merged_ranges,
 )
+from frazil.audit.replay import Replay, scratch_folder
 from frazil.audit.run import Audit, PartitionAudit, audit_changes, marker_of, standing_findings
 from frazil.audit.sinks import Sinks
 from frazil.audit.source import cut_logs, why_not_comparable
-from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.marker import Marker
 from frazil.commit.mode import MERGED, merge_rules
 from frazil.commit.opened import open_kafka
 from frazil.commit.period import Period
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
-from frazil.home import make_folder, run_folder
-from frazil.ingest.contract import OffsetRange, StageContext, StagedFile, StageResult, StageTask, Target
-from frazil.ingest.stage import stage
+from frazil.ingest.contract import StageContext, StagedFile, Target
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask
 from frazil.merge.table_files import Reader
 from frazil.merge.task import merge
-from frazil.offsets.spans import Span, TopicPartition, between, runs
+from frazil.offsets.spans import TopicPartition, between, runs
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import executors_kafka_properties
 from frazil.spec.units import counted
-from frazil.stream.stage_context import stage_context
-from frazil.table.landed_offsets import Wanted, tally
 
 _Done = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
@@ -204,7 +197,7 @@ def _compared(  # noqa: PLR0913 - what is compared, and with what
     if any(spans.values()):
         sinks = Sinks.of(spec, tables, table, marker)
         yield from sinks.findings
-        yield from _differences(_Replay(spec, tables, sinks, found.identity.topic_ids, spans, [*why_not]))
+        yield from _differences(Replay(spec, tables, sinks, found.identity.topic_ids, spans, [*why_not]))
 
 
 def _to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
@@ -238,68 +231,32 @@ def _gone_from_kafka(
         yield Finding(FindingKind.NOT_COMPARED, gone, sentence, stream)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Replay:
-    """The records to read again, and the tables to compare them with."""
-
-    spec: StreamSpec
-    tables: StreamTables
-    sinks: Sinks
-    topic_ids: Mapping[str, str]
-    spans: Mapping[TopicPartition, Sequence[Span]]
-    not_read: Sequence[str]
-    """Topics of the stream that cannot be read again."""
-
-    @property
-    def topics(self) -> set[str]:
-        return {topic for (topic, _), of in self.spans.items() if of}
-
-    def staged(self, folder: Path) -> tuple[list[StageResult], StageContext]:
-        """Stage the records in subfolders of `folder`. A task reads one span of each topic-partition."""
-        kafka = executors_kafka_properties(self.spec, os.environ)
-        found = stage_context(self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids)
-        found = self.sinks.placed(self.spec, found)
-        targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in found.targets.items()}
-        context = dataclasses.replace(found, targets=targets, existing_dead_letters=self._held())
-        rounds = zip_longest(*([OffsetRange(*tp, *span) for span in of] for tp, of in self.spans.items()))
-        tasks = [StageTask(index, tuple(filter(None, ranges))) for index, ranges in enumerate(rounds)]
-        return [stage(context, task, attempt=0, on_progress=lambda _: None) for task in tasks], context
-
-    def _held(self) -> dict[TopicPartition, bytes]:
-        """Return the offsets of dead letters, which stay dead letters even if the current declaration accepts their
-        records.
-        """
-        wanted = Wanted(self.topics, None, self.topic_ids, self.spec.name)
-        dead_letters = tally(self.tables.dead_letters.refresh(), wanted)
-        return {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
-
-    def merge_context(self, staged: StageContext, target: Target, folder: Path) -> MergeContext:
-        """Return the context of a merge into a table; the merge is never committed."""
-        table = self.sinks.tables[target]
-        rules = dataclasses.replace(
-            merge_rules(self.spec, table), how="merge-on-read", traced=False, landed=self.tables.landed(table)
-        )
-        merged = target_table(table, folder=str(folder / "merged" / target))
-        return MergeContext(self.spec.name, rules, staged.targets[target], merged)
-
-
-def _differences(replay: _Replay) -> Iterator[Finding]:
-    folder, stream = run_folder(replay.spec.name), replay.spec.name
-    make_folder(folder)
-    with TemporaryDirectory(dir=folder, prefix="audit-") as name:
-        results, staged = replay.staged(Path(name))
+def _differences(replay: Replay) -> Iterator[Finding]:
+    stream = replay.spec.name
+    with scratch_folder(stream) as folder:
+        results, staged = replay.staged(folder)
         if values := sorted({value for result in results for value in result.values}):
             sentence = f"records of {counted(len(values), 'value')} have no table: {values[:3]}"
             yield Finding(FindingKind.NOT_COMPARED, len(values), sentence, stream)
         for target, table in replay.sinks.tables.items():
             changes = tuple(file for result in results for file in result.files if file.target == target)
-            context = replay.merge_context(staged, target, Path(name))
+            context = _merge_context(replay, staged, target, folder)
             subject = stream if target == "main" else target
             yield from _differences_of(replay, table, changes, context, subject)
 
 
+def _merge_context(replay: Replay, staged: StageContext, target: Target, folder: Path) -> MergeContext:
+    """Return the context of a merge into a table; the merge is never committed."""
+    table = replay.sinks.tables[target]
+    rules = dataclasses.replace(
+        merge_rules(replay.spec, table), how="merge-on-read", traced=False, landed=replay.tables.landed(table)
+    )
+    merged = target_table(table, folder=str(folder / "merged" / target))
+    return MergeContext(replay.spec.name, rules, staged.targets[target], merged)
+
+
 def _differences_of(
-    replay: _Replay, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
+    replay: Replay, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
 ) -> Iterator[Finding]:
     done = _merged(table, changes, context)
     counts = sum((result.counts for _, result in done), Counts())
