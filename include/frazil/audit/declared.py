@@ -24,13 +24,15 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
 
     Raises the errors of `audit_stream`, and of opening the stream.
     """
-    tables = read_stream(spec).tables
+    tables, signals = read_stream(spec).tables, spec.window is not None
     if spec.mode == "upsert":
         from frazil.audit.upserts import audit_upserts  # noqa: PLC0415 - staging and merging, which others need not
 
         return audit_upserts(spec, tables, window=window, with_source=with_source)
     if spec.dedupe is not None:
-        found = audit_stream(tables, window=window, drops_repeats=True, replayed_from_source=with_source)
+        found = audit_stream(
+            tables, window=window, drops_repeats=True, replayed_from_source=with_source, signals=signals
+        )
         if not with_source:
             return found
         from frazil.audit.upserts import compared_with_source  # noqa: PLC0415 - as above
@@ -39,7 +41,9 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
     ask = partial(ask_kafka, spec) if with_source else None
     named = {*spec.route.tables.values()} if spec.route else ()
     place = partial(_placed, spec, tables) if with_source and spec.route else None
-    return audit_stream(tables, coordinates=spec.coordinates, window=window, ask_kafka=ask, named=named, place=place)
+    return audit_stream(
+        tables, coordinates=spec.coordinates, window=window, ask_kafka=ask, named=named, place=place, signals=signals
+    )
 
 
 def _placed(

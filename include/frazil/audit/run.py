@@ -120,6 +120,8 @@ class _Run:
     named: Collection[Target]
     """The tables that the route names now."""
     place: PlaceRecords | None = None
+    signals: bool = True
+    """Whether windows of the table are signalled."""
 
     def claims(self) -> Claims:
         if self.window is None:
@@ -225,6 +227,7 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     replayed_from_source: bool = False,
     named: Collection[Target] = (),
     place: PlaceRecords | None = None,
+    signals: bool = True,
 ) -> Audit:
     """Read all evidence and compare it.
 
@@ -238,7 +241,7 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     while True:
         table = tables.main.refresh()
         marker = marker_of(tables, table)
-        run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named, place)
+        run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named, place, signals)
         claimed = run.claims()
         before = _before(table, marker, claimed)
         if not (coordinates and has_coordinates(table.schema())):
@@ -293,9 +296,12 @@ def marker_of(tables: StreamTables, table: Table) -> Marker:
     return marker
 
 
-def standing_findings(table: Table, marker: Marker, claimed: Claims, window: Period | None) -> tuple[Finding, ...]:
+def standing_findings(
+    table: Table, marker: Marker, claimed: Claims, window: Period | None, *, signals: bool
+) -> tuple[Finding, ...]:
     """Return findings about the table and its commit records that do not depend on the table's rows."""
-    return (*_before(table, marker, claimed), *_changed(table, stream=marker.stream, window=window))
+    changed = _changed(table, stream=marker.stream, window=window, signals=signals)
+    return (*_before(table, marker, claimed), *changed)
 
 
 def _before(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
@@ -343,7 +349,7 @@ def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
 
 
 def _result(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
-    findings = (*findings, *_changed(run.table, stream=run.marker.stream, window=run.window))
+    findings = (*findings, *_changed(run.table, stream=run.marker.stream, window=run.window, signals=run.signals))
     partitions = tuple(_numbers(e) for e in evidence)
     return Audit(run.tables.stream, partitions, findings, claimed.batches, run.window)
 
@@ -390,7 +396,7 @@ def _lost(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
     return tuple(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
 
 
-def _changed(table: Table, *, stream: str, window: Period | None) -> tuple[Finding, ...]:
+def _changed(table: Table, *, stream: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
     """Report commits of other programs that removed rows, by their summaries: a note, because they reopen no window."""
     found = [
         snapshot
@@ -406,8 +412,8 @@ def _changed(table: Table, *, stream: str, window: Period | None) -> tuple[Findi
     rows = [(summary.get(f"{what}-records") if summary else None) or "0" for what in ("deleted", "added")]
     sentence = (
         f"{counted(len(found), 'commit')} of others deleted or overwrote rows; the last of them, snapshot "
-        f"{last.snapshot_id} of {utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}. That reopens no "
-        "window that was signalled before: its signal names an earlier snapshot until a row is appended to the window"
+        f"{last.snapshot_id} of {utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}"
+        f"{'. Windows already signalled stay signalled' if signals else ''}"
     )
     return (Finding(FindingKind.CHANGED, len(found), sentence, stream),)
 

@@ -9,6 +9,7 @@ error in the table. The audit needs as much memory and CPU as one batch of these
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from pyroaring import BitMap64
 
 from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import OF_FORMER_TOPIC, checked_by_commit_records, counts_rows
+from frazil.audit.compare import OF_FORMER_TOPIC, at_offsets, checked_by_commit_records, counts_rows
 from frazil.audit.evidence import gather
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import (
@@ -47,6 +48,8 @@ from frazil.merge.task import merge
 from frazil.offsets.spans import TopicPartition, between, runs
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
+from frazil.table.file_bounds import COORDINATES
+from frazil.table.landed_offsets import by_partition
 
 _Done = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
@@ -70,7 +73,8 @@ def audit_upserts(
     of_commits, rows = found
     partitions = tuple(_numbers(claimed))
     changes = sum(partition.rows for partition in partitions)
-    findings = (*standing_findings(table, marker, claimed, window), *of_commits, *_read_again(claimed))
+    standing = standing_findings(table, marker, claimed, window, signals=spec.window is not None)
+    findings = (*standing, *of_commits, *_read_again(claimed))
     if with_source:
         findings = (*findings, *_compared(spec, tables, table, marker, claimed, window=window))
     elif changes:
@@ -263,11 +267,34 @@ def _differences_of(
     if replay.spec.dedupe is None:
         yield from _of_keys(counts, _keys(done, context, replay.topics), replay.spec, subject, replay.not_read)
         return
-    # A row without an event time repeats nothing, so that it is always inserted again.
-    event_time = table.schema().find_field(context.rules.event_time or "").field_id
-    if missing := counts.inserted - sum(file.null_value_counts.get(event_time, 0) for file in changes):
-        what = f"{counted(missing, 'record')} of Kafka: no row has its key near its event time"
-        yield Finding(FindingKind.MISSING, missing, what, subject)
+    if missing := _inserted(done, changes, context):
+        count = sum(map(len, missing.values()))
+        where = "; ".join(f"{topic}-{partition} {at_offsets(of)}" for (topic, partition), of in sorted(missing.items()))
+        verbs = "has no row and repeats none" if count == 1 else "have no row and repeat none"
+        what = f"{counted(count, 'record')} of Kafka {verbs}: {where}"
+        yield Finding(FindingKind.MISSING, count, what, subject)
+
+
+def _inserted(
+    done: Sequence[_Done], changes: Sequence[StagedFile], context: MergeContext
+) -> dict[TopicPartition, BitMap64]:
+    """Return the offsets of the rows that a merge of a stream with dedupe would add to the table.
+
+    Leaves out rows without an event time: these repeat nothing, so that they are always added again.
+    """
+    replaced = {path for _, result in done for path in result.replaced}
+    written = [file.path for _, result in done for file in result.files]
+    target, event_time = context.target, context.rules.event_time or ""
+    columns = Schema.model_validate_json(target.schema_json).select(*COORDINATES, event_time)
+    reader = Reader(load_file_io(dict(target.io), location=target.folder), target.properties)
+    found = defaultdict[TopicPartition, BitMap64](BitMap64)
+    for path in (*(file.path for file in changes if file.path not in replaced), *written):
+        rows = reader.whole(path, columns)
+        timed = rows.filter(rows[event_time].is_valid()).select(COORDINATES)
+        for batch in timed.to_batches():
+            for tp, offsets in by_partition(batch):
+                found[tp] |= BitMap64(offsets.tolist())
+    return found
 
 
 def _of_keys(
