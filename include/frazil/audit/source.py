@@ -41,7 +41,7 @@ def ask_kafka(
         ranges: dict[TopicPartition, tuple[int, int]] = {}
         current = claimed.of_topics(known.topic_ids)
         for tp in sorted(claimed.ranges):
-            if sentence := _why_not_comparable(tp[0], known, now, spec):
+            if sentence := why_not_comparable(tp[0], known, now, spec):
                 offsets = len(claimed_offsets(claimed.ranges[tp]))
                 notes.append(Finding(FindingKind.NOT_COMPARED, offsets, sentence, f"{tp[0]}-{tp[1]}"))
                 continue
@@ -58,7 +58,7 @@ def ask_kafka(
     return found_in_kafka, tuple(notes)
 
 
-def _why_not_comparable(topic: str, known: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
+def why_not_comparable(topic: str, known: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
     """Return why Kafka's topic cannot be compared with the committed records; None if it can be compared."""
     if topic not in spec.source.reads:
         return "the stream no longer reads the topic: nothing is compared with Kafka"
