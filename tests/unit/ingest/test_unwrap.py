@@ -111,3 +111,11 @@ def test_records_of_a_schema_without_any_column_are_counted_too() -> None:
     found = drift([proto({})], {"other": "int"}, form)
     assert found.unknown == 1
     assert "plain" in found.names
+
+
+def test_heartbeats_of_a_captured_database_are_no_records_without_columns() -> None:
+    form = {"type": "json", "envelope": "debezium"}
+    spec = declared({"id": "long not null"}, form, mode="upsert", key="id") | {"event-time": "kafka_timestamp"}
+    decoded = decode([b'{"ts_ms": 1767225600000}'] * 3, spec)
+    assert decoded.rejections == []
+    assert not decoded.drift

@@ -7,6 +7,7 @@ update or snapshot read takes the row from `after`; a delete takes the key from 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, reduce
@@ -187,7 +188,10 @@ class EnvelopeDecoder:
             rows = pa.concat_tables([rows, self._rows_before(parts, moved)])
             records = np.concatenate([records, decoded.kept[moved]])
         added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
-        return Decoded(rows, records, [*rejections, *added], self._unavailable.without_placeholder(decoded.drift))
+        drift = self._unavailable.without_placeholder(decoded.drift)
+        # What is no event is a rejection that says so, or an event that changes no row, such as a heartbeat.
+        drift = dataclasses.replace(drift, unknown=0, names=())
+        return Decoded(rows, records, [*rejections, *added], drift)
 
     def _rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], kept: pa.Array) -> pa.Table:
         arrays = [columns[field.name].cast(field.type) for field in self._schema]
