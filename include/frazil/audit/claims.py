@@ -11,14 +11,14 @@ from itertools import chain
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
-from frazil.audit.ranges import ByTopicId, CommittedRange, claimed_offsets
+from frazil.audit.ranges import ByTopicId, CommittedRange, accepted_loss, claimed_offsets
 from frazil.commit.backfill_records import BackfillRecord, chunks, published_records, topic_ids
 from frazil.commit.history import ancestors, commit_records, merge_counts, skipped_ranges
 from frazil.commit.journal import Journal, JournalStore, parse_key
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.period import Period
 from frazil.ingest.contract import is_routed
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import TopicPartition, offset_bitmap
 
 CLOCK_SLACK_MS = 3_600_000
 """How far a writer's clock may have stepped back: the search for records begins this long before the period."""
@@ -41,7 +41,10 @@ class Claims:
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
     """Dead letters that became rows. Their offsets lie in ranges that their original batches claim."""
     repeats: int | None = 0
-    """Number of records dropped as repeats; None if a snapshot with that number has expired."""
+    """Number of records dropped as repeats; None if a snapshot with that number has expired.
+
+    Leaves out batches that a rollback removed, if an operator accepted that.
+    """
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
         """Return the ranges of the topics with these ids. A former topic of the name had another log."""
@@ -70,7 +73,7 @@ def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> C
     live = [record for record in journals.records() if _committed(record.key, marker)]
     backfills = list(published_records(journals, metadata, marker.stream))
     summed = _summed(live, _of_backfills(journals, backfills))
-    repeats = None if backfills else _repeats(journals, metadata, live)
+    repeats = None if backfills else _repeats(journals, metadata, _kept(live, summed, marker))
     gone = tuple(_gone(journals, marker, metadata, live))
     return dataclasses.replace(summed, gone=gone, replayed=_replayed(journals, backfills), repeats=repeats)
 
@@ -117,10 +120,24 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     lost = [text for snapshot, text in skipped_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
     backfills = list(published_records(journals, metadata, marker.stream, window=window))
     summed = _summed(found, _of_backfills(journals, backfills))
-    repeats = None if backfills else _repeats(journals, metadata, found)
+    repeats = None if backfills else _repeats(journals, metadata, _kept(found, summed, marker))
     return dataclasses.replace(
         summed, gone=tuple(gone), lost=tuple(lost), replayed=_replayed(journals, backfills), repeats=repeats
     )
+
+
+def _kept(batches: Iterable[Journal], summed: Claims, marker: Marker) -> list[Journal]:
+    """Return the batches without those that a rollback removed, if an operator accepted that."""
+    current = summed.of_topics(marker.source.topic_ids)
+    lost = {tp: accepted_loss(current.get(tp, ()), spans) for tp, spans in marker.given_up.items()}
+
+    def is_lost(batch: Journal) -> bool:
+        read = [p for p in batch.progress if p.start < p.end]
+        return bool(read) and all(
+            p.topic_partition in lost and offset_bitmap(p.start, p.end) <= lost[p.topic_partition] for p in read
+        )
+
+    return [batch for batch in batches if not is_lost(batch)] if lost else [*batches]
 
 
 def _repeats(journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal]) -> int | None:
@@ -186,6 +203,6 @@ def _summed(live: Iterable[Journal], backfills: Iterable[tuple[Journal, bool]]) 
             topic_id = record.source.topic_ids.get(p.topic, "")
             epoch = record.leader_epochs.get(p.topic_partition)
             ranges[p.topic_partition].append(
-                CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, leader_epoch=epoch)
+                CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, p.dropped, leader_epoch=epoch)
             )
     return Claims({tp: tuple(of) for tp, of in ranges.items()}, landed, rejected, batches, dict(routed))

@@ -16,10 +16,10 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import counted_once
+from frazil.audit.compare import ambiguous_offsets, at_offsets
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import merged_ranges
+from frazil.audit.ranges import claimed_offsets, merged_ranges
 from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
 from frazil.commit.backfill_records import chunks, given_up, published_records
 from frazil.commit.followers import Followers, missing_journals
@@ -29,7 +29,7 @@ from frazil.commit.members import Member, find_renamed, journals_never_committed
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import all_files_wait, has_waiting_files, is_waiting_file
 from frazil.ingest.contract import StagedFile, Target
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import TopicPartition, offset_bitmap
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies
 from frazil.spec.units import counted
 from frazil.table.file_bounds import COORDINATES, Within
@@ -199,17 +199,8 @@ def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
     )
 
 
-def compare_tables(
-    evidence: Sequence[Evidence],
-    default: tuple[str, Tallies],
-    routed: Sequence[RoutedRows],
-    claimed: Claims,
-    replays: Replays,
-) -> Iterator[Finding]:
-    """Compare the rows of each table with the number that commit records count for the table. Pure.
-
-    `default` is the name and the rows of the default table.
-    """
+def unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
+    """Report tables that could not be read, and rows that wait for tables. Pure."""
     for one in routed:
         if one.problem:
             yield Finding(FindingKind.MISSING, 1, one.problem, one.target)
@@ -217,24 +208,81 @@ def compare_tables(
             waits = counted(one.waiting, "row", "waits|wait")
             sentence = f"{waits} to be committed to it. The command `frazil route` says why, if that lasts"
             yield Finding(FindingKind.UNCHECKED, one.waiting, sentence, one.target)
-    if not all(map(counted_once, evidence)):
-        sentence = "offsets were committed more than once: rows are not counted table by table"
-        yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, default[0])
-        return
+
+
+def not_counted(default: str, claimed: Claims) -> Iterator[Finding]:
+    """Report that the rows of the tables were not compared table by table."""
+    sentence = (
+        "offsets were committed more than once, as by a backfill: rows were not counted table by table (--source "
+        "compares each row's table)"
+    )
+    yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, default)
+
+
+def count_tables(
+    default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: Replays
+) -> Iterator[Finding]:
+    """Compare the rows of each table with the number that commit records count for the table. Pure.
+
+    `default` is the name and the rows of the default table. Each offset must have been committed once.
+    """
     replayed = {target: _claimed_of(offsets, claimed) for target, offsets in replays.routed.items()}
     of_default = claimed.records - sum(claimed.routed.values()) + _claimed_of(replays.rows, claimed)
     said = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})
     said.update(replayed)
-    by_name = defaultdict[Target, list[Tallies]](list)
     for one in routed:
-        by_name[one.renamed or one.target].append(one.rows)
         if one.renamed:
             said[one.renamed] += said.pop(one.target, 0)
-    for name, tallies in (default, *((name, merge_tallies(of)) for name, of in by_name.items())):
+    for name, tallies in _by_table(default, routed).items():
         rows = _rows_of_claims(tallies, claimed)
         if off := rows - said[name]:
             sentence = f"it has {counted(rows, 'row')}, and commit records count {said[name]:,} for it"
             yield Finding(FindingKind.MISCOUNTED, abs(off), sentence, name)
+
+
+def compare_places(
+    evidence: Sequence[Evidence],
+    default: tuple[str, Tallies],
+    routed: Sequence[RoutedRows],
+    placed: Mapping[Target, Tallies],
+) -> Iterator[Finding]:
+    """Report the rows that are in another table than the one that the route, as declared now, has for them. Pure.
+
+    `placed` has the offsets of Kafka's records by table. Missing records have their own findings.
+    """
+    expected = {default[0] if target == "main" else target: of for target, of in placed.items()}
+    for name, tallies in _by_table(default, routed).items():
+        for e in evidence:
+            tp = e.topic, e.partition
+            rows = _seen(tallies, tp) - _seen(expected.get(name, {}), tp) - ambiguous_offsets(e)
+            for other in sorted(expected.keys() - {name}):
+                if strangers := rows & _seen(expected[other], tp):
+                    sentence = (
+                        f"it has {counted(len(strangers), 'row')} that the route, as declared now, has for table "
+                        f"{other}: {e.topic}-{e.partition} {at_offsets(strangers)}"
+                    )
+                    yield Finding(FindingKind.MISCOUNTED, len(strangers), sentence, name)
+    gone = sum(
+        len(claimed_offsets(e.ranges) & e.rows.seen & offset_bitmap(0, e.kafka.first)) for e in evidence if e.kafka
+    )
+    if gone:
+        sentence = (
+            f"{counted(gone, 'row', 'is|are')} of records that are gone from Kafka, and the table of each was not "
+            "compared: offsets were committed more than once"
+        )
+        yield Finding(FindingKind.NOT_COMPARED, gone, sentence, default[0])
+
+
+def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dict[str, Tallies]:
+    """Return the rows of each table by the table's current name."""
+    by_name = defaultdict[Target, list[Tallies]](list)
+    for one in routed:
+        by_name[one.renamed or one.target].append(one.rows)
+    return {default[0]: default[1], **{name: merge_tallies(of) for name, of in by_name.items()}}
+
+
+def _seen(tallies: Tallies, tp: TopicPartition) -> BitMap64:
+    return tallies[tp].seen if tp in tallies else BitMap64()
 
 
 def _claimed_of(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:

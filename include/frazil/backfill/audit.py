@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -80,12 +80,16 @@ def find_problems(staged: StagedRecords) -> list[str]:
             found.append(f"the branch has {rows:,} {name}, but its journals count {count:,}")
         if copies:
             found.append(f"{copies:,} {name} are on the branch more than once")
+    dropped = Counter[TopicPartition]()
+    for journal in staged.journals:
+        dropped.update({p.topic_partition: p.dropped for p in journal.progress})
     for tp, offsets in (staged.source or {}).items():
         lost = offsets - _offsets_in((staged.rows, staged.dead_letters), tp)
-        if lost:
+        if len(lost) != dropped[tp]:
+            but = f" (its journals count {dropped[tp]:,} that the transform drops)" if dropped[tp] else ""
             found.append(
-                f"{tp[0]}-{tp[1]}: {len(lost):,} records of the source are not on the branch, the first at offset "
-                f"{lost.min():,}"
+                f"{tp[0]}-{tp[1]}: {len(lost):,} records of the source are not on the branch{but}, the first at offset "
+                f"{lost.min() if lost else 0:,}"
             )
     return found
 

@@ -30,6 +30,8 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.offsets import spans as spans_of
 from frazil.offsets.spans import Spans, TopicPartition
 from frazil.offsets.tally import OffsetTally
+from frazil.spec.iceberg import records_schema
+from frazil.spec.model import StreamSpec
 from frazil.table.file_bounds import COORDINATES
 from frazil.table.landed_offsets import split_by_partition
 from frazil.table.object_store import FileInfo
@@ -67,14 +69,15 @@ class FileSource:
     """Always False: files may have records that compaction removed from the topic before the stream read it."""
 
     @classmethod
-    def open(cls, location: str, table: Table) -> FileSource:
+    def open(cls, location: str, table: Table, spec: StreamSpec) -> FileSource:
         """List the files, with the credentials of the table's storage. Raises SpecError if there are no files."""
+        schema = records_schema(spec) if spec.transform else record_schema(table.schema(), True)
         properties = table.io.properties
         listed = _list_record_files(location, properties)
         if not listed:
             kinds = ", ".join(f"*{suffix}" for suffix in sorted(PARQUET | JSON_LINES))
             raise SpecError(f"no files to backfill exist under {location} ({kinds} are read). Correct `files`")
-        return cls(location, listed, properties, record_schema(table.schema(), True))
+        return cls(location, listed, properties, schema)
 
     def with_listing(self, request: BackfillRequest) -> BackfillRequest:
         """Return the request with a fingerprint of these files. Raises SpecError if it has a fingerprint of other

@@ -1,7 +1,7 @@
 """Commits the rows of a backfill or a replay to the routed tables.
 
 The default table's commit publishes the rows of all tables. Until a routed table has its rows, they wait next to the
-journals, in the default table's format. Each routed table gets its rows in one commit that also records the backfill in
+journals. Each routed table gets its rows in one commit that also records the backfill in
 the table's properties, so the rows land once. Then the dead letters of a replay leave the dead-letter table, and the
 dead letters of a backfill enter it.
 """
@@ -103,9 +103,9 @@ class BackfillRoute:
     def placed(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
         """Return a chunk's context with the route; rows of routed tables wait next to the journals."""
         placed = self.routed.placed(context, key)
-        waits = dataclasses.replace(placed.main, folder=own.waiting_folder(key))
-        targets = {target: waits if is_routed(target) else of for target, of in placed.targets.items()}
-        return dataclasses.replace(placed, targets=targets)
+        folder, io = own.waiting_folder(key), placed.main.io
+        waits = {t: dataclasses.replace(of, folder=folder, io=io) for t, of in placed.targets.items() if is_routed(t)}
+        return dataclasses.replace(placed, targets={**placed.targets, **waits})
 
 
 def _settled_marker(tables: StreamTables) -> Marker:

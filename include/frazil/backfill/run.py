@@ -426,7 +426,7 @@ def open_backfill(
     opened = read_stream(spec) if read_only else open_stream(spec)
     route = None if read_only else BackfillRoute.open(spec, opened.tables)
     if request.files:
-        files = FileSource.open(request.files, opened.tables.main.current())
+        files = FileSource.open(request.files, opened.tables.main.current(), opened.spec)
         yield Backfill(files.with_listing(request), opened, files, route)
     else:
         with open_kafka(spec, timeout_s=kafka_timeout_s) as kafka:

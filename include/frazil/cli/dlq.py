@@ -23,6 +23,7 @@ from frazil.dead_letters.counts import count_by_day, read_samples
 from frazil.dead_letters.discard import Mark, discard
 from frazil.dead_letters.left_out import LeftOut, count_left_out, left_out_sentences
 from frazil.dead_letters.selection import ERROR_CLASS, Selection
+from frazil.errors import AdoptionRequired
 from frazil.safe_text import safe
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
@@ -88,6 +89,8 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
         rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
         numbers = frozenset({"dead letters", "replayed in vain", "discarded"})
         echo_table(["day", "reason", "dead letters", "replayed in vain", "discarded"], rows, numbers=numbers)
+        for sentence in _not_replayed(opened, _selection(discarded=discarded, **which)):
+            echo(f"In a replay, {sentence}", err=True)
     if (backfill := find_unfinished(opened.tables)) and backfill.replays:
         echo(
             f"A replay of stream {stream} ({backfill.request['dead-letters']}) runs, or was interrupted: "
@@ -172,6 +175,7 @@ def discard_(  # noqa: PLR0913 - a command's options
 @dlq.command("replay")
 @_selecting
 @click.option("--dry-run", is_flag=True, help="Count the dead letters to decode again, and change nothing.")
+@click.option("--yes", is_flag=True, expose_value=False, help="Accepted as elsewhere: a replay never asks.")
 @click.option("--run", help="An id for schedulers that retry: a run that an operator abandoned does not start again.")
 def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, run: str | None, **which: Any) -> None:
     """Decode dead letters of STREAM with today's declaration.
@@ -220,6 +224,14 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         purpose = "else to replay" if earlier else "to replay"
         there = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.refresh(), opened.spec, selection))
         echo(_nothing(stream, purpose, selection, left_out=bool(left), are_rows=there > left.total()))
+
+
+def _not_replayed(opened: OpenStream, selection: Selection) -> list[str]:
+    """Return one sentence for each reason why a replay leaves out dead letters; none for a stream without a marker."""
+    try:
+        return left_out_sentences(count_left_out(opened, selection), opened.spec.name)
+    except AdoptionRequired:
+        return []
 
 
 def _nothing(stream: str, purpose: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False) -> str:

@@ -18,7 +18,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.rules import NAMED_FIELDS
 from frazil.spec.units import counted
 from frazil.table.made_tables import load_route_tables
-from frazil.table.renamed import ColumnChanges, change_columns, copy_renames, layout_field_ids
+from frazil.table.renamed import ColumnChanges, change_columns, check_changes, layout_field_ids
 
 
 class RenameText(click.ParamType[tuple[str, str]]):
@@ -63,7 +63,7 @@ def evolve(  # noqa: PLR0913 - one for each option
       frazil evolve flights --drop tailnum
     """
     wanted, output = ColumnChanges(dict(renames), drops), CommandOutput(as_json)
-    if not (wanted.renames or wanted.drops):
+    if not wanted:
         raise click.UsageError("give --rename or --drop")
     spec = find_stream(streams_folder, stream)
     if spec.source.format.type not in NAMED_FIELDS:
@@ -80,9 +80,14 @@ def evolve(  # noqa: PLR0913 - one for each option
     changes += [f"{name} to nothing" for name in wanted.drops]
     ask(f"Change columns of {where}: {', '.join(changes)}?", yes=yes)
     fixed = {name: why for each in (*routed.values(), table) for name, why in _fixed(spec, each).items()}
-    table = change_columns(table, wanted, fixed=fixed)
-    for each in routed.values():  # if one fails, the writer's next start does it
-        copy_renames(each, table)
+    tables = (table, *routed.values())
+    columns = [{field.name for field in each.schema().fields} for each in tables]
+    columns[0] |= {*wanted.renames, *wanted.drops}.difference(*columns)  # so that it refuses what no table has
+    changes_of = [(each, mine) for each, names in zip(tables, columns, strict=True) if (mine := wanted.of(names))]
+    for each, mine in changes_of:
+        check_changes(each, mine, fixed=fixed)
+    for each, mine in changes_of:  # if one fails, the writer's next start does it
+        change_columns(each, mine, fixed=fixed)
     for old, new in wanted.renames.items():
         output.say(f"Column {old} is now {new}; records fill it by either name.")
     for name in wanted.drops:

@@ -106,8 +106,10 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         reports, unknown = _with_missing(there, specs, asking)
         unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem(e)) for n, e in unknown.items()]
         found = [*reports, *{report.table: report for report in unlisted}.values()]
+    if table is not None:
+        specs = [spec for spec in maintained.streams if spec.table.identifier == maintained.identifier]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = list(pool.map(partial(_stream_report, asking, now_ms=now_ms), specs if table is None else ()))
+        running = list(pool.map(partial(_stream_report, asking, now_ms=now_ms), specs))
     if as_json:
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
@@ -119,7 +121,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         echo(error, err=True)
     if errors:
         raise SystemExit(SpecError.exit_code)
-    if any(report.missing for report in found):
+    if any(report.missing for report in found) or any(stream.state.missing for stream in running):
         raise SystemExit(TableLost.exit_code)
     for why in unknown.values():
         raise SystemExit(why.exit_code if isinstance(why, FrazilError) else FrazilError.exit_code)
@@ -300,7 +302,7 @@ def _fields(one: TableHealth) -> dict[str, str]:
         "manifest list": f"{rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
         "metadata.json": rounded_bytes(one.metadata_bytes),
         "snapshots": f"{one.snapshots:,}, the oldest from {utc(one.oldest_snapshot_at_ms)}",
-        "compacted": f"{_compacted(one)}, {added}",
+        "compacted": f"{_compacted(one)}{' in its history' if one.last_compaction_at_ms is None else ''}, {added}",
         **{
             f"stream {s.name}": f"lag {'unknown' if s.lag is None else f'{s.lag:,}'}, last commit "
             f"{_ago(s.last_commit_at_ms, one.at_ms)}, watermark {utc(s.watermark_ms)}"
@@ -356,7 +358,7 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
 
 def _compacted(one: TableHealth) -> str:
     at_ms = one.last_compaction_at_ms
-    return "not in its history" if at_ms is None else _ago(at_ms, one.at_ms)
+    return "never" if at_ms is None else _ago(at_ms, one.at_ms)
 
 
 def _ago(ms: int | None, now_ms: int) -> str:

@@ -18,9 +18,10 @@ from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued_offsets, forgotten_reader, other_readers
 from frazil.commit.catalog_probe import check_can_hold
+from frazil.commit.former_table import check_own_table
 from frazil.commit.marker import nested, property_name
 from frazil.commit.missing_rows import tables_behind
-from frazil.commit.opened import open_kafka, open_stream, read_stream
+from frazil.commit.opened import open_dead_letters, open_kafka, open_named, open_stream, read_stream
 from frazil.commit.reset import Available, BeforeReset, Move, before_reset
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
@@ -141,9 +142,8 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     output = CommandOutput(as_json)
     spec = find_stream(streams_folder, stream)
     table = load_stream_table(spec)
+    check_own_table(spec, table)
     if table is None:
-        if lost := find_lost_table(spec):
-            raise TableLost(lost)
         output.say(f"Table {spec.table.identifier} does not exist yet: nothing to adopt, the first start creates it.")
         output.end(stream=stream, adopted=False)
         return
@@ -215,10 +215,12 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
         output.say("The rows stay. A later start begins at source.start, after `frazil adopt`.")
         ask(f"Forget stream {stream}?", yes=yes)
         if table is not None:
-            opened = open_stream(spec)
+            opened = open_named(spec, table)
             _check_none_wait(opened.tables, stream)
             removed = marker_change.forget(opened.tables, state=opened.tables.state)
             output.say(f"Removed the markers and {counted(removed, 'object')} next to the table.")
+        elif (dead_letters := open_dead_letters(spec)) is not None:
+            marker_change.forget_dead_letters(dead_letters)
         shutil.rmtree(folder, ignore_errors=True)
     output.say(f"Stream {stream} is forgotten.")
     output.end(stream=stream, removed_objects=removed, run_folder=folder)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
 from frazil.errors import MarkerUnreadable
+from frazil.host.processes import mark
 
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
@@ -32,6 +35,19 @@ class BackfillState(StrEnum):
     """All chunks of the backfill are committed to the branch."""
     PUBLISHED = "published"
     ABANDONED = "abandoned"
+
+
+class Worker(NamedTuple):
+    """A process that runs a backfill."""
+
+    host: str
+    pid: int
+    started_at_s: float
+
+    @classmethod
+    def this(cls) -> Worker:
+        own = mark(os.getpid())
+        return cls(socket.gethostname(), own.pid, own.started_at_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,8 @@ class BackfillMarker:
     rejected: int = 0
     bytes: int = 0
     files: int = 0
+    worker: Worker | None = None
+    """The process that began the current epoch; None if an earlier version began it."""
     runs: tuple[str, ...] = ()
     """The last named runs that took part, such as Airflow's runs, the most recent at the end.
 
@@ -86,7 +104,9 @@ class BackfillMarker:
     def owned_by(self, epoch: int, run: str | None = None) -> BackfillMarker:
         """Return the backfill as it is when `run` begins a new epoch."""
         runs = _latest_runs(self.runs, (run,) if run else ())
-        return dataclasses.replace(self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs)
+        return dataclasses.replace(
+            self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs, worker=Worker.this()
+        )
 
     def abandoned(self, by: str | None) -> BackfillMarker:
         """Return the backfill as ended without publication: by the operator `by`, or, if `by` is None, by its own
@@ -98,6 +118,7 @@ class BackfillMarker:
         return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=_latest_runs(self.abandoned_runs, self.runs))
 
     def with_chunk(self, journal: Journal, *, planned: int) -> BackfillMarker:
+        files = [f for f in journal.files if f.target != "dead-letters"]
         return dataclasses.replace(
             self,
             state=BackfillState.STAGING,
@@ -105,8 +126,8 @@ class BackfillMarker:
             planned=max(planned, self.chunks + 1),
             records=self.records + journal.records,
             rejected=self.rejected + journal.rejected,
-            bytes=self.bytes + sum(f.bytes for f in journal.staged_for("main")),
-            files=self.files + len(journal.staged_for("main")),
+            bytes=self.bytes + sum(f.bytes for f in files),
+            files=self.files + len(files),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -123,7 +144,8 @@ class BackfillMarker:
         batches = {int(epoch): last for epoch, last in raw["batches"].items()}
         known = {k: v for k, v in raw.items() if k in names}
         runs = {name: tuple(known.get(name, ())) for name in ("runs", "abandoned_runs")}
-        return cls(**{**known, **runs, "state": BackfillState(raw["state"]), "batches": batches})
+        worker = Worker(*raw["worker"]) if raw.get("worker") else None
+        return cls(**{**known, **runs, "state": BackfillState(raw["state"]), "batches": batches, "worker": worker})
 
 
 def _latest_runs(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:

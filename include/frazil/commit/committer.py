@@ -108,7 +108,8 @@ class Committer:
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
                 offsets = dead_letter_ends(table, self._tables.stream, source)
-                return first_marker(self._tables.stream, epoch=self.epoch, offsets=offsets, source=source)
+                first = first_marker(self._tables.stream, epoch=self.epoch, offsets=offsets, source=source)
+                return dataclasses.replace(first, own_table=own_table)
             if marker.at.epoch == self.epoch:  # it landed, and only the answer was lost
                 return Done(marker)
             if marker.at.epoch > self.epoch:
@@ -116,9 +117,13 @@ class Committer:
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             offsets = keep_same_topics(marker.offsets, marker.source, source)
             return dataclasses.replace(
-                marker.owned_by(self.epoch), offsets=offsets, source=merge_identities(marker.source, source)
+                marker.owned_by(self.epoch),
+                offsets=offsets,
+                source=merge_identities(marker.source, source),
+                own_table=own_table,
             )
 
+        own_table = self._tables.own_table()
         self._tables.dead_letters.forget()
         commit_marker(self._tables, self._tables.dead_letters, decide, summary={"frazil.operation": "take-over"})
         return self
@@ -271,9 +276,11 @@ class Committer:
         return {
             "frazil.records": str(journal.records),
             "frazil.rejected": str(journal.rejected),
+            **({"frazil.dropped": str(journal.dropped)} if journal.dropped else {}),
             **reasons_summary(journal.reasons),
             **({"frazil.future": str(journal.future)} if journal.future else {}),
             **({"frazil.with-ignored-fields": str(journal.with_ignored)} if journal.with_ignored else {}),
+            **({"frazil.without-columns": str(journal.without_columns)} if journal.without_columns else {}),
             **({"frazil.other-events": str(journal.other_events)} if journal.other_events else {}),
             **windows_summary(journal.windows),
             "frazil.commit-record": self._tables.journals.path(journal.key),

@@ -16,7 +16,10 @@ from frazil.table.branches import MAIN, head_of
 ONLY_IN_SUMMARY = ("frazil.lost", "frazil.backfill-stream")
 """Summary keys of skipped ranges and published backfills. No commit record has the time of these events."""
 
-RECORD_OUTCOMES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events")
+RECORD_OUTCOMES = (
+    *("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events"),
+    "dropped",
+)
 """Outcomes of a record: the result of a merge, a repeat that is dropped, or an event that changes no row."""
 
 
@@ -61,6 +64,15 @@ def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
     newest = next((snapshot.summary for snapshot, _ in commit_records(metadata, stream)), None)
     epoch = newest.get("frazil.epoch") if newest else None
     return int(epoch) if epoch and epoch.isdecimal() else None
+
+
+def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
+    """Return when an operator last reset or adopted the stream; None if a writer has taken over since, or without
+    such a change in the branch's history.
+    """
+    summaries = ((snapshot.timestamp_ms, snapshot.summary) for snapshot in ancestors(metadata))
+    newest = next(((at_ms, of) for at_ms, of in summaries if of and of.get("frazil.stream") == stream), None)
+    return newest[0] if newest and newest[1].get("frazil.operation") in {"reset", "adopt"} else None
 
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:

@@ -8,7 +8,6 @@ rollback. `fold` joins old commit records.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import json
 import logging
@@ -70,6 +69,8 @@ class Journal:
     """The number of table partitions that each task wrote, summed over all tasks; None if rows were not shuffled."""
     with_ignored: int = 0
     """Number of records with fields that did not become columns. Counted only if the table may evolve."""
+    without_columns: int = 0
+    """Number of records that have no field of any column."""
     other_events: int = 0
     """Number of events that change no row; see `StageResult.other_events`."""
     reasons: Reasons = field(default_factory=dict)
@@ -82,6 +83,11 @@ class Journal:
     @property
     def rejected(self) -> int:
         return sum(p.rejected for p in self.progress)
+
+    @property
+    def dropped(self) -> int:
+        """Number of records that the transform dropped."""
+        return sum(p.dropped for p in self.progress)
 
     @property
     def future(self) -> int:
@@ -107,7 +113,7 @@ class Journal:
                 "created-at-ms": self.created_at_ms,
                 "cluster-id": self.source.cluster_id,
                 "topic-ids": dict(self.source.topic_ids),
-                "progress": [dataclasses.asdict(p) for p in self.progress],
+                "progress": [p.to_json() for p in self.progress],
                 "files": [f.to_json() for f in self.files],
                 "letters-seen": self.newest_dead_letters,
                 # For a downgrade only: versions of frazil without `letters-seen` read this floor.
@@ -119,6 +125,7 @@ class Journal:
                 "windows": None if self.windows is None else dict(sorted(self.windows.items())),
                 "partitions": self.partitions,
                 **({"with-ignored": self.with_ignored} if self.with_ignored else {}),
+                **({"without-columns": self.without_columns} if self.without_columns else {}),
                 **({"other-events": self.other_events} if self.other_events else {}),
                 **({"reasons": reasons_json(self.reasons)} if self.reasons else {}),
             },
@@ -155,6 +162,7 @@ class Journal:
             windows=_parse_counts(raw.get("windows")),
             partitions=raw.get("partitions"),
             with_ignored=raw.get("with-ignored", 0),
+            without_columns=raw.get("without-columns", 0),
             other_events=raw.get("other-events", 0),
             reasons=reasons_from_json(raw.get("reasons", {})),
         )

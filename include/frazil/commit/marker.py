@@ -56,6 +56,14 @@ class LastTransaction(NamedTuple):
 NO_TRANSACTION = LastTransaction()
 
 
+class OwnTable(NamedTuple):
+    """The table that a stream writes to, as its dead-letter table records it."""
+
+    name: str
+    location: str
+    uuid: str
+
+
 @dataclass(frozen=True, slots=True)
 class Marker:
     """One stream's position. Offsets are the next offsets to read; event times are in microseconds since 1970, UTC."""
@@ -96,6 +104,8 @@ class Marker:
     """The last transaction before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
     """The batch up to which all routed tables have all batches. None if the stream never had a route."""
+    own_table: OwnTable | None = None
+    """The stream's own table; only in the dead-letter table's marker, and None if an earlier version wrote it."""
 
     @property
     def property_name(self) -> str:
@@ -162,6 +172,7 @@ class Marker:
                 **({"given-up": _nested_spans(self.given_up)} if self.given_up else {}),
                 **({"transaction": self.transaction} if self.transaction.id else {}),
                 **({"routed": self.routed} if self.routed else {}),
+                **({"own-table": self.own_table} if self.own_table else {}),
             },
             separators=(",", ":"),
         )
@@ -196,6 +207,7 @@ class Marker:
                 adopted_rows=raw.get("adopted-rows", 0),
                 transaction=LastTransaction(*raw.get("transaction", ())),
                 routed=BatchKey(*raw["routed"]) if raw.get("routed") else None,
+                own_table=OwnTable(*raw["own-table"]) if raw.get("own-table") else None,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MarkerUnreadable(

@@ -121,7 +121,8 @@ def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, 
             for tp, end in keep_same_topics(ends, of, source).items():
                 offsets[tp] = max(end, offsets.get(tp, end))
         if before is None:
-            return first_marker(tables.stream, epoch=epoch, offsets=offsets, source=topics)
+            first = first_marker(tables.stream, epoch=epoch, offsets=offsets, source=topics)
+            return dataclasses.replace(first, own_table=tables.own_table())
         if is_rolled_back(table, before, name=tables.dead_letters.identifier):
             # The rollback removed the newest dead letters, and a batch that was staged before has left them out.
             before = dataclasses.replace(before, settled=None, batches={})
@@ -169,6 +170,11 @@ def forget(tables: StreamTables, *, state: str) -> int:
     objects = [file.path for file in tables.store.list_files(state) if file.path not in kept]
     tables.store.delete(objects)
     return len(objects)
+
+
+def forget_dead_letters(tables: StreamTables) -> None:
+    """Remove the stream's marker from the dead-letter table of a stream whose own table is gone."""
+    change_marker(tables, tables.dead_letters, lambda _: None, operation="forget")
 
 
 def change_marker(

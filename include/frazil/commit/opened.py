@@ -10,16 +10,19 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil import clock
+from frazil.commit.former_table import check_own_table
+from frazil.commit.journal import JournalStore
 from frazil.commit.merging import merge_config
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy, TableHandle
-from frazil.errors import SpecError, TableLost
+from frazil.errors import SpecError
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaOffsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.table.lost import find_lost_table, lost_dead_letters_error
-from frazil.table.tables import ensure_dead_letters, load_stream_table
+from frazil.table.catalogs import catalog_errors, open_existing_catalog
+from frazil.table.lost import lost_dead_letters_error
+from frazil.table.tables import ensure_dead_letters, load_stream_table, state_location
 
 RETRY_TIMEOUT_S = 60.0
 """Timeout for the catalog calls of a command. Shorter than that of a writer, because a user waits."""
@@ -52,10 +55,28 @@ def open_stream(spec: StreamSpec) -> OpenStream:
     """Open the stream's tables for changes; creates a missing dead-letter table, but does not evolve the stream's
     table.
 
-    Raises SpecError if the stream's table does not exist, and TableLost if it is only missing in the catalog.
+    Raises SpecError if the stream's table does not exist, and TableLost if it is only missing in the catalog, or if
+    another table has its name.
     """
-    table = _load_table(spec)
+    return open_named(spec, _load_table(spec))
+
+
+def open_named(spec: StreamSpec, table: Table) -> OpenStream:
+    """Open a stream with the table that has its name now, even if the stream wrote another one."""
     return _open(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
+
+
+def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
+    """Open the dead-letter table of a stream whose own table is gone; None if it does not exist either."""
+    catalog = open_existing_catalog(spec.table.catalog)
+    with catalog_errors(catalog.name):
+        try:
+            table = catalog.load_table(spec.dead_letter_table)
+        except NoSuchTableError:
+            return None
+    handle, retry_policy = TableHandle.from_table(table), RetryPolicy(total_s=RETRY_TIMEOUT_S)
+    journals = JournalStore(handle.store, state_location(table, spec.name))
+    return StreamTables(spec.name, {"dead-letters": handle}, journals, clock.now_ms, retry_policy)
 
 
 def read_stream(spec: StreamSpec) -> OpenStream:
@@ -71,9 +92,8 @@ def read_stream(spec: StreamSpec) -> OpenStream:
 
 def _load_table(spec: StreamSpec) -> Table:
     table = load_stream_table(spec)
+    check_own_table(spec, table)
     if table is None:
-        if lost := find_lost_table(spec):
-            raise TableLost(f"stream {spec.name!r}: {lost}")
         raise SpecError(
             f"table {spec.table.identifier} of stream {spec.name!r} does not exist yet. The first start of the stream "
             f"creates it: run `frazil run {spec.name}`, or start the stream's DAG"

@@ -9,7 +9,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from frazil.commit.journal import JournalStore
-from frazil.commit.marker import BatchKey, Marker, landed_ends, read_marker
+from frazil.commit.marker import BatchKey, Marker, OwnTable, landed_ends, read_marker
 from frazil.commit.merging import MergeConfig
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.ingest.contract import Target, is_routed
@@ -70,6 +70,11 @@ class StreamTables:
     @property
     def dead_letters(self) -> TableHandle:
         return self.targets["dead-letters"]
+
+    def own_table(self) -> OwnTable:
+        """Return what the dead-letter table records of the main table."""
+        table = self.main.current()
+        return OwnTable(self.main.identifier, table.location(), str(table.metadata.table_uuid))
 
     @property
     def store(self) -> ObjectStore:

@@ -102,7 +102,7 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
 def _run(opened: OpenStream, request: BackfillRequest) -> ReplayResult | None:
     own_epoch, backfill = _last_epoch(opened) + 1, None
     try:
-        files = FileSource.open(request.files or "", opened.tables.main.refresh())
+        files = FileSource.open(request.files or "", opened.tables.main.refresh(), opened.spec)
         route = BackfillRoute.open(opened.spec, opened.tables)
         backfill = Backfill(files.with_listing(request), opened, files, route)
         last = run(backfill, InProcessEngine())

@@ -175,7 +175,7 @@ class Recorder:
     def _batch(self, at_ms: int, batch: BatchCommitted) -> Point:
         merge_ms, self._merge_ms = self._merge_ms, 0
         point = Point(at_ms, watermark_ms=batch.marker.watermark_ms, interval_ms=self._interval_ms)
-        if not (batch.records or batch.rejected):  # an empty commit
+        if not (batch.records or batch.rejected or batch.changes):  # an empty commit
             return point
         return dataclasses.replace(
             point,
@@ -201,9 +201,9 @@ class Recorder:
                 return Happened(event.at_ms, Kind.STALL, f"stalled ({stall.kind}): {stall.reason}")
             case StallEnded(kind=kind, lasted_ms=lasted_ms):
                 return Happened(event.at_ms, Kind.STALL, f"the stall ({kind}) is over after {ago(lasted_ms)}")
-            case TableEvolved(key=key, changes=changes):
-                return Happened(event.at_ms, Kind.EVOLUTION, f"the table evolves for batch {key}: {'; '.join(changes)}")
-            case NoticeGiven(sentence=sentence):
+            case TableEvolved(key=key, changes=changes, table=table):
+                return Happened(event.at_ms, Kind.EVOLUTION, f"{table} evolves for batch {key}: {'; '.join(changes)}")
+            case NoticeGiven(sentence=sentence, replaces=""):
                 return Happened(event.at_ms, Kind.NOTICE, sentence)
             case FutureEventTimes(key=key, rows=rows, max_future=limit):
                 sentence = f"{counted(rows, 'row')} of batch {key} with event times more than {limit} in the future"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import signal
 from pathlib import Path
 
@@ -17,6 +18,12 @@ WITH_APPLICATION = "ended with its application"
 """The reason recorded for a stream's writer that ran well until its application's process ended."""
 KILLED = "it was killed by someone else, or by the kernel (out of memory)"
 """The reason recorded for a SIGKILL that frazil did not send."""
+
+
+UNSEEN = "it ended without a record: probably killed (SIGKILL, out of memory)"
+"""The reason recorded for a writer that was killed with its parent."""
+_FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
+"""A line of a Java stack trace, which says little without its beginning."""
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
@@ -85,12 +92,13 @@ def _unseen(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | 
     """Return the writer's own message about its end, or its last warning; None if neither exists."""
     said = heartbeat.error if heartbeat else None
     if said is None and (warned := _warned(folder, launch)):
-        return f"nothing recorded why it ended. {warned}"
+        return f"{UNSEEN}. {warned}"
     return said
 
 
 def _warned(folder: Path, launch: Launch) -> str | None:
-    warned = _end_of_log(folder, launch, min_level=logging.WARNING)
+    end = (_end_of_log(folder, launch, min_level=logging.WARNING) or "").splitlines()
+    warned = "\n".join(line for line in end if not _FRAME.match(line))
     return f"Its last warning: {warned}" if warned else None
 
 

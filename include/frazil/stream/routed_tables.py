@@ -14,7 +14,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.followers import MAX_PARALLEL_COMMITS, Behind
+from frazil.commit.followers import MAX_PARALLEL_COMMITS, Behind, require_marker
 from frazil.commit.following import is_ahead, write_first_marker
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
@@ -22,19 +22,22 @@ from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
-from frazil.commit.waiting_files import Note, all_files_wait, load_note, load_notes, write_note
+from frazil.commit.waiting_files import Note, all_files_wait, is_waiting_file, load_note, load_notes, write_note
 from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, words_of
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
+from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
 from frazil.spec.units import counted
 from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_has
+from frazil.stream.evolve import Evolved, evolved, waiting_columns
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import catalog_errors, explain_table_error, load_catalog
 from frazil.table.declared import identifier_of
 from frazil.table.made_tables import route_value, routed_table, tables_named_like
 from frazil.table.parallel import in_parallel
 from frazil.table.renamed import copy_renames
+from frazil.table.schema_update import evolve
 from frazil.table.tables import ensure_declared, evolve_to_declaration
 
 log = logging.getLogger(__name__)
@@ -67,6 +70,12 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
             )
         _check_same(spec, tables, member_of(tables, target), table)
         table = evolve_to_declaration(copy_renames(table, tables.main.current()), declared, spec.name)
+        if spec.evolution.mode != "off":
+            staged = (file for journal in journals for file in journal.staged_for(target))
+            files = [file for file in staged if is_waiting_file(tables, file)]
+            widening = spec.evolution.mode == "full"
+            evolve(table, spec, waiting_columns(tables.main.refresh(), files, widening=widening))
+            table = catalog.load_table(target)
     write_member(tables, target, value, table)
     handle = tables.handle(target)
     handle.set_current(table)
@@ -372,6 +381,24 @@ class RoutedTables:
             with ThreadPoolExecutor(min(MAX_PARALLEL_COMMITS, len(names)), thread_name_prefix="route") as pool:
                 for _ in pool.map(act, names):
                     pass
+
+    def evolved(self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table) -> dict[Target, Evolved | None]:
+        """Evolve tables by the schema drift of a batch. `main` is the default table.
+
+        A table that fails is absent and has None: its rows wait next to the default table, which gets their columns.
+        """
+        found = dict[Target, Evolved | None].fromkeys(drift)
+        values = self._values()
+
+        def change(target: Target) -> None:
+            table = self.tables.handle(target).refresh()
+            require_marker(read_marker(table.properties, self.spec.name), table, self.spec.name)  # never another's
+            found[target] = evolved(table, self.spec, drift[target], main=main)
+
+        self._in_parallel(
+            lambda target: self._load_or_create(target, values.get(target), lambda: change(target)), sorted(drift)
+        )
+        return found
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
         """Return the context of a batch with the known routed tables. Loads only tables whose last commit failed.

@@ -21,6 +21,7 @@ from frazil.commit.accepted_rejects import accepted_offsets
 from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers
+from frazil.commit.former_table import check_own_table
 from frazil.commit.marker import Marker, keep_topics, property_name, read_marker
 from frazil.commit.marker_change import reset
 from frazil.commit.merging import MergeConfig, merge_config
@@ -48,6 +49,7 @@ from frazil.kafka.retention import check_no_gap, lost_ranges
 from frazil.kafka.truncation import check_not_cut
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.open_windows import Alignment
+from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties, kafka_properties
 from frazil.stream.batch import BatchRunner
@@ -66,7 +68,7 @@ from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import made_to_follow
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
-from frazil.table.lost import check_own_folder, find_lost_table, missing_table_error
+from frazil.table.lost import check_own_folder, missing_table_error
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
 
 log = logging.getLogger(__name__)
@@ -135,7 +137,9 @@ class Writer:
             with hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: _still_starting(events)) as admitted:
                 if not admitted:
                     return None
-                if load_stream_table(self.spec) is None and find_lost_table(self.spec) is None:
+                table = load_stream_table(self.spec)
+                check_own_table(self.spec, table)
+                if table is None:
                     kafka.describe()  # a mistyped topic leaves no empty table behind
                 self.engine.warm_up()
                 if not self.engine.ready(self.stopping.is_set):
@@ -204,6 +208,7 @@ class Writer:
             except errors.Fenced as error:
                 if not parts.tables.main.is_another:
                     raise
+                check_own_table(self.spec, parts.tables.main.refresh())
                 raise errors.Fenced(
                     f"the table {parts.tables.main.identifier} is no longer the one that stream {self.spec.name!r} "
                     "wrote to: it was dropped or renamed, and created again. The next start begins the stream again in "
@@ -214,7 +219,11 @@ class Writer:
     def _open(self, reporter: Reporter, emit: Callable[[StreamEvent], None]) -> tuple[StreamTables, ProgressFolder]:
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
-        check_supported(main.schema(), self.spec.source.format)
+        check_supported(records_schema(self.spec) if self.spec.transform else main.schema(), self.spec.source.format)
+        if self.spec.transform:
+            from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where a transform is declared
+
+            checked(self.spec)
         resources = self.spec.resources
         period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
         progress = ProgressFolder(f"{state_location(main, self.spec.name)}/progress", main.io.properties, period_s)

@@ -70,7 +70,7 @@ class _ColumnNames:
     """The names in a table, including the columns that this evolution adds."""
 
     def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
-        self.fields = dict(_paths(table.as_struct(), ()))
+        self.fields = dict(paths(table.as_struct(), ()))
         self._top = table.as_struct()
         self._comparison = Comparison(table, ColumnHistory.from_schemas((*former, table)), frozenset())
         self._full_names = set(index_name_by_id(table).values())
@@ -123,7 +123,7 @@ def _reserved_name_problem(path: Path) -> str | None:
     return None
 
 
-def _paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
+def paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
     """Yield all fields of a type with their paths, nested fields included; fields in map values, but not in map
     keys.
     """
@@ -138,4 +138,4 @@ def _paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
             return
     for name, field in fields:
         yield (*path, name), field
-        yield from _paths(field.field_type, (*path, name))
+        yield from paths(field.field_type, (*path, name))

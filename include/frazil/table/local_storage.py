@@ -14,6 +14,7 @@ from pathlib import Path
 
 from frazil.errors import AccessDenied, EnvironmentUnusable, FrazilError
 from frazil.table.object_store import FileInfo, ObjectStore
+from frazil.table.storage_mistakes import FULL_DISK
 
 _TEMPORARY = ".frazil-tmp"
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -178,3 +179,7 @@ def _access_errors(path: str) -> Iterator[None]:
         yield
     except PermissionError as error:
         raise AccessDenied(f"{path}: the file system refuses access ({error}); grant this user access") from error
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        raise OSError(error.errno, error.strerror, path) from error  # writing a file names no file

@@ -84,7 +84,7 @@ def missing_table_error(spec: StreamSpec) -> TableLost | None:
     with catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
             return None
-    return TableLost(find_lost_table(spec) or _explain_dropped(spec, catalog.name))
+    return TableLost(find_lost_table(spec) or dropped_table(spec, catalog.name))
 
 
 def check_own_folder(catalog: Catalog, table: Table) -> None:
@@ -156,19 +156,8 @@ def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLos
     return SpecError(f"the table {identifier} does not exist yet: the first start of its writer creates it")
 
 
-def explain_missing_table(spec: StreamSpec, *, committed: bool) -> str | None:
-    """Return why the catalog does not have a stream's table; None if the stream has not started yet.
-
-    `committed` says whether a writer of this host has committed to the table. Raises the errors of `find_lost_table`.
-    """
-    if found := find_lost_table(spec):
-        return f"{TableLost.__name__}: {found}"
-    if not committed:
-        return None
-    return f"{TableLost.__name__}: {_explain_dropped(spec, open_existing_catalog(spec.table.catalog).name)}"
-
-
-def _explain_dropped(spec: StreamSpec, catalog: str) -> str:
+def dropped_table(spec: StreamSpec, catalog: str) -> str:
+    """Return what to do about a missing table to which a writer of this host has committed."""
     return (
         f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "
         "have the table: the catalog was lost or replaced, or the table was dropped or renamed. Configure the right "

@@ -58,6 +58,14 @@ class ColumnChanges:
     renames: Mapping[str, str]
     drops: Sequence[str]
 
+    def of(self, names: Collection[str]) -> ColumnChanges:
+        """Return the changes of the columns with these names."""
+        renames = {old: new for old, new in self.renames.items() if old in names}
+        return ColumnChanges(renames, [name for name in self.drops if name in names])
+
+    def __bool__(self) -> bool:
+        return bool(self.renames or self.drops)
+
 
 def find_problems(
     wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]
@@ -93,6 +101,13 @@ def find_problems(
     return found
 
 
+def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> None:
+    """Raise SchemaIncompatible with all problems of these changes."""
+    former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
+    if found := find_problems(wanted, table.schema(), former, fixed=fixed):
+        raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
+
+
 def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
     """Rename and drop columns by field id, in one commit with the property. Returns the changed table.
 
@@ -100,9 +115,7 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
     """
     with catalog_errors(table.catalog.name):
         for _ in range(MAX_ATTEMPTS):
-            former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
-            if found := find_problems(wanted, table.schema(), former, fixed=fixed):
-                raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
+            check_changes(table, wanted, fixed=fixed)
             kept = dict(former_columns(table.properties))
             kept |= {old: table.schema().find_field(old).field_id for old in wanted.renames}
             kept |= dict.fromkeys(wanted.drops)
@@ -135,9 +148,8 @@ def copy_renames(table: Table, main: Table) -> Table:
     now = {old: current_name(main.schema(), field_id) for old, field_id in former.items()}
     renames = {old: new for old, new in now.items() if new and old in names and new not in names}
     drops = [old for old, field_id in former.items() if field_id is None and old in names]
-    if not (renames or drops):
-        return table
-    return change_columns(table, ColumnChanges(renames, drops), fixed={})
+    wanted = ColumnChanges(renames, drops)
+    return change_columns(table, wanted, fixed={}) if wanted else table
 
 
 def layout_field_ids(table: Table) -> Collection[int]:

@@ -20,8 +20,8 @@ the last event.
 """
 _DENIED = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 _OVERLOADED = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
-_LOCAL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers of the host's own disk."""
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a full disk of this host."""
 _OUTAGES = frozenset({429, 500, 502, 503, 504})
 
 
@@ -39,10 +39,17 @@ def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
 
 
 def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """Translate an error that Arrow or fsspec raised while a task staged files to this folder; None for a local disk's
-    error.
+    """Translate an error that Arrow or fsspec raised while a task staged files to this folder; None for another error
+    of a local disk than that it is full.
     """
-    if urlsplit(folder).scheme not in OBJECT_STORES or error.errno in _LOCAL:
+    if urlsplit(folder).scheme not in OBJECT_STORES:
+        if error.errno not in FULL_DISK:
+            return None
+        return CommitUnavailable(
+            f"the disk of {error.filename or folder} is full: {_error_text(error)}. Make room on it; the writer is "
+            "started again, and loses nothing"
+        )
+    if error.errno in FULL_DISK:
         return None
     # The cause is never a record, and a retry may succeed.
     outage = CommitUnavailable(f"{folder}: the object store fails: {_error_text(error)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
+from tests.made_batches import MadeStream
 
 STREAM = """
 name: made
@@ -198,6 +200,23 @@ def test_what_cannot_be_replayed_is_refused_before_it_is_counted(streams: Path) 
     done = CliRunner().invoke(frazil, ["dlq", "replay", "made", "--dry-run", "--streams", str(streams)])
     assert isinstance(done.exception, SpecError)
     assert "does not store Kafka coordinates" in str(done.exception)
+
+
+def test_dead_letters_of_a_former_topic_are_named_where_they_are_listed(
+    tmp_path: Path,
+    frazil_home: Path,  # noqa: ARG001
+) -> None:
+    folder = tmp_path / "declared"
+    folder.mkdir()
+    (folder / "made.yaml").write_text(STREAM)
+    made = MadeStream(load_stream(folder / "made.yaml"), time.time_ns() // 1_000_000, partitions=1)
+    made.land({0: (0, 4)}, rejected={0: [1]})
+    assert "In a replay" not in call(folder, "list", "made")
+    made.topic_id = "topic-2"
+    made.reset({0: 0})
+    said = "In a replay, 1 dead letter of stream made is left out: the topic was recreated"
+    assert said in call(folder, "list", "made")
+    call(folder, "replay", "made", "--yes")
 
 
 def test_a_reason_is_a_word(streams: Path) -> None:

@@ -133,8 +133,8 @@ def test_rows_that_a_writer_is_about_to_bring_do_not_count(
 @pytest.mark.usefixtures("made")
 def test_status_says_whose_rows_it_counts(tmp_path: Path) -> None:
     said = call(tmp_path, "status", "shop").stdout
-    assert "rows          1, in shop.other alone\n" in said
-    assert "`frazil route shop` looks into its tables, also for one that was made again" in said
+    assert "rows          1 in the default table (routed tables: `frazil health`)\n" in said
+    assert "`frazil route shop` checks the routed tables" in said
     made_again("shop.orders")
     done = call(tmp_path, "route", "shop")
     assert (done.exit_code, "it was dropped or renamed, and made again" in done.stdout) == (1, True)

@@ -329,7 +329,9 @@ def test_what_others_overwrite_is_a_note_in_the_hour_of_their_commit(made: MadeS
     hour = Period(at_ms, at_ms + HOUR_MS)
     (note,) = (found for found in audit_stream(made.tables).findings if found.kind is FindingKind.CHANGED)
     assert (note.count, note.kind.is_wrong) == (1, False)
-    assert "deleted 1200 and added 0. That reopens no" in note.sentence
+    assert note.sentence.endswith("deleted 1200 and added 0. Windows already signalled stay signalled")
+    (without,) = (f for f in audit_stream(made.tables, signals=False).findings if f.kind is FindingKind.CHANGED)
+    assert without.sentence.endswith("deleted 1200 and added 0")
     assert note in audit_stream(made.tables, window=hour).findings
     assert {hour: audit_stream(made.tables, window=hour).findings for hour in before} == before
 

@@ -240,7 +240,7 @@ def test_dead_letters_are_merged_in_their_order_and_those_that_land_or_are_stale
     assert json.loads(summary[WINDOWS]) == {str(int(BEGAN.timestamp()) * 1_000_000): 3}, "complete windows reopen"
     audit = audit_upserts(live.stream.spec, live.tables)
     assert [(one.kind, one.count) for one in audit.findings] == [
-        (FindingKind.NOT_COMPARED, len(RECORDS) + len(LETTERS) - 1 - len(live.rows()))
+        (FindingKind.NOT_COMPARED, len(RECORDS) + len(LETTERS) - 1)
     ]
     (audited,) = audit.partitions
     assert (audited.rows, audited.dead_letters) == (len(RECORDS) + len(LETTERS) - 1, 1), "letters that left are changes"

@@ -176,7 +176,7 @@ def test_a_put_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fsync", full_disk)
     for put in (LocalStore().put, LocalStore().put_if_absent):
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/x'"):
             put(f"{tmp_path}/x", b"data")
     assert list(tmp_path.iterdir()) == []
 
@@ -270,6 +270,13 @@ def test_files_are_opened_with_no_more_than_opens_them() -> None:
     assert signed.keys() == {"s3.session-token", "client.region", "s3.signer", "uri", "token"}
     own = file_io_properties(of_a_table | {"py-io-impl": "ours.Io"})
     assert own.keys() == {*of_a_table, "py-io-impl"} - {"frazil.stream.flights"}
+
+
+def test_a_full_disk_of_a_local_warehouse_is_named() -> None:
+    full = translate_staging_failure("file:///lake/silo/data", OSError(errno.ENOSPC, "No space left on device"))
+    assert isinstance(full, CommitUnavailable)
+    assert str(full).startswith("the disk of file:///lake/silo/data is full: ")
+    assert translate_staging_failure("file:///lake/silo/data", OSError(errno.EIO, "broken")) is None
 
 
 def test_a_full_disk_of_an_executor_is_no_outage_of_the_object_store() -> None:
