@@ -269,7 +269,9 @@ def test_a_run_whose_backfill_a_user_abandoned_begins_none_again_and_a_new_run_d
     with pytest.raises(BackfillAbandoned, match="ada abandoned backfill"):
         again.mark_staged()
     for request in (first, second):
-        with pytest.raises(BackfillAbandoned, match=f"the backfill that run {request.run} had begun on stream 'events'"):
+        with pytest.raises(
+            BackfillAbandoned, match=f"the backfill that run {request.run} had begun on stream 'events'"
+        ):
             BackfillCommitter.begin(live.tables, request)
     with pytest.raises(BackfillAbandoned, match="ada abandoned"):
         BackfillCommitter.begin(live.tables, REQUEST, continuing_id=again.backfill.id)
