@@ -18,7 +18,7 @@ from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
 
-SAID = "the table demo.made is not in the catalog 'default', and its location"
+SAID = "the table demo.made is not in the catalog 'default', but its location"
 
 
 @pytest.fixture
