@@ -21,7 +21,7 @@ from frazil.table.tables import load_stream_table
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
 
-SAID = "the table demo.made is not in the catalog 'default', and its location"
+SAID = "the table demo.made is not in the catalog 'default', but its location"
 SAID_OF_ANOTHER = "table demo.made is another table than the one that the stream wrote, up to epoch 1"
 
 

@@ -197,7 +197,7 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
     (behind,) = json.loads(call("route", "shop", "--json").stdout)["behind"]
     assert (behind["target"], behind["rows"]) == (ORDERS, 1)
     (status,) = json.loads(call("status", "shop", "--json").stdout)["streams"]
-    said = f"{ORDERS} is missing 1 row of backfill {behind['backfill']}: the default table has them"
+    said = f"{ORDERS} is missing 1 row of backfill {behind['backfill']}: the default table has these rows"
     assert any(problem.startswith(said) for problem in status["problems"])
     for words in ((), ("--tag", "x")):
         refused = call("cut", "shop", *words)
