@@ -486,7 +486,7 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     (
         "backfill",
         {"from-time": "2020-01-02T00:00:00Z", "to-time": "2020-01-01T00:00:00Z"},
-        "To, and before (2020-01-01 00:00:00Z) does not lie after From (2020-01-02 00:00:00Z)",
+        "To, and before (2020-01-01 00:00:00Z) is not after From (2020-01-02 00:00:00Z)",
     ),
     (
         "backfill",
@@ -531,7 +531,7 @@ def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_c
         ("2020-01-01 05:00", None),
         ("2020-01-01 04:00", "no gate holds 2020-01-01T04: it is already signalled. Held windows: 2020-01-01T05"),
         ("2020-01-01 09:00", "no gate holds 2020-01-01T09: it is not complete yet; its gate runs when it completes"),
-        ("2019-12-31 23:00", "it is history, for signals begin with 2020-01-01T00"),
+        ("2019-12-31 23:00", "it is never signalled, because signals begin with 2020-01-01T00"),
         ("2020-01-01", "this table's windows are hours"),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_table_that_another_engine_replaced_stops_the_writer_and_the_next_star
     replaced(world, keep)
 
     for write in (lambda: world.run(committer, {0: (3, 4)}), world.take_over):
-        with pytest.raises(RolledBack, match="or replaced"):
+        with pytest.raises(RolledBack, match="was replaced"):
             write()
 
     assert len(world.rows()) == keep
@@ -102,7 +102,7 @@ def test_a_table_that_was_replaced_between_commits_of_others_stops_the_writer(wo
     replaced(world, 2)
     world.foreign_append()
 
-    with pytest.raises(RolledBack, match="or replaced"):
+    with pytest.raises(RolledBack, match="was replaced"):
         world.run(committer, {0: (3, 4)})
 
 
@@ -114,7 +114,7 @@ def test_a_table_that_was_replaced_after_a_commit_to_a_branch_stops_the_writer(w
         world.load().append(world.load().scan().to_arrow().slice(0, 1), branch="review")
     replaced(world, 2)
 
-    with pytest.raises(RolledBack, match="or replaced"):
+    with pytest.raises(RolledBack, match="was replaced"):
         world.run(committer, {0: (3, 4)})
 
 

@@ -46,7 +46,7 @@ class Registered:
 
     def get(self, schema_id: int) -> SchemaText:
         if schema_id not in self._schemas:
-            raise UnknownSchema(f"the registry has no schema of id {schema_id}")
+            raise UnknownSchema(f"the registry has no schema with id {schema_id}")
         return self._schemas[schema_id]
 
 
