@@ -22,7 +22,7 @@ from frazil.supervise.desired import DesiredStore
 from tests.dags import in_airflow
 from tests.dags.in_airflow import CHECKOUT, AirflowProcess
 from tests.polling import eventually
-from tests.silent_server import MissingComponent, silent_server
+from tests.silent_server import Silent, silent_server
 
 YAML = """
 name: {name}
@@ -36,7 +36,7 @@ STATIC = CHECKOUT / "include" / "frazil" / "airflow" / "page" / "static"
 
 
 @pytest.fixture(scope="module")
-def silent() -> Iterator[MissingComponent]:
+def silent() -> Iterator[Silent]:
     with silent_server() as server:
         yield server
 
@@ -59,7 +59,7 @@ def kept(home: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def airflow_process(
-    home: Path, airflow_database: Path, streams: Path, silent: MissingComponent
+    home: Path, airflow_database: Path, streams: Path, silent: Silent
 ) -> Iterator[AirflowProcess]:
     process = AirflowProcess(
         home,
@@ -147,7 +147,7 @@ def test_a_catalog_that_hangs_is_named_and_hides_no_other_stream(ask: Ask):
 
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("path", ["api/overview", "api/stream/ghosts", "api/table/far.ghosts"])
-def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: MissingComponent, path: str):
+def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: Silent, path: str):
     def answered_while_it_hangs() -> bool:
         return ask("VIEWER", path)["status"] == 200 and silent.waiting() > 0
 
@@ -498,7 +498,7 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     ("reset", {"to": "timestamp", "at": "2031-01-01 00:00Z"}, None),
     ("reset", {"to": "elsewhere"}, "Choose where to continue"),
     ("release", {"partition": "", "reason": "checked"}, "Window: enter a value"),
-    ("release", {"partition": "2020-01-01T05", "reason": "x"}, "Say why"),
+    ("release", {"partition": "2020-01-01T05", "reason": "x"}, "Enter a reason: it is stored with the window"),
     ("send-again", {"day": "2020-01-01T05"}, "Enter a day"),
     ("maintain", {}, None),
     ("pause", {}, None),
