@@ -406,7 +406,7 @@ def test_what_a_reset_accepted_after_a_rollback_is_a_note_with_and_without_kafka
 def filtered(world: World, dropped: frozenset[int], *, now: frozenset[int], lost: frozenset[int]) -> Evidence:
     """A world whose transform dropped records. `now` are those that it drops as declared now, and `lost` lost rows."""
     landed = world.kafka - world.rejected - dropped
-    evidence = world.evidence(rows=sorted(landed - lost), letters=sorted(world.rejected))
+    evidence = world.evidence(rows=sorted(landed - lost), dead_letters=sorted(world.rejected))
     ranges = tuple(
         replace(
             r,

@@ -80,7 +80,7 @@ def test_a_number_that_no_record_has_as_it_is_written_is_refused(
         ({"distribution": "hash"}, "distribution: 'hash' gives writers shares by the default table's recent batches"),
         (
             {"source": {"topics": "x", "bootstrap-servers": "a:1", "format": {"type": "json", "lines": True}}},
-            "source.format.lines: 'true' could send lines of one record to several tables",
+            "source.format.lines: 'true' could send rows of one record to several tables",
         ),
         (
             {"commit": {"align": "watermark"}, "partition-by": ["day(departed)"]},

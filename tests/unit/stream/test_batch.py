@@ -70,7 +70,7 @@ def test_records_without_any_column_are_counted_over_the_batches_of_an_epoch():
     runner: Any = SimpleNamespace(unknown=NO_DRIFT, emit=emitted.append, tables=tables)
     for unknown, names in ((2, ("schema", "payload")), (0, ()), (1, ("x",))):
         drift = SchemaDrift(unknown=unknown, names=names)
-        BatchRunner._report_unknown(runner, [TaskAnswer(StageResult((), (), drift=drift), 0.0)])
+        BatchRunner._report_unknown(runner, [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)])
     first, second = emitted
     assert isinstance(first, NoticeGiven)
     assert isinstance(second, NoticeGiven)
