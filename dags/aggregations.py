@@ -1,9 +1,9 @@
-"""The daily aggregations: for each that `include/aggregations/` declares, `frazil_daily_<name>` runs a day when it is
-complete, and `frazil_reopened_<name>` asks for it again when late rows arrive.
+"""The daily aggregations. For each declaration in `include/aggregations/`, `frazil_daily_<name>` aggregates a complete
+day, and `frazil_reopened_<name>` requests the day again when late rows arrive.
 
 It needs the declarations, next to the folder of streams or where FRAZIL_AGGREGATIONS says, and the streams that feed
 their sources (FRAZIL_STREAMS). It also needs the Airflow connection `spark_default`, to a Spark with Iceberg's runtime.
-For a message when a day could not be aggregated, pass `on_failure=` a notifier.
+To be notified of a day that could not be aggregated, pass a notifier as `on_failure=`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Backfills: one DAG, `frazil_backfill`, triggered from its form or by the API, for every declared stream.
 
-What must be there: the streams' YAML files (FRAZIL_STREAMS names another folder), the Airflow connection
-`spark_default`, and `spark-submit` on the PATH of the workers. For a message when a backfill needs attention, pass
-`on_failure=` a notifier.
+Requires the streams' YAML files (FRAZIL_STREAMS names another folder), the Airflow connection `spark_default`, and
+`spark-submit` on the PATH of the workers. To be notified of a backfill that needs attention, pass a notifier as
+`on_failure=`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dead letters: one DAG, `frazil_dead_letters`, triggered from its form or by the API, for every declared stream.
 
-What must be there: the streams' YAML files (FRAZIL_STREAMS names another folder), and frazil with its Spark extra on
-the workers. For a message when a run needs attention, pass `on_failure=` a notifier.
+Requires the streams' YAML files (FRAZIL_STREAMS names another folder), and frazil with its Spark extra on the workers.
+To be notified of a run that needs attention, pass a notifier as `on_failure=`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""No DAG of its own: an import error of this file says which declarations are broken, and removes no DAG.
+"""Defines no DAG: an import error of this file shows which declarations are broken, without removing any DAG.
 
-The other DAG files go on with the last valid version of a broken declaration. What must be there: the streams' YAML
-files (FRAZIL_STREAMS names another folder), and those of the aggregations (FRAZIL_AGGREGATIONS). The words airflow
+The other DAG files continue with the last valid version of a broken declaration. Requires the YAML files of the streams
+(FRAZIL_STREAMS names another folder) and of the aggregations (FRAZIL_AGGREGATIONS). The words airflow
 and dag must stay in this file: Airflow's safe mode parses only files that contain them.
 """
 

@@ -1,9 +1,9 @@
-"""Maintenance: `frazil_health` watches the tables, and `frazil_maintenance` keeps them in shape.
+"""Maintenance: `frazil_health` watches the tables, and `frazil_maintenance` maintains them.
 
-Every hour, of each table that needs it: compaction of complete partitions, manifests, snapshot expiry; once a day
-orphan files. `maintenance` in the streams' YAML says what is done (FRAZIL_STREAMS names another folder). What must be
-there: the Spark connection `spark_default`, and, where FRAZIL_SPARK_POOL names one, a pool for batch Spark work. To be
-told when something is wrong, pass `on_failure=` a notifier, and `on_resolved=` one that is called when it is over.
+Every hour, tables that need it get compaction of complete partitions, manifest rewrites and snapshot expiry; once a
+day, orphan files are deleted. `maintenance` in the streams' YAML (FRAZIL_STREAMS names another folder) configures this.
+Requires the Spark connection `spark_default` and, if FRAZIL_SPARK_POOL is set, a pool of that name. To be notified of
+alerts, pass a notifier as `on_failure=`, and one as `on_resolved=` for alerts that resolve.
 """
 
 from __future__ import annotations

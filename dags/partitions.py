@@ -1,10 +1,10 @@
 """Complete partitions: one DAG for each table whose windows of event time complete, `frazil_partitions_<table>`.
 
 Each minute it checks the table's metadata, runs the quality gate of complete windows (`include/expectations/`), and
-sends the events that daily aggregations start from. `frazil_release` signals a window that a gate holds. What must be
-there: the streams' YAML files (FRAZIL_STREAMS names another folder; FRAZIL_EXPECTATIONS that of the gates' suites).
-FRAZIL_CHECK_EVERY is the pause between checks, in seconds. Pass `on_failure=` a notifier to hear of windows that a gate
-holds.
+sends the events that daily aggregations start from. `frazil_release` signals a window that a gate holds. Requires
+the streams' YAML files (FRAZIL_STREAMS names another folder, FRAZIL_EXPECTATIONS the folder of the gates' suites).
+FRAZIL_CHECK_EVERY is the interval between checks, in seconds. To be notified of held windows, pass a notifier as
+`on_failure=`.
 """
 
 from __future__ import annotations

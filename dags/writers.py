@@ -1,9 +1,9 @@
 """The writers: one DAG for each stream that `include/streams/` declares, `frazil_writer_<stream>`.
 
-Each run stands for a running writer: Airflow launches it as a detached process, watches it, and launches it again
-when it dies. What must be there: the streams' YAML files (FRAZIL_STREAMS names another folder), and a triggerer on
-the host where the writers are to run. FRAZIL_WRITER_QUEUE names the queue whose triggerers run them (see
-docs/how-to/run-in-production.md). For a message when a writer needs attention, pass `on_failure=` a notifier.
+Each run represents a running writer: Airflow launches it as a detached process, watches it, and restarts it when it
+dies. Requires the streams' YAML files (FRAZIL_STREAMS names another folder), and a triggerer on the host where the
+writers should run. FRAZIL_WRITER_QUEUE names the queue whose triggerers run them (see
+docs/how-to/run-in-production.md). To be notified of a writer that needs attention, pass a notifier as `on_failure=`.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from frazil.commit.settle import Settled
 from frazil.commit.snapshot import Base, SnapshotWriter
 from frazil.commit.sweep import batch_folder
 from frazil.events import BatchCommitted, EpochBegan, Event, LagMeasured, StallBegan, StreamEvent
-from frazil.history.objects import Objects
-from frazil.history.points import Happened, Kind
+from frazil.history.objects import HistoryStore
+from frazil.history.points import EventKind, HistoryEvent
 from frazil.history.recorder import Recorder
 from frazil.history.supervision import Supervision
 from frazil.home import run_folder
@@ -194,10 +194,10 @@ class MadeHistory:
 
     def supervised(self, *reported: tuple[int, str], now_ms: int) -> None:
         """What its supervisor did: how many minutes ago, and in which words."""
-        supervision = Supervision(lambda: Objects.of(self.made.tables.main.current(), self.name))
+        supervision = Supervision(lambda: HistoryStore.open(self.made.tables.main.current(), self.name))
         for minutes, sentence in reported:
             at_ms = now_ms - minutes * MINUTE_MS
-            supervision.record(Happened(at_ms, Kind.SUPERVISION, sentence), subject=sentence, now_ms=at_ms)
+            supervision.record(HistoryEvent(at_ms, EventKind.SUPERVISION, sentence), subject=sentence, now_ms=at_ms)
             supervision.join(10)
 
     def signalled(self, *, held: Mapping[int, str] | None = None) -> None:

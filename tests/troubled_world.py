@@ -23,7 +23,7 @@ from confluent_kafka import Producer
 from frazil import clock
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import AccessDenied, CommitUnavailable
-from frazil.history.objects import Objects
+from frazil.history.objects import HistoryStore
 from frazil.home import run_folder
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.host.records import GivenUp, Notes, write_notes
@@ -229,7 +229,7 @@ def _payments(world: TroubledWorld, _: int) -> MadeHistory:
     now_ms = world.now_ms
     launch = payments.ended([(7, 16, f"AccessDenied: {FULL}")], now_ms=now_ms)
     write_notes(run_folder("payments"), Notes(given_up=GivenUp(launch.id, now_ms - 7 * MINUTE_MS, str(FULL))))
-    payments.supervised((7, f"the supervisor gives up, and a person is needed (failed): {FULL}"), now_ms=now_ms)
+    payments.supervised((7, f"the supervisor gives up; an operator must fix the cause (failed): {FULL}"), now_ms=now_ms)
     return payments
 
 
@@ -317,6 +317,6 @@ def _fill(kafka: EmbeddedKafka, histories: Sequence[MadeHistory]) -> None:
         for partition, end in enumerate(history.read):
             for _ in range(end + history.waits.get(partition, 0)):
                 producer.produce(history.made.topic, b"{}", partition=partition)
-        history.recorder.opens(partial(Objects.of, history.made.tables.main.current(), history.name))
+        history.recorder.opens(partial(HistoryStore.open, history.made.tables.main.current(), history.name))
         history.recorder.write(clock.now_ms())
     assert producer.flush(60) == 0

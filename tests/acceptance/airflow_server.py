@@ -194,7 +194,7 @@ class _Server:
         from airflow.utils.session import create_session  # noqa: PLC0415
         from sqlalchemy import select  # noqa: PLC0415
 
-        from frazil.airflow.audits.findings import LAST  # noqa: PLC0415
+        from frazil.airflow.audits.findings import LAST_AUDITS_KEY  # noqa: PLC0415
         from frazil.airflow.maintenance.due import TURNS  # noqa: PLC0415
 
         with create_session() as session:
@@ -207,7 +207,7 @@ class _Server:
         return {
             key: value
             for key, value in states.items()
-            if isinstance(value, dict) and value and key not in (LAST, TURNS)
+            if isinstance(value, dict) and value and key not in (LAST_AUDITS_KEY, TURNS)
         }
 
     def parsed(self) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def test_a_catalog_that_hangs_is_named_within_two_seconds_and_leaves_the_others_
     page = context.new_page()
     page.goto(f"{server.url}{PAGE}#/stream/suppliers")
     settled(page, "suppliers")
-    expect(page.get_by_text("The catalog far, its storage, or Kafka has not answered since").first).to_be_visible()
+    expect(page.get_by_text("The catalog far, its storage, or Kafka has not responded since").first).to_be_visible()
     context.close()
 
 

@@ -105,7 +105,7 @@ def test_a_stream_that_stopped_is_resumed(open_page: Open, server: ApiServer, wo
     begin(page, "payments")
     expect(page.locator("header .badge")).to_have_text("given up")
     expect(page.get_by_text(re.compile(r"failed with AccessDenied \(16\)"))).to_be_visible()
-    expect(page.get_by_text(re.compile("the supervisor gives up, and a person is needed"))).to_be_visible()
+    expect(page.get_by_text(re.compile("the supervisor gives up; an operator must fix the cause"))).to_be_visible()
     assert take(page, "Resume", {"Why": "the key is renewed"}) == "payments is resumed."
     wanted = desired(world, "payments")
     assert (wanted["mode"], wanted["reason"], wanted["by"]) == ("running", "the key is renewed", "op, Airflow")
@@ -194,13 +194,13 @@ def test_a_reset_says_what_it_skips_and_reads_again_and_moves_the_stream(open_pa
     dialog.get_by_label("Go on").select_option("earliest")
     expect(dialog.get_by_text(re.compile(r"It reads [\d,]+ offsets again that the table holds"))).to_be_visible()
     dialog.get_by_label("Go on").select_option("timestamp")
-    wanting = dialog.get_by_text("That time: write a time")
+    wanting = dialog.get_by_text("That time: enter a time")
     expect(wanting).to_be_visible()
     dialog.get_by_label("That time").fill("2099-01-01 00:00Z")
     expect(wanting).to_have_count(0)
     dialog.get_by_label("Go on").select_option("latest")
     expect(dialog.get_by_text("It skips 600 offsets: their records never reach the table.")).to_be_visible()
-    assert confirmed(page, dialog) == "refunds has its new position. Resume it to go on there."
+    assert confirmed(page, dialog) == "refunds has its new position. Resume it to continue from there."
     expect(page.get_by_text("Nothing waits.")).to_be_visible()
     assert recorded(server, "reset")[2]["to"] == "latest"
     view(page, "#/table/shop.refunds", "shop.refunds")
@@ -218,7 +218,7 @@ def test_a_backfill_is_a_run_of_its_dag_and_can_be_left(open_page: Open, server:
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Backfill …")).to_be_focused()
     dialog = requested(page, "Backfill …")
-    expect(dialog.get_by_text("Say from when, or until when")).to_be_visible()
+    expect(dialog.get_by_text("Enter a start or an end")).to_be_visible()
     dialog.get_by_label("From").fill("2026-01-02T00:00:00Z")
     dialog.get_by_label("To, and before").fill("2026-01-01T00:00:00Z")
     expect(dialog.get_by_text(re.compile("To, and before .* is not after From"))).to_be_visible()
@@ -238,7 +238,7 @@ def test_a_backfill_under_way_is_abandoned_after_the_page_said_what_is_staged(op
     dialog = requested(page, "Abandon the backfill …")
     expect(dialog.locator("button.go")).to_have_text("Abandon")
     expect(dialog.get_by_text(re.compile(r"has staged 400 rows in \d files?, 1 of about 3 chunks"))).to_be_visible()
-    assert confirmed(page, dialog).startswith("The backfill of returns is abandoned, and what it staged is removed.")
+    assert confirmed(page, dialog).startswith("The backfill of returns is abandoned, and its staged rows are removed.")
     expect(button).to_have_count(0)
     assert recorded(server, "abandon")[:2] == ("op", "frazil_backfill")
 
@@ -273,7 +273,7 @@ def test_the_signals_of_a_day_are_sent_again(
     page = open_page(f"{PAGE}#/table/shop.orders", role="OP")
     settled(page, "shop.orders")
     said = take(page, "Send signals again …", {"Day": yesterday})
-    assert said == "24 windows of shop.orders are signalled again. Their events go out within a minute."
+    assert said == "24 windows of shop.orders are signalled again. Their events are sent within a minute."
     day = Window.parse(yesterday)
     newest = TableSignals.load(load_catalog(None), "shop.orders").newest(from_us=day.start_us, to_us=day.end_us)
     hours = windows_between(Grain.HOUR, day.start_us, day.end_us)

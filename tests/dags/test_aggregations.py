@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.aggregate.due import WaitingDay
 from frazil.airflow.aggregations.reconcile import REQUESTED, days_to_request, reconcile
-from frazil.airflow.lineage_parent import IN_A_CLUSTER
+from frazil.airflow.lineage_parent import CLUSTER_PREFIXES
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
@@ -85,8 +85,8 @@ def test_a_broken_declaration_keeps_its_dag_and_takes_no_other_with_it(
         "typo": "tagret",
         "unfed": "feeds the table 'shop.returns'",
         "Odd-Name": "the file's name is the aggregation's",
-        "one": "another aggregation has the target 'shop.both' too",
-        "two": "another aggregation has the target 'shop.both' too",
+        "one": "another aggregation has the same target 'shop.both'; change one of them",
+        "two": "another aggregation has the same target 'shop.both'; change one of them",
     }
     for name, problem in problems.items():
         broken = found["dags"][f"frazil_daily_{name}"]
@@ -213,7 +213,7 @@ def sell() -> int:
 def test_a_run_hands_spark_the_day_that_is_its_key_and_the_snapshot_it_chose(ran: dict[str, Any]) -> None:
     parent_id = ran["submitted.parents"].splitlines()[0]
     assert re.fullmatch(r"default/frazil_daily_sales\.aggregate/[0-9a-f-]{36}", parent_id)
-    parent = " ".join(f"--conf {prefix}.OPENLINEAGE_PARENT_ID={parent_id}" for prefix in IN_A_CLUSTER)
+    parent = " ".join(f"--conf {prefix}.OPENLINEAGE_PARENT_ID={parent_id}" for prefix in CLUSTER_PREFIXES)
     assert ran["submitted"].splitlines(keepends=True)[0] == (
         f"--master local[2] {parent} --properties-file /spark.conf --name frazil_daily_sales "
         f"{CHECKOUT}/include/frazil/spark_apps/aggregate_daily.py sales --aggregations "
@@ -331,7 +331,7 @@ def test_a_consumer_that_keeps_a_run_queued_ends_no_reconciliation(frazil_home: 
         check()
     going_on = 0
     assert check() == ["2013-12-30"]
-    with pytest.raises(AirflowSkipException, match="were requested already"):
+    with pytest.raises(AirflowSkipException, match="were already requested"):
         check()
     store["frazil.requested-days"] = {"2013-12-30": 1, "2013-12-29": "?", "x": 5}
     assert check() == ["2013-12-30"], "that was long ago"

@@ -97,7 +97,7 @@ def test_what_is_wrong_is_logged_and_fails_the_result_in_its_own_hour(
 
 
 def test_a_stream_that_has_not_begun_is_skipped_with_a_sentence(made: MadeStream, tmp_path: Path) -> None:
-    with pytest.raises(AirflowSkipException, match="its writer never ran"):
+    with pytest.raises(AirflowSkipException, match="its writer has not committed"):
         audit_hours("waiting", tmp_path / "streams", TEN)
     waiting = MadeStream(load_stream(tmp_path / "streams" / "waiting.yaml"), made.now_ms)
     assert waiting.tables.marker() is None
@@ -113,7 +113,7 @@ def test_streams_are_audited_side_by_side_and_none_hides_what_another_is(
     with caplog.at_level(logging.INFO):
         wrong = audit_all(["typo", "waiting", "made"], tmp_path / "streams", TEN + timedelta(hours=1, minutes=20)).wrong
     assert wrong == ["typo", "made"]
-    assert "its writer never ran" in caplog.text
+    assert "its writer has not committed" in caplog.text
     assert "typo: the audit failed" in caplog.text
     assert audit_all(["waiting", "made"], tmp_path / "streams", TEN + timedelta(hours=2, minutes=20)).wrong == []
 
@@ -187,8 +187,8 @@ def test_the_last_audit_of_a_stream_says_what_it_covered_and_what_it_left_out() 
     ])  # fmt: skip
     hours = "of commits from 2033-05-18T10:00:00+00:00 to 2033-05-18T11:00:00+00:00"
     assert last_audits(store) == {
-        "clean": f"{hours}: nothing wrong was found",
-        "upsert": f"{hours}: nothing wrong was found, but 7 changes were not compared",
+        "clean": f"{hours}: no findings",
+        "upsert": f"{hours}: no findings, but 7 changes were not compared",
         "harmed": f"{hours}: 2 findings",
     }
     remember(store, [])
@@ -202,5 +202,5 @@ def test_health_reports_the_last_audit_and_that_a_stream_had_none(
     store, moment = Store(), TEN + timedelta(hours=1, minutes=20)
     remember(store, audit_all(["made", "waiting"], tmp_path / "streams", moment).audits)
     audited = measure_all(tmp_path / "streams", store)["audited"]
-    assert audited["made"].endswith("nothing wrong was found")
+    assert audited["made"].endswith("no findings")
     assert audited["waiting"] is None

@@ -117,10 +117,10 @@ def test_schedules_and_the_arguments_of_one_purpose_are_settings(
 @pytest.mark.parametrize(
     ("variable", "value", "file", "said"),
     [
-        ("FRAZIL_AUDIT_EVERY", "5h", "audits.py", "audits run each 5h; write one of 1h, 2h"),
-        ("FRAZIL_AUDIT_EVERY", "90m", "audits.py", "audits run each 1h30m; write one of 1h, 2h"),
+        ("FRAZIL_AUDIT_EVERY", "5h", "audits.py", "audits cannot run every 5h; use one of 1h, 2h"),
+        ("FRAZIL_AUDIT_EVERY", "90m", "audits.py", "audits cannot run every 1h30m; use one of 1h, 2h"),
         ("FRAZIL_HEALTH_EVERY", "5", "maintenance.py", "FRAZIL_HEALTH_EVERY is '5'"),
-        ("FRAZIL_HEALTH_EVERY", "10s", "maintenance.py", "a DAG runs each 1m at most"),
+        ("FRAZIL_HEALTH_EVERY", "10s", "maintenance.py", "the minimum is 1m"),
         ("FRAZIL_DEFAULT_ARGS", '{"audit": 5}', "audits.py", "'audit' is 5; write an object such as"),
     ],
 )
@@ -137,8 +137,8 @@ def test_a_setting_that_cannot_be_used_is_said_with_what_can(  # noqa: PLR0913, 
     "setting",
     [
         ("FRAZIL_ON_FAILURE", "no.such.module:call", "FRAZIL_ON_FAILURE: 'no.such.module:call' cannot be imported"),
-        ("FRAZIL_ON_FAILURE", "alerts_of_tests", "names no function; write module:name"),
-        ("FRAZIL_ON_FAILURE", "alerts_of_tests:nobody", "is no function and no notifier"),
+        ("FRAZIL_ON_FAILURE", "alerts_of_tests", "does not name a function; write module:name"),
+        ("FRAZIL_ON_FAILURE", "alerts_of_tests:nobody", "is not a function or notifier"),
         ("FRAZIL_DEFAULT_ARGS", "retries=3", "FRAZIL_DEFAULT_ARGS is not JSON"),
         ("FRAZIL_DEFAULT_ARGS", "[3]", 'write a JSON object such as {"owner"'),
     ],

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from demo.run import DAY_DAGS, STREAM, WRITER_DAG
-from frazil.airflow.writers.log_lines import HOUR_S, OTHERS_AN_HOUR, WARNINGS_AN_HOUR, WriterLines
+from frazil.airflow.writers.log_lines import HOUR_S, MAX_OTHERS_PER_HOUR, MAX_WARNINGS_PER_HOUR, WriterLines
 from frazil.home import run_folder
 from frazil.host.claim import Claim, read_claim, write_claim
 from frazil.host.heartbeat import Stall, StallKind
@@ -111,10 +111,10 @@ def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
     lines, reported = WriterLines(), []
     for second in range(3_600):
         words = "".join(chr(ord("a") + int(digit)) for digit in f"{second:04}")
-        reported += lines.worth_reporting([(logging.WARNING, words), (logging.INFO, f"said {words}")], now_s=second)
-    assert len(reported) == WARNINGS_AN_HOUR + OTHERS_AN_HOUR
-    (_, first), (_, second) = lines.worth_reporting([(logging.ERROR, "the last")], now_s=3 * HOUR_S)
-    assert first == f"{3_600 - WARNINGS_AN_HOUR} warnings of the writer are not shown here; writer.log has them"
+        reported += lines.lines_to_copy([(logging.WARNING, words), (logging.INFO, f"said {words}")], now_s=second)
+    assert len(reported) == MAX_WARNINGS_PER_HOUR + MAX_OTHERS_PER_HOUR
+    (_, first), (_, second) = lines.lines_to_copy([(logging.ERROR, "the last")], now_s=3 * HOUR_S)
+    assert first == f"{3_600 - MAX_WARNINGS_PER_HOUR} warnings of the writer are omitted; writer.log has them"
     assert second == "the last"
 
 
@@ -122,24 +122,24 @@ def test_lines_that_differ_in_numbers_only_are_reported_once_an_hour_with_the_ne
     lines, reported = WriterLines(), []
     for minute in range(24 * 60):
         batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
-        reported += [(minute, line) for _, line in lines.worth_reporting(batch, now_s=minute * 60.0)]
+        reported += [(minute, line) for _, line in lines.lines_to_copy(batch, now_s=minute * 60.0)]
     assert reported[0] == (0, "batch 0: 0 records")
     of_batches = [one for one in reported if one[1].startswith("batch")]
-    assert of_batches[1] == (60, "batch 59: 590 records (of 59 such lines since the last one here; writer.log has all)")
+    assert of_batches[1] == (60, "batch 59: 590 records (the last of 59 such lines; writer.log has all)")
     assert len(of_batches) == 24
     assert len(reported) - 24 == 10 + 23
     # A writer that starts again is heard.
-    assert list(lines.worth_reporting([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0)) == []
+    assert list(lines.lines_to_copy([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0)) == []
     lines.begin()
-    assert len(list(lines.worth_reporting([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0))) == 1
+    assert len(list(lines.lines_to_copy([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0))) == 1
 
 
 def test_what_stopped_is_still_counted_and_then_forgotten() -> None:
     lines = WriterLines()
     for minute in range(24 * 60):
         batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
-        list(lines.worth_reporting(batch, now_s=minute * 60.0))
-    last = [line for hour in (25, 26, 27) for _, line in lines.worth_reporting([], now_s=hour * HOUR_S)]
+        list(lines.lines_to_copy(batch, now_s=minute * 60.0))
+    last = [line for hour in (25, 26, 27) for _, line in lines.lines_to_copy([], now_s=hour * HOUR_S)]
     assert [line[:10] for line in last] == ["batch 1439", "took 1439 "]
     assert lines._alike == {}
 
@@ -155,8 +155,8 @@ def test_a_decision_that_stands_is_reported_again_once_an_hour_with_since_when(
         decision = Decision(WriterAction.START, Cause.FIRST_START, f"up {second} s")
         trigger._log_step(_step(decision, problem=f"TimeoutError: after {second}.5 s"))
     said = [line for line in capsys.readouterr().out.splitlines() if "start (first start)" in line]
-    assert [" as since 1970-01-01 00:00:00Z: up 3600 s" in line for line in said] == [False, True, False]
-    assert "as since 1970-01-01 00:00:00Z: up 7200 s" in said[2]
+    assert [" unchanged since 1970-01-01 00:00:00Z: up 3600 s" in line for line in said] == [False, True, False]
+    assert "unchanged since 1970-01-01 00:00:00Z: up 7200 s" in said[2]
 
 
 def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(m
         return await anext(trigger.run())
 
     monkeypatch.setattr(trigger, "_make_supervisor", supervisor)
-    monkeypatch.setattr(trigger, "_ask_ahead", nothing)
+    monkeypatch.setattr(trigger, "_preload", nothing)
     monkeypatch.setattr(triggers.asyncio, "sleep", nothing)
     assert asyncio.run(first_event()).payload["reason"] == "exit code 11"
     assert triggers.SETTLED_SECONDS - 5 < max(slept) <= triggers.SETTLED_SECONDS
@@ -215,7 +215,7 @@ def test_a_trigger_says_on_its_own_host_who_supervises_and_what_was_given_up_on(
     for run_id, known in (("one", None), ("two", "l1")):
         trigger = _trigger_of(run_id, 3)
         monkeypatch.setattr(trigger, "_make_supervisor", supervisor)
-        monkeypatch.setattr(trigger, "_ask_ahead", nothing)
+        monkeypatch.setattr(trigger, "_preload", nothing)
         monkeypatch.setattr(importlib.import_module("frazil.airflow.writers.trigger").asyncio, "sleep", nothing)
         assert asyncio.run(first_event(trigger)).payload["subject"] == "l1"
         assert read_claim("s") == Claim(run_id, 3)
@@ -274,7 +274,7 @@ def test_what_a_user_did_reaches_the_writer_however_often_airflow_cancels_the_tr
             await runner
         assert followed == []
         answers.set()
-        while module.FOLLOWING:
+        while module.RUNNING_ACTIONS:
             await asyncio.sleep(0.01)
 
     monkeypatch.setattr(trigger, "_task_action", action)

@@ -89,7 +89,7 @@ def test_a_host_on_which_the_application_does_not_run_says_so_and_fails_no_task(
     trigger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_up()
-    never = SimpleNamespace(observe=lambda: Observation(ProcessState.NEVER, None, None, ()))
+    never = SimpleNamespace(observe=lambda: Observation(ProcessState.NEVER_LAUNCHED, None, None, ()))
     monkeypatch.setattr(launchers, "open_launcher", lambda _: never)
     seen = trigger()._observe()
     assert (seen.state, seen.given_up) == ("the application small does not run on this host", None)
@@ -98,7 +98,7 @@ def test_a_host_on_which_the_application_does_not_run_says_so_and_fails_no_task(
 def test_a_stream_whose_application_was_killed_is_said_to_have_ended_with_it(trigger: Any) -> None:
     replace_json(run_folder("s") / "lock", Launch("one", LaunchKind.HOSTED, 0, application="small").to_json())
     append_exit(run_folder("s"), ExitRecord("one", None, 0, 1, "f", 0, committed=False))
-    assert trigger()._observe().state == "ended: it was killed with its application, or its host went down"
+    assert trigger()._observe().state == "ended: killed with its application, or its host went down"
 
 
 def test_a_task_that_failed_for_it_and_was_cleared_resumes_the_stream(trigger: Any) -> None:
@@ -139,7 +139,7 @@ def test_it_says_who_paused_a_stream_that_does_not_run(trigger: Any, module: Any
     DesiredStore("s", None).pause(by="ana", reason="Kafka upgrade")
     assert (
         trigger()._paused(module.HostedObservation("ended"))
-        == "; paused by ana: Kafka upgrade; `frazil resume s` starts it"
+        == "; paused by ana: Kafka upgrade; start it with `frazil resume s`"
     )
     assert not trigger()._paused(module.HostedObservation("running", is_alive=True))
 

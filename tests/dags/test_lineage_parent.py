@@ -16,7 +16,7 @@ from openlineage.client.uuid import generate_static_uuid
 
 from frazil.errors import SpecError
 from frazil.events import Events
-from frazil.history.scribes import Scribes
+from frazil.history.recording_threads import RecordingThreads
 from frazil.lineage.facts import PARENT, Settings
 from frazil.spec.load import load_stream
 from frazil.stream.recording import recorded
@@ -64,7 +64,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_id_is_that_of_airflows_own_provider(module: Any, given: Any, moment: datetime, data: str) -> None:
     expected = f"default/frazil_writer_s.write/{generate_static_uuid(moment, data.encode())}"
     assert module.parent_id(context(**given), ON) == expected
-    assert Settings.of({**ON, PARENT: expected}).parent is not None
+    assert Settings.load({**ON, PARENT: expected}).parent is not None
 
 
 def test_the_namespace_is_airflows(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,10 +152,10 @@ def test_a_task_that_defers_and_resumes_again_and_again_sends_nothing_and_its_wr
     with tracing(monkeypatch) as received:
         events = Events("s", clock_ms=lambda: 1_800_000_000_000)
         deferred = []
-        with recorded(spec, events, Scribes()) as recording:
+        with recorded(spec, events, RecordingThreads()) as recording:
             assert recording.lineage is not None
             recording.lineage.opens(lambda: table)
-            recording.scribes.add(recording.lineage, storage="openlineage")
+            recording.recording_threads.add(recording.lineage, storage="openlineage")
             events.emit(EPOCH)
             for _ in range(3):
                 with pytest.raises(TaskDeferred) as found:

@@ -90,7 +90,7 @@ def test_spark_gets_the_tables_that_need_it_most_and_no_more_than_one_task_can_d
     caplog.set_level("INFO")
     found = table_care.to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=False)
     assert found == ["shop.raw_b", "shop.orders", "shop.raw_a"]
-    assert "shop.raw_x: left alone" in caplog.text
+    assert "shop.raw_x, so they are not maintained" in caplog.text
     monkeypatch.setattr(route_care, "MAX_TABLES", 1)
     assert table_care.to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=False) == ["shop.raw_b"]
     assert table_care.to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=True) == []
@@ -167,7 +167,7 @@ def test_health_has_one_alert_a_rule_for_all_tables_that_a_route_has_made(
     assert "shop.raw_a, shop.raw_b" in active[ROUTE, "snapshots"]["sentence"]
     assert "1 cannot be measured: shop.raw_c" in active[ROUTE, "unmeasured"]["sentence"]
     assert ("shop.orders", "snapshots") in active, "a table that a person named has alerts of its own"
-    assert json.loads(json.dumps(store[table_health.MADE]))[ROUTE]["beyond"]["shop.raw_b"] == ["snapshots"]
+    assert json.loads(json.dumps(store[table_health.ROUTED_TABLES_KEY]))[ROUTE]["beyond"]["shop.raw_b"] == ["snapshots"]
     breaks.clear()
     for name in ("shop.raw_a", "shop.raw_b"):
         load_catalog(None).drop_table(name)

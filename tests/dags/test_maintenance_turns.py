@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from frazil.airflow.maintenance import due
 from frazil.airflow.maintenance.due import TASKS, TURNS, Run, due_tables
 from frazil.airflow.maintenance.rewrite import RewriteOperator
-from frazil.airflow.maintenance.turns import ENDED, Turn, busy, pause_between, whose_turn
+from frazil.airflow.maintenance.turns import ENDED, TableState, dag_interval, tables_in_progress, tables_to_check
 from frazil.errors import FrazilError
 from frazil.spec.load import load_stream
 from tests.dags.test_maintenance import EAGER, Store, declare
@@ -153,50 +153,52 @@ def test_more_tables_than_a_run_may_have_come_first_in_the_next(streams: Path, m
     st.integers(1, 200),
 )
 def test_every_table_is_checked_within_its_interval_and_one_pause(every: dict[str, timedelta], runs: int) -> None:
-    pause = pause_between(every.values())
-    turns: dict[str, Turn] = {}
+    pause = dag_interval(every.values())
+    turns: dict[str, TableState] = {}
     for number in range(runs):
         moment_ms = number * (pause // timedelta(milliseconds=1))
-        for name in whose_turn(every, turns, moment_ms=moment_ms):
-            turns[name] = Turn(moment_ms)
+        for name in tables_to_check(every, turns, moment_ms=moment_ms):
+            turns[name] = TableState(moment_ms)
         assert set(turns) == set(every)
         assert all(timedelta(milliseconds=moment_ms - turns[name].at_ms) < every[name] for name in every)
 
 
-@given(st.dictionaries(st.sampled_from("abc"), st.builds(Turn, st.integers(0, 10))), st.integers(0, 10))
-def test_those_that_waited_longest_come_first(turns: dict[str, Turn], moment_ms: int) -> None:
-    found = whose_turn(dict.fromkeys("abcd", timedelta(0)), turns, moment_ms=moment_ms)
+@given(st.dictionaries(st.sampled_from("abc"), st.builds(TableState, st.integers(0, 10))), st.integers(0, 10))
+def test_those_that_waited_longest_come_first(turns: dict[str, TableState], moment_ms: int) -> None:
+    found = tables_to_check(dict.fromkeys("abcd", timedelta(0)), turns, moment_ms=moment_ms)
     assert sorted(found) == list("abcd")
     waited = [turns[name].at_ms if name in turns else -1 for name in found]
     assert waited == sorted(waited)
 
 
 def test_the_pause_between_runs_is_the_shortest_that_a_table_asks_for() -> None:
-    assert pause_between([]) == pause_between([DAY]) == HOUR
-    assert pause_between([DAY, timedelta(minutes=10)]) == timedelta(minutes=10)
-    assert pause_between([timedelta(milliseconds=1)]) == timedelta(minutes=1)
+    assert dag_interval([]) == dag_interval([DAY]) == HOUR
+    assert dag_interval([DAY, timedelta(minutes=10)]) == timedelta(minutes=10)
+    assert dag_interval([timedelta(milliseconds=1)]) == timedelta(minutes=1)
 
 
 @pytest.mark.parametrize("state", [*sorted(ENDED), "running", "queued", "up_for_retry", "deferred", None])
 def test_a_table_is_free_when_all_its_tasks_have_ended(state: str | None) -> None:
-    turns = {"t": Turn(1, "r", 3), "other": Turn(1, "r", 4), "idle": Turn(1)}
+    turns = {"t": TableState(1, "r", 3), "other": TableState(1, "r", 4), "idle": TableState(1)}
     states = {"r": {"table.rewrite_3": "success", "table.orphans_3": state, "table.rewrite_4": "success"}}
-    assert busy(turns, states, tasks=TASKS) == ({} if state in ENDED else {"t": "r"})
+    assert tables_in_progress(turns, states, tasks=TASKS) == ({} if state in ENDED else {"t": "r"})
 
 
 def test_a_run_whose_tasks_are_not_mapped_yet_works_on_all_its_tables_and_a_deleted_one_on_none() -> None:
-    turns = {"t": Turn(1, "r", 3), "gone": Turn(1, "deleted", 0)}
-    assert busy(turns, {"r": {"check_due": "success", "table.rewrite": None}}, tasks=TASKS) == {"t": "r"}
+    turns = {"t": TableState(1, "r", 3), "gone": TableState(1, "deleted", 0)}
+    assert tables_in_progress(turns, {"r": {"check_due": "success", "table.rewrite": None}}, tasks=TASKS) == {"t": "r"}
 
 
-@given(st.one_of(st.builds(Turn, st.integers(0), st.text(), st.integers(0)), st.builds(Turn, st.integers(0))))
-def test_what_is_remembered_is_read_again(turn: Turn) -> None:
-    assert Turn.from_json(turn.to_json()) == turn
+@given(
+    st.one_of(st.builds(TableState, st.integers(0), st.text(), st.integers(0)), st.builds(TableState, st.integers(0)))
+)
+def test_what_is_remembered_is_read_again(turn: TableState) -> None:
+    assert TableState.from_json(turn.to_json()) == turn
 
 
 @pytest.mark.parametrize("value", [None, "", 3, [], [-1], ["1"], [1, 2, 3], [1, "r", -1], [1, "r"], {"at": 1}])
 def test_what_others_wrote_is_not(value: Any) -> None:
-    assert Turn.from_json(value) is None
+    assert TableState.from_json(value) is None
 
 
 @pytest.mark.parametrize(("actions", "started"), [(ACTIONS, True), (("orphans",), False)])
@@ -208,7 +210,7 @@ def test_spark_is_started_for_a_table_that_needs_it_and_its_dead_letter_table(
     operator = RewriteOperator(task_id="rewrite", table="demo.made", streams=str(streams), application="app.py")
     context = {"params": {"actions": actions, "dry-run": False}}
     if not started:
-        with pytest.raises(AirflowSkipException, match="nothing is to be rewritten"):
+        with pytest.raises(AirflowSkipException, match="no rewrite is due"):
             operator.execute(context)
         assert submitted == []
         return

@@ -198,7 +198,7 @@ def test_an_alert_that_could_not_be_reported_is_reported_again_after_the_others(
     with pytest.raises(ConnectionError, match="the chat is away") if is_away else nullcontext():
         reported(each_alert(fragile), fired=three, active=three)
     assert [key[-2:] for key in keys] == ["s0", "s1", "s2", "s0"]
-    assert "not reported: frazil: freshness, stream s0 of city.s0" in caplog.text
+    assert "cannot send the notification: frazil: freshness, stream s0 of city.s0" in caplog.text
 
 
 LATE: list[dict[str, Any]] = []
@@ -253,7 +253,7 @@ class Wordless(Exception):
         (AirflowFailException("the catalog does not answer"), "the catalog does not answer"),
         (KeyError("at"), "KeyError: 'at'"),
         (ValueError(), "ValueError()"),
-        (None, "Airflow does not say why"),
+        (None, "Airflow reports no reason"),
         (Wordless(), "Wordless"),
     ],
 )

@@ -22,7 +22,7 @@ from frazil.supervise.desired import DesiredStore
 from tests.dags import in_airflow
 from tests.dags.in_airflow import CHECKOUT, AirflowProcess
 from tests.polling import eventually
-from tests.silent_server import Silent, silent_server
+from tests.silent_server import MissingComponent, silent_server
 
 YAML = """
 name: {name}
@@ -36,7 +36,7 @@ STATIC = CHECKOUT / "include" / "frazil" / "airflow" / "page" / "static"
 
 
 @pytest.fixture(scope="module")
-def silent() -> Iterator[Silent]:
+def silent() -> Iterator[MissingComponent]:
     with silent_server() as server:
         yield server
 
@@ -58,7 +58,9 @@ def kept(home: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def airflow_process(home: Path, airflow_database: Path, streams: Path, silent: Silent) -> Iterator[AirflowProcess]:
+def airflow_process(
+    home: Path, airflow_database: Path, streams: Path, silent: MissingComponent
+) -> Iterator[AirflowProcess]:
     process = AirflowProcess(
         home,
         database=airflow_database,
@@ -111,7 +113,7 @@ def test_without_a_stream_the_overview_says_where_they_are_searched_for(ask: Ask
     empty = ask("VIEWER", "api/overview")["body"]
     assert empty["lines"] == []
     assert empty["notes"] == [
-        f"The API server finds no stream in {streams}: declare one there, or set FRAZIL_STREAMS for it"
+        f"No stream is declared in {streams}: declare one, or set FRAZIL_STREAMS for the API server"
     ]
 
 
@@ -137,7 +139,7 @@ def test_a_catalog_that_hangs_is_named_and_hides_no_other_stream(ask: Ask):
     found = eventually(lines, within_s=60)
     assert next(iter(found)) == "wrong"
     (said,) = (*(need["sentence"] for need in found["ghosts"]["needs"]), *found["ghosts"]["notes"])
-    assert said.startswith("The catalog silent, its storage, or Kafka has not answered since 20")
+    assert said.startswith("The catalog silent, its storage, or Kafka has not responded since 20")
     assert (found["ticks"]["word"], found["wrong"]["word"]) == ("not begun", "declaration broken")
     assert any("lung" in need["sentence"] for need in found["wrong"]["needs"])
     assert {need["runbook"] for need in found["wrong"]["needs"]} == {"https://runbook.example/#declaration"}
@@ -145,7 +147,7 @@ def test_a_catalog_that_hangs_is_named_and_hides_no_other_stream(ask: Ask):
 
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("path", ["api/overview", "api/stream/ghosts", "api/table/far.ghosts"])
-def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: Silent, path: str):
+def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: MissingComponent, path: str):
     def answered_while_it_hangs() -> bool:
         return ask("VIEWER", path)["status"] == 200 and silent.waiting() > 0
 
@@ -224,7 +226,7 @@ def test_the_tables_of_a_route_and_of_dead_letters_have_views_and_are_found_from
         assert (answer["kind"], answer["streams"], answer["calendar"]) == (kind, ["orders"], None)
     assert ask("VIEWER", "api/table/frazil.signals")["status"] == 404
     plan = ask("OP", "api/plan/maintain/demo.orders_of_2", method="POST", headers=OURS, body={})["body"]
-    assert plan["says"][0].startswith("Of the route of orders, each table that needs it is compacted")
+    assert plan["says"][0].startswith("Each table of the route of orders that needs it is compacted")
     for action, name in (("maintain", "demo.orders_dead_letters"), ("release", "demo.orders_of_2")):
         assert ask("OP", f"api/plan/{action}/{name}", method="POST", headers=OURS, body={})["status"] == 404
 
@@ -287,10 +289,10 @@ def test_a_scheduler_that_died_is_reported_on_each_view_and_by_each_action_that_
     airflow_process.call(in_airflow.put_heartbeats, **{**in_airflow.ALIVE, "SchedulerJob": 425.0})
     for reported in views():
         (said,) = reported
-        assert said.startswith("Airflow's scheduler has given no sign of life for 7 min")
+        assert said.startswith("Airflow's scheduler has sent no heartbeat for 7 min")
         assert said.endswith("Start it: `airflow scheduler`")
-    assert "scheduler has given no sign of life for 7 min" in says("maintain/demo.ticks")
-    assert "no sign of life" not in says("pause/ticks")
+    assert "scheduler has sent no heartbeat for 7 min" in says("maintain/demo.ticks")
+    assert "no heartbeat" not in says("pause/ticks")
     airflow_process.call(in_airflow.put_heartbeats, **in_airflow.ALIVE)
     airflow_process.call(in_airflow.forget_answers)
 
@@ -308,7 +310,7 @@ def test_the_overview_says_that_a_dag_of_all_streams_is_paused(ask: Ask, airflow
 
 
 VIEWS = ("overview", "stream/ticks", "table/demo.ticks")
-MOVED = "ticks has moved since you looked"
+MOVED = "ticks has changed since the plan was shown"
 
 
 @pytest.mark.usefixtures("declared")
@@ -329,13 +331,13 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
         assert refused["body"]["detail"].startswith(
             f"{MOVED}: another user paused, resumed or restarted it. Look again"
         )
-    assert post("action", "resume")["body"]["detail"].startswith("Nothing was done to ticks")
+    assert post("action", "resume")["body"]["detail"].startswith("Nothing was changed in ticks")
     line = eventually(
         lambda: next((x for x in [ask("OP", "api/stream/ticks")["body"]["line"]] if x["word"] == "paused"), None),
         within_s=60,
     )
     assert line["notes"] == ["an upgrade"]
-    assert post("plan", "pause")["body"]["refused"] == "ticks is paused already"
+    assert post("plan", "pause")["body"]["refused"] == "ticks is already paused"
     resumed = post("action", "resume", version_token=post("plan", "resume")["body"]["version_token"])
     assert resumed["body"]["said"].startswith("ticks is resumed.")
     ((dag_id, extra),) = entries("frazil_pause")
@@ -396,9 +398,9 @@ def test_of_two_who_confirm_the_same_at_once_one_is_refused(ask: Ask, airflow_pr
     both = {action: {"version_token": version_token(action)} for action in ("restart", "pause")}
     first, second = airflow_process.call(in_airflow.request_between, "OP", "/frazil/ops/api/action", both, headers=OURS)
     assert (first["status"], second["status"]) == (200, 422)
-    assert "Nothing was done: ticks was paused, resumed or restarted by another user" in second["body"]["detail"]
+    assert "Nothing was changed: ticks was paused, resumed or restarted by another user" in second["body"]["detail"]
     assert ask("OP", "api/plan/pause/ticks", method="POST", headers=OURS, body={})["body"]["refused"] == (
-        "ticks is paused already"
+        "ticks is already paused"
     )
     assert (
         ask(
@@ -427,7 +429,7 @@ def test_the_audit_log_has_what_was_refused_and_of_a_form_its_fields_alone(ask: 
     assert (owner, entry["subject"], entry["outcome"][:48]) == (
         "viewer",
         "ticks",
-        "refused: Airflow does not let you do that: you n",
+        "refused: Airflow does not permit this action: you",
     )
     assert post("ADMIN", {}, {**OURS, "Sec-Fetch-Site": "cross-site"}) == 403
     assert last("frazil_reset") == (
@@ -477,10 +479,10 @@ def test_a_stream_offers_what_its_kind_can_have_and_refuses_the_rest_as_the_comm
 
 EMPTY = {"from-time": "", "to-time": "", "dry-run": True}
 FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
-    ("backfill", EMPTY, "Say from when, or until when"),
-    ("backfill", {"from-time": "2026-11-24T16"}, "From: a time ends with its zone"),
+    ("backfill", EMPTY, "Enter a start or an end"),
+    ("backfill", {"from-time": "2026-11-24T16"}, "From: add the time zone"),
     ("backfill", {"from-time": "0001-01-01T00:00:00+23:59"}, "From: '0001-01-01T00:00:00+23:59' is no time"),
-    ("backfill", {"to-time": "yesterday"}, "To, and before: 'yesterday' is no time. Write it as 2013-12-30 00:00Z"),
+    ("backfill", {"to-time": "yesterday"}, "To, and before: 'yesterday' is not a time. Enter it as 2013-12-30 00:00Z"),
     (
         "backfill",
         {"from-time": "2020-01-02T00:00:00Z", "to-time": "2020-01-01T00:00:00Z"},
@@ -492,12 +494,12 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
         "From (2020-01-02 00:00:01Z) lies in the future",
     ),
     ("backfill", {"from-time": "2020-01-01T00:00:00Z", "to-time": "2031-01-01T00:00:00Z"}, None),
-    ("reset", {"to": "timestamp", "at": ""}, "That time: write a time, such as"),
+    ("reset", {"to": "timestamp", "at": ""}, "That time: enter a time, such as"),
     ("reset", {"to": "timestamp", "at": "2031-01-01 00:00Z"}, None),
-    ("reset", {"to": "elsewhere"}, "Choose where to go on"),
-    ("release", {"partition": "", "reason": "checked"}, "Window: say which one"),
+    ("reset", {"to": "elsewhere"}, "Choose where to continue"),
+    ("release", {"partition": "", "reason": "checked"}, "Window: enter a value"),
     ("release", {"partition": "2020-01-01T05", "reason": "x"}, "Say why"),
-    ("send-again", {"day": "2020-01-01T05"}, "Name a day"),
+    ("send-again", {"day": "2020-01-01T05"}, "Enter a day"),
     ("maintain", {}, None),
     ("pause", {}, None),
 )
@@ -527,10 +529,10 @@ def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_c
     ("typed", "said"),
     [
         ("2020-01-01 05:00", None),
-        ("2020-01-01 04:00", "no gate holds 2020-01-01T04: it is signalled already. Held are: 2020-01-01T05"),
-        ("2020-01-01 09:00", "no gate holds 2020-01-01T09: it is not complete yet, and its gate judges it once it is"),
+        ("2020-01-01 04:00", "no gate holds 2020-01-01T04: it is already signalled. Held windows: 2020-01-01T05"),
+        ("2020-01-01 09:00", "no gate holds 2020-01-01T09: it is not complete yet; its gate runs when it completes"),
         ("2019-12-31 23:00", "it is never signalled, because signals begin with 2020-01-01T00"),
-        ("2020-01-01", "what completes of this table are hours"),
+        ("2020-01-01", "this table's windows are hours"),
     ],
 )
 def test_a_window_that_no_gate_holds_is_not_released_and_the_form_says_why(typed: str, said: str | None) -> None:
@@ -609,7 +611,7 @@ def test_an_action_is_refused_as_not_known_while_airflows_database_is_silent(ask
     try:
         for action in ("resume", "backfill"):
             assert plan(action)["status"] == 422
-            assert "its database does not answer" in plan(action)["body"]["detail"]
+            assert "its database does not respond" in plan(action)["body"]["detail"]
         assert plan("pause")["status"] == 200, "it stops the writer, whatever Airflow knows"
     finally:
         airflow_process.call(in_airflow.silence_database, silent=False)

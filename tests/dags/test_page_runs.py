@@ -75,12 +75,12 @@ def test_who_asks_again_while_a_run_waits_or_runs_is_reported_which_one_and_what
     run = said.split()[2]
     for state, does, end in (
         ("queued", "is queued", "mark that run as failed in Airflow"),
-        ("running", "is running", "abandon what it has begun, or mark that run as failed in Airflow"),
+        ("running", "is running", "abandon its backfill or replay, or mark that run as failed in Airflow"),
     ):
         airflow.call(in_airflow.set_run, DAGS[action], run, state)
         refused = post("plan", action)["body"]["refused"]
-        assert refused.startswith(f"The run {run} of the DAG {DAGS[action]} {does} for ticks: ")
-        assert refused.endswith(f"If you want another one instead, {end}, and ask again")
+        assert refused.startswith(f"The run {run} of the DAG {DAGS[action]} {does} for ticks, and a second run ")
+        assert refused.endswith(f"To replace it, {end}, and try again")
         again = requested(post, action)
         assert (again["status"], again["body"]["detail"]) == (422, refused)
     assert len(airflow.call(in_airflow.runs_of, DAGS[action])) == 1
@@ -91,8 +91,8 @@ def test_who_asks_again_while_a_run_waits_or_runs_is_reported_which_one_and_what
 
 
 WITHOUT_CATALOG = {
-    "_set_desired": (504, "not known: It is not known whether it was done: no answer. Look again"),
-    "_with_desired": (422, "refused: Nothing was done: no answer"),
+    "_set_desired": (504, "not known: It is unknown whether the action was carried out: no answer. Check the state"),
+    "_with_desired": (422, "refused: Nothing was changed: no answer"),
 }
 
 
@@ -119,5 +119,5 @@ def test_of_two_who_ask_at_the_same_moment_one_gets_a_run(post: Post, airflow: A
     )
     assert sorted(answer["status"] for answer in answers) == [200, 422]
     (refused,) = (answer["body"]["detail"] for answer in answers if answer["status"] == 422)
-    assert refused.startswith("The same was requested just now: frazil_backfill has the run manual__ticks.")
+    assert refused.startswith("The same run was just requested: see the run manual__ticks.")
     assert len(airflow.call(in_airflow.runs_of, "frazil_backfill")) == 1

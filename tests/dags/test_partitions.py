@@ -17,11 +17,11 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.base import TaskSkippedEvent
 
 from frazil.airflow.aggregations.dag import daily_dags
-from frazil.airflow.declared import nobody_feeds
+from frazil.airflow.declared import has_no_stream
 from frazil.airflow.health.tasks import measure_all
 from frazil.airflow.partitions import dag
 from frazil.airflow.partitions.dag import partition_dags
-from frazil.airflow.partitions.sent_events import to_send
+from frazil.airflow.partitions.sent_events import signals_to_send
 from frazil.airflow.partitions.tasks import gates_of
 from frazil.airflow.partitions.wait import CompletionTrigger
 from frazil.errors import SpecError
@@ -172,16 +172,16 @@ def test_a_check_at_a_table_whose_streams_were_removed_ends_without_a_worker(
     folder.mkdir()
     (folder / "made.yaml").write_text(STREAM)
     check = CompletionTrigger(table="demo.made", streams=str(folder), number=0, poll_seconds=0.0)
-    assert nobody_feeds(folder, "demo.made") is False
+    assert has_no_stream(folder, "demo.made") is False
     assert not (check.attempt()[0] or {}).get("removed")
     (folder / "made.yaml").write_text("name: made\n# of demo.made\n")
-    assert nobody_feeds(folder, "demo.made") is False, "it is broken, not gone"
+    assert has_no_stream(folder, "demo.made") is False, "it is broken, not gone"
     (folder / "made.yaml").unlink()
     (folder / "other.yaml").write_text(STREAM.replace("made", "other"))
-    assert nobody_feeds(folder, "demo.made") is False, "for a moment, perhaps"
+    assert has_no_stream(folder, "demo.made") is False, "for a moment, perhaps"
     for record in (frazil_home / "declared").glob("*/made.yaml.json"):
         record.unlink()
-    assert nobody_feeds(folder, "demo.made") is True
+    assert has_no_stream(folder, "demo.made") is True
 
     async def events() -> list[Any]:
         return [event async for event in check.run()]
@@ -206,14 +206,14 @@ def reported(*numbers: int) -> set[tuple[str, int]]:
 
 def test_only_what_airflow_lacks_is_sent_and_of_each_window_the_newest() -> None:
     signals = [one(1), one(2, hour=1), one(3, revision=2), one(4, revision=3), one(5, hour=2, state=SignalState.HELD)]
-    assert [s.number for s in to_send(signals, reported(1), reopened=False)] == [2]
-    assert [s.number for s in to_send(signals, set(), reopened=True)] == [4]
-    assert to_send(signals, reported(1, 2), reopened=False) == []
+    assert [s.number for s in signals_to_send(signals, reported(1), reopened=False)] == [2]
+    assert [s.number for s in signals_to_send(signals, set(), reopened=True)] == [4]
+    assert signals_to_send(signals, reported(1, 2), reopened=False) == []
     released = one(6, hour=2, state=SignalState.RELEASED)
-    assert [s.number for s in to_send([*signals, released], reported(1, 2), reopened=False)] == [6]
+    assert [s.number for s in signals_to_send([*signals, released], reported(1, 2), reopened=False)] == [6]
     requested = one(7, revision=2, state=SignalState.AGAIN)
-    assert [s.number for s in to_send([requested], reported(1, 2), reopened=False)] == [7]
-    assert to_send([requested], reported(1, 2), reopened=True) == []
+    assert [s.number for s in signals_to_send([requested], reported(1, 2), reopened=False)] == [7]
+    assert signals_to_send([requested], reported(1, 2), reopened=True) == []
 
 
 ROUTED = """
@@ -236,7 +236,7 @@ def test_routed_tables_whose_windows_are_declared_have_a_dag_and_an_aggregation_
     (streams / "shop.yaml").write_text(ROUTED)
     found = partition_dags(streams)
     assert list(found) == ["frazil_partitions_shop.other", "frazil_partitions_shop.orders", "frazil_release"]
-    assert not nobody_feeds(streams, "shop.orders")
+    assert not has_no_stream(streams, "shop.orders")
     for source in ("orders", "payments"):
         text = f"source: shop.{source}\nevent-time: at\ntarget: shop.{source}_day\nsql: SELECT 1 AS n FROM source_day\n"
         (aggregations / f"{source}.yaml").write_text(text)
@@ -254,7 +254,7 @@ def test_the_page_of_a_tables_dag_says_whether_its_windows_are_gated(tmp_path: P
     def said(expectations: Path | None) -> str:
         return str(partition_dags(streams, expectations=expectations)["frazil_partitions_shop.orders"].doc_md)
 
-    assert "have no quality gate: `partition_dags` is given no" in said(None)
+    assert "have no quality gate: `partition_dags` has no" in said(None)
     assert f"have no quality gate: `{suites}` has no suite `shop.orders.json`." in said(suites)
     suites.mkdir()
     (suites / "shop.orders.json").write_text("{}")
@@ -277,7 +277,7 @@ def test_a_suite_that_vanishes_is_not_taken_for_a_table_without_a_gate(tmp_path:
     suite.write_text(json.dumps({"name": "orders", "expectations": [expectation]}))
     assert gates_of(tmp_path, "shop.orders", store) is not None
     suite.rename(tmp_path / "shop.order.json")
-    with pytest.raises(SpecError, match=r"shop\.orders\.json, is gone: no window is signalled without it"):
+    with pytest.raises(SpecError, match=r"shop\.orders\.json, is missing, so no window is signalled"):
         gates_of(tmp_path, "shop.orders", store)
     suite.write_text(json.dumps({"name": "orders", "expectations": []}))
     assert gates_of(tmp_path, "shop.orders", store) is not None
@@ -296,7 +296,7 @@ def test_a_suite_named_like_no_table_is_an_alert(frazil_home: Path, tmp_path: Pa
         return [one["sentence"] for one in measure_all(streams, Store(), expectations=suites)["active"]]
 
     (sentence,) = active()
-    assert sentence.startswith(f"demo.maid.json in {suites} gate no window: no stream declares windows")
+    assert sentence.startswith(f"demo.maid.json in {suites} gate no window, because no stream declares")
     (suites / "demo.maid.json").rename(suites / "demo.made.json")
     assert active() == []
 

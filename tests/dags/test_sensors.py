@@ -233,8 +233,8 @@ def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_user_must_fix_e
     payload = asyncio.run(asyncio.wait_for(first(), 20))
     assert payload == {"problem": "MarkerUnreadable: edited"}
     assert said.lines == [
-        "the check failed, and is tried again: ConnectionError('reset by peer')",
-        "the check failed, and is tried again: no answer",
+        "the check failed and will be retried: ConnectionError('reset by peer')",
+        "the check failed and will be retried: no answer",
     ]
 
 

@@ -102,7 +102,7 @@ def test_an_airflow_that_refuses_is_reported_once_and_gets_the_state_when_it_ans
 def test_an_airflow_that_hangs_holds_up_nothing_and_is_asked_once_at_a_time(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board.module, "ANSWER_S", 0.01)
+    monkeypatch.setattr(board.module, "WRITE_TIMEOUT_S", 0.01)
 
     async def hung() -> None:
         board.answer = asyncio.Event().wait

@@ -23,4 +23,4 @@ def test_what_hangs_is_given_up_and_what_waits_behind_it_too() -> None:
     found = side_by_side(["hangs", "waits"], lambda _: go.wait(), within_s=0.01, at_once=1)
     go.set()
     assert {name: type(answer) for name, answer in found.items()} == dict.fromkeys(["hangs", "waits"], TimeoutError)
-    assert "hangs was not looked at within" in str(found["hangs"])
+    assert "hangs could not be read within" in str(found["hangs"])

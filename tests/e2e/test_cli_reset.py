@@ -13,7 +13,7 @@ from confluent_kafka import Producer, TopicPartition
 from frazil.cli.options import current_user
 from frazil.commit.marker import property_name
 from frazil.errors import AdoptionRequired, MarkerUnreadable, OffsetGap, RolledBack, TopicRecreated
-from frazil.history.points import Kind
+from frazil.history.points import EventKind
 from frazil.history.read import read_history
 from frazil.spec.load import find_stream
 
@@ -44,7 +44,7 @@ def test_a_rolled_back_table_is_written_again_from_where_it_stands(stream: Any, 
     assert frazil("reset", stream.name, "--to", "table", "--yes").returncode == 0
     reported = read_history(find_stream(stream.streams, stream.name), since_ms=0).happened
     said = f"the stream was reset to table by {current_user()}: it skips nothing, and reads nothing again"
-    assert [what.sentence for what in reported if what.kind is Kind.USER_ACTION] == [said]
+    assert [what.sentence for what in reported if what.kind is EventKind.USER_ACTION] == [said]
     stream.catch_up()
     assert stream.ids() == list(range(1000))
     _check_clean(frazil, stream)

@@ -42,7 +42,7 @@ class Supervised:
     def folder(self) -> DriverFolder:
         table = load_stream_table(self.stream.spec)
         assert table is not None
-        return DriverFolder.of(table, self.stream.name)
+        return DriverFolder.open(table, self.stream.name)
 
     def driver(self) -> psutil.Process | None:
         """The Python of the driver that the order names."""

@@ -214,7 +214,7 @@ def test_cleared_is_replaced_by_a_new_writer_after_the_batch_at_hand(stream: Any
     pid = cleared.pid
     cleared.airflow.clear(cleared.dag_id, run["dag_run_id"])
     eventually(lambda: cleared.pid not in {0, pid})
-    assert [(e.code, e.stopped_for) for e in cleared.observe().exits] == [(0, "asked for")]
+    assert [(e.code, e.stopped_for) for e in cleared.observe().exits] == [(0, "requested")]
     eventually(lambda: cleared.task(run)["state"] == "deferred")
     assert len(cleared.runs()) == 1
 

@@ -66,7 +66,7 @@ def test_a_cached_jar_that_changed_is_named_deleted_and_fetched_again(
     first.write_bytes(b"half a downl")
     assert jars.ensure("both", lock_file) == [first, second]
     assert first.read_bytes() == CONTENT["org.one:first:1.0"]
-    assert f"{first} has not the SHA-256" in capsys.readouterr().err
+    assert f"{first} does not have the SHA-256" in capsys.readouterr().err
 
 
 def test_a_download_that_is_not_what_was_pinned_is_refused_and_not_kept(repository: Path, lock_file: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_network_that_does_not_answer_is_said_in_one_sentence(
     )
     monkeypatch.setenv("FRAZIL_IVY_SETTINGS", str(settings))
     monkeypatch.setenv("FRAZIL_JARS", str(tmp_path / "cache"))
-    with pytest.raises(EnvironmentUnusable, match="the network does not answer") as raised:
+    with pytest.raises(EnvironmentUnusable, match="the network does not respond") as raised:
         jars.ensure("both", lock_file)
     assert "\n" not in str(raised.value)
 

@@ -30,7 +30,7 @@ from frazil.commit.settle import Settled, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, RolledBack, StaleBatch
 from frazil.events import EpochBegan, Event
-from frazil.history.objects import Objects
+from frazil.history.objects import HistoryStore
 from frazil.history.read import read_history
 from frazil.history.recorder import Recorder
 from frazil.ingest.contract import RangeProgress
@@ -97,14 +97,14 @@ def test_batches_land_once_each_with_their_dead_letters(made: Made) -> None:
 def test_a_history_is_put_beside_the_table_and_taken_over_by_the_next_epoch(made: Made) -> None:
     stream = made()
     stream.land({0: (0, 10)})
-    objects = Objects.of(stream.tables.main.current(), stream.spec.name)
+    objects = HistoryStore.open(stream.tables.main.current(), stream.spec.name)
     for epoch in (1, 2):
         recorder = Recorder(stream.spec.name, interval_ms=60_000)
         recorder.opens(lambda: objects)
         began = EpochBegan(epoch, stream.tables.marker(), Settled())  # type: ignore[arg-type]
         recorder.take(Event(stream.spec.name, NOW_MS, began))
         recorder.write(NOW_MS)
-    assert {found.epoch for found in objects.found()} == {2}
+    assert {found.epoch for found in objects.list_objects()} == {2}
     history = read_history(stream.spec, since_ms=0)
     assert history.problem is None
     assert len(history.happened) == 2

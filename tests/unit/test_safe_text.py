@@ -48,5 +48,5 @@ def test_a_reason_is_refused_that_could_not_be_shown_everywhere() -> None:
 def test_a_log_and_a_message_show_it_escaped() -> None:
     record = logging.LogRecord("frazil", logging.INFO, "", 0, "record %s", ("\x1b]0;\ud800\u202e",), None)
     assert SafeFormatter("%(message)s").format(record) == r"record \x1b]0;\ud800\u202e"
-    reported = Trouble.of_alert({"rule": "lag", "sentence": "\x1b[31m\u202e", "table": "a.b"}, page="")
+    reported = Trouble.from_alert({"rule": "lag", "sentence": "\x1b[31m\u202e", "table": "a.b"}, page="")
     assert reported.sentence == r"\x1b[31m\u202e"

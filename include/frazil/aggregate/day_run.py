@@ -16,7 +16,7 @@ from frazil import clock
 from frazil.aggregate.day_input import DayInput
 from frazil.aggregate.spec import AggregationSpec
 from frazil.commit.history import ancestors
-from frazil.lineage.facts import RunFacts, Totals, dataset_of
+from frazil.lineage.facts import RunFacts, Totals, table_dataset
 from frazil.lineage.jobs import JobRun, Jobs
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class DayRun:
 
     def _start_facts(self) -> RunFacts:
         try:
-            source = dataset_of(self.catalog.load_table(self.spec.source))
+            source = table_dataset(self.catalog.load_table(self.spec.source))
         except Exception as error:  # catalogs' clients raise anything; the run will report the same error
             log.info("could not report the source to the OpenLineage backend: %r", error)
             return RunFacts(day=self.day)
@@ -59,7 +59,7 @@ class DayRun:
             target = self.catalog.load_table(self.spec.target)
             snapshot = self._written(target)
             totals = None if snapshot is None else added_totals(snapshot)
-            after = replace(before, output=dataset_of(target), totals=totals)
+            after = replace(before, output=table_dataset(target), totals=totals)
         except Exception as error:  # as above
             log.info("could not report the target to the OpenLineage backend: %r", error)
             after = before

@@ -1,4 +1,4 @@
-"""The assets of frazil's DAGs. The partition key of a window's event is the window's key."""
+"""Defines the assets of frazil's DAGs. The partition key of a window's event is the window's key."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ AGAIN = "frazil.again."
 GROUP = "frazil"
 """Airflow lists the assets of a group together."""
 HEALTH = Asset("frazil.health", group=GROUP)
-"""The asset that receives an event with each measurement of the tables' health. Its store keeps state for the next
-measurement.
-"""
+"""The asset that receives an event when an alert fires or resolves. Its store keeps state for the next measurement."""
 
 
 def partition_asset(table: str) -> Asset:

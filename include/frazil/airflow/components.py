@@ -11,7 +11,7 @@ from airflow.jobs.job import Job
 from sqlalchemy import func, select
 
 from frazil.home import dev_airflow
-from frazil.operations.silence import ComponentHeartbeat, Silent, silent
+from frazil.operations.silence import ComponentHeartbeat, MissingComponent, silent
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "TriggererJob": "triggerer"}
 
 
-def silent_components(heartbeats: Mapping[str, ComponentHeartbeat], *, at_ms: int) -> tuple[Silent, ...]:
+def silent_components(heartbeats: Mapping[str, ComponentHeartbeat], *, at_ms: int) -> tuple[MissingComponent, ...]:
     """Return the components of this Airflow without a recent heartbeat at the time when `heartbeats` were read."""
     home = os.environ.get("AIRFLOW_HOME")
     return silent(heartbeats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow())

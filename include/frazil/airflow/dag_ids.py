@@ -1,4 +1,4 @@
-"""The ids of DAGs and tasks, and the stream or table that a task is about, according to these ids."""
+"""Defines the ids of DAGs and tasks, and finds the stream or table of a task by these ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frazil.operations.message import page_path
 AUDITS_DAG = "frazil_audits"
 MAINTENANCE_DAG = "frazil_maintenance"
 STREAM_TASK = "stream."
-"""Prefix of the task ids in the DAG of an application that streams share; the stream's name follows."""
+"""Prefix of the task ids in the DAG of a shared application; the stream's name follows."""
 ROUTE = "route of "
 """Prefix of a name that stands for all tables of a stream's route in the maintenance DAG; the stream's name follows."""
 
@@ -29,7 +29,7 @@ def partitions_dag_id(table: str) -> str:
 
 
 def is_shared(task_ids: Iterable[str]) -> bool:
-    """Whether these are the task ids of an application that streams share."""
+    """Whether these are the task ids of a shared application's DAG."""
     return any(one.startswith(STREAM_TASK) for one in task_ids)
 
 

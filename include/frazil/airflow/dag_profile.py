@@ -1,4 +1,4 @@
-"""The common profile of frazil's DAGs: names, tags, owners, default arguments, notifiers.
+"""Builds the arguments that frazil's DAGs share: names, tags, owners, default arguments and notifiers.
 
 Environment variables of the DAG processor configure all of these DAGs:
 
@@ -34,10 +34,10 @@ PURPOSES = frozenset({"writer", "partitions", "audit", "maintenance", "daily", "
 """Purposes of DAGs; a DAG has its purpose as a tag."""
 START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_TAGS_PER_KIND = 10
-"""Maximum of stream tags, of table tags, and of owners. A DAG with more streams, tables or owners gets none of them."""
-SHORTEST = timedelta(minutes=1)
-LONGEST_TAG = 100
-"""Maximum of characters that Airflow accepts in a tag."""
+"""Maximum number of stream tags, of table tags, and of owners. A DAG with more of a kind gets none of that kind."""
+MIN_INTERVAL = timedelta(minutes=1)
+MAX_TAG_CHARACTERS = 100
+"""Maximum number of characters that Airflow accepts in a tag."""
 
 OnFailure = Call | Sequence[Call]
 """One notifier or several."""
@@ -72,7 +72,7 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
     owners = sorted({spec.owner for spec in specs if spec.owner})
     return {
         "dag_display_name": display_name,
-        "tags": {"frazil", purpose, *marks, *(tag for tag in named if len(tag) <= LONGEST_TAG)},
+        "tags": {"frazil", purpose, *marks, *(tag for tag in named if len(tag) <= MAX_TAG_CHARACTERS)},
         "start_date": START_DATE,
         "catchup": False,
         "default_args": {
@@ -94,15 +94,15 @@ def default_arguments(purpose: str) -> dict[str, Any]:
         return {}
     example = '{"owner": "data-platform", "retries": 5}'
     try:
-        said = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         raise SpecError(f"{DEFAULT_ARGS_VARIABLE} is not JSON ({error}); write an object such as {example}") from None
-    if not isinstance(said, Mapping):
+    if not isinstance(value, Mapping):
         raise SpecError(f"{DEFAULT_ARGS_VARIABLE} is {text!r}; write a JSON object such as {example}")
-    of_purpose = said.get(purpose, {})
+    of_purpose = value.get(purpose, {})
     if not isinstance(of_purpose, Mapping):
         raise SpecError(f"{DEFAULT_ARGS_VARIABLE}: {purpose!r} is {of_purpose!r}; write an object such as {example}")
-    return {**{name: value for name, value in said.items() if name not in PURPOSES}, **of_purpose}
+    return {**{name: value for name, value in value.items() if name not in PURPOSES}, **of_purpose}
 
 
 def interval(variable: str, default: timedelta) -> timedelta:
@@ -114,12 +114,12 @@ def interval(variable: str, default: timedelta) -> timedelta:
     if not text:
         return default
     try:
-        said = parse_duration(text)
+        value = parse_duration(text)
     except ValueError as error:
         raise SpecError(f"{variable} is {text!r}: {error}") from None
-    if said < SHORTEST:
-        raise SpecError(f"{variable} is {text!r}; a DAG runs each {format_duration(SHORTEST)} at most")
-    return said
+    if value < MIN_INTERVAL:
+        raise SpecError(f"{variable} is {text!r}; the minimum is {format_duration(MIN_INTERVAL)}")
+    return value
 
 
 def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = None) -> list[Call]:
@@ -127,40 +127,40 @@ def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = No
 
     Each gets the task's context, with the message as `frazil`.
     """
-    return [with_message(call, message_of) for call in _listed(given) or _named(ON_FAILURE_VARIABLE)]
+    return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from(ON_FAILURE_VARIABLE)]
 
 
 def resolved_notifiers(given: OnFailure | None, message_of: MessageOf) -> list[Call]:
-    """Return the notifiers of an alert that ended. Each gets the task's context, with the message as `frazil`."""
-    return [with_message(call, message_of) for call in _listed(given) or _named(ON_RESOLVED_VARIABLE)]
+    """Return the notifiers of a resolved alert. Each gets the task's context, with the message as `frazil`."""
+    return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from(ON_RESOLVED_VARIABLE)]
 
 
 def late_callback() -> Any:
     """Return the async function that FRAZIL_ON_LATE names; None if it is not set."""
-    named = _named(ON_LATE_VARIABLE)
+    named = _notifiers_from(ON_LATE_VARIABLE)
     return named[0] if named else None
 
 
-def _listed(callbacks: OnFailure | None) -> list[Call]:
+def _as_list(callbacks: OnFailure | None) -> list[Call]:
     if callbacks is None:
         return []
     return [callbacks] if callable(callbacks) else list(callbacks)
 
 
-def _named(variable: str) -> list[Any]:
+def _notifiers_from(variable: str) -> list[Any]:
     paths = [path.strip() for path in os.environ.get(variable, "").split(",")]
-    return [_imported(path, variable) for path in paths if path]
+    return [_load_callback(path, variable) for path in paths if path]
 
 
-def _imported(path: str, variable: str) -> Any:
+def _load_callback(path: str, variable: str) -> Any:
     """Import a function or a notifier, and instantiate a notifier class.
 
     Raises SpecError if the path cannot be imported.
     """
     module, _, attribute = path.partition(":")
-    how = "write module:name, of a module that the DAG processor and the workers can import"
+    how = "write module:name of a module that the DAG processor and the workers can import"
     if not attribute:
-        raise SpecError(f"{variable}: {path!r} names no function; {how}")
+        raise SpecError(f"{variable}: {path!r} does not name a function; {how}")
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
@@ -168,5 +168,5 @@ def _imported(path: str, variable: str) -> Any:
     if isinstance(found, type) and issubclass(found, BaseNotifier):
         return found()
     if not callable(found):
-        raise SpecError(f"{variable}: {path!r} is no function and no notifier; {how}")
+        raise SpecError(f"{variable}: {path!r} is not a function or notifier; {how}")
     return found

@@ -1,4 +1,4 @@
-"""Deadlines for DAG runs that others depend on: a late run is reported while it is still running."""
+"""Defines deadlines for DAG runs, so that a late run is reported while it is still running."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _message(sentence: str, run: Mapping[str, Any]) -> Message:
     """Return the message; `run` is a DAG run as in Airflow's REST API."""
     dag_id, run_id, queued = (str(run.get(key) or "") for key in ("dag_id", "dag_run_id", "queued_at"))
     return late_run(
-        dag_id=dag_id or "a DAG of frazil's",
+        dag_id=dag_id or "a frazil DAG",
         sentence=sentence,
         since_ms=int(datetime.fromisoformat(queued).timestamp() * 1_000) if queued else None,
         run=f"{base_url()}/dags/{quote(dag_id)}/runs/{quote(run_id)}" if base_url() and run_id else "",

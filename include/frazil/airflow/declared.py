@@ -1,6 +1,6 @@
-"""The declared streams of a folder, for DAGs.
+"""Reads the declared streams of a folder for DAGs.
 
-A broken file keeps its last valid declaration, and affects no other file.
+For a broken file, the last valid declaration is used. It does not affect other files.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from frazil.spec.yaml_file import read_mapping
 
 @dataclass(frozen=True, slots=True)
 class DeclaredStream:
-    """One stream: its current declaration, or its last valid one, and the problem of its file now."""
+    """A stream with its current or last valid declaration, and the current problem of its file."""
 
     name: str
     spec: StreamSpec | None
     """The current or last valid declaration; None if the file has never been valid."""
     problem: str | None
     removed: bool = False
-    """Whether its file has been deleted. Its running tasks end, and no new one starts."""
+    """Whether its file has been deleted. Running tasks end, and no new task starts."""
     missing: bool = False
-    """Whether its file is missing, perhaps for a moment. No alert fires until the stream counts as removed."""
+    """Whether its file is missing, perhaps temporarily. No alert fires until the stream counts as removed."""
     current: bool = False
     """Whether `spec` is the current content of its file. If so, `problem` is a conflict with another file."""
 
@@ -73,7 +73,7 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     return tuple(sorted(feeding, key=lambda s: s.name)) if feeding and not unknown else streams_of(folder, table)
 
 
-def nobody_feeds(folder: Path, table: str) -> bool:
+def has_no_stream(folder: Path, table: str) -> bool:
     """Whether every stream that fed a table was removed.
 
     False while a file that has never been valid names the table.
@@ -112,5 +112,5 @@ def _name_in(path: Path) -> str:
 def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
-    except OSError:  # its permissions, or it went since it was listed
+    except OSError:  # no permission, or the file was deleted after it was listed
         return ""

@@ -1,4 +1,4 @@
-"""The minimum wait before a trigger may fire."""
+"""Defines the minimum wait before a trigger may fire."""
 
 from __future__ import annotations
 

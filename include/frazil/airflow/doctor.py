@@ -40,7 +40,7 @@ DAGS_OF_ALL = {
     AUDITS_DAG: "no stream is audited",
     MAINTENANCE_DAG: "no table is maintained",
 }
-"""DAGs of all streams, and what is not done without them."""
+"""DAGs that serve all streams, each with the work that is not done without it."""
 QUEUE_VARIABLE = "FRAZIL_WRITER_QUEUE"
 """The environment variable whose value dags/writers.py passes as the queue to `writer_dags`."""
 
@@ -70,7 +70,7 @@ def _settings(streams: Path) -> Iterator[Finding]:
     if writers > capacity:
         yield Finding(
             "triggerer", State.WARNING,
-            f"{counted(writers, 'stream')} are declared, and a triggerer supervises {capacity} writers",
+            f"{counted(writers, 'stream')} are declared, but a triggerer supervises only {capacity} writers",
             f"raise AIRFLOW__TRIGGERER__CAPACITY above {writers}, or start more triggerers",
         )  # fmt: skip
     queue, enabled = os.environ.get(QUEUE_VARIABLE), conf.getboolean("triggerer", "queues_enabled", fallback=False)
@@ -89,19 +89,19 @@ def _components(session: Session) -> Iterator[Finding]:
             one = gone[component]
             yield Finding(component, State.WRONG, one.words, f"start it: {one.start}")
         else:
-            yield Finding(component, State.OK, "it runs")
+            yield Finding(component, State.OK, "running")
 
 
 def _pool(session: Session) -> Iterator[Finding]:
     wanted = os.environ.get(POOL_VARIABLE)
     if not wanted:
         yield Finding(
-            "pool", State.WARNING, "Spark applications run in default_pool, as many at once as it has slots",
+            "pool", State.WARNING, "Spark applications run in default_pool, limited only by its slots",
             f'airflow pools set frazil_spark 1 "Spark applications", and {POOL_VARIABLE}=frazil_spark everywhere',
         )  # fmt: skip
     elif session.scalar(select(Pool).where(Pool.pool == wanted)) is None:
         yield Finding(
-            "pool", State.WRONG, f"{POOL_VARIABLE} names the pool {wanted!r}, which Airflow does not have: its tasks "
+            "pool", State.WRONG, f"{POOL_VARIABLE} names the pool {wanted!r}, which Airflow does not have: Spark tasks "
             "never start", f'airflow pools set {wanted} 1 "Spark applications"',
         )  # fmt: skip
     else:
@@ -121,8 +121,8 @@ def _spark_connection(session: Session) -> Iterator[Finding]:
     properties = found.extra_dejson.get("properties-file")
     if not properties:
         yield Finding(
-            "connection", State.WARNING, f"{SPARK_CONNECTION} names no properties-file: Spark finds Iceberg's runtime "
-            "only if its own spark-defaults.conf names it", fix,
+            "connection", State.WARNING, f"{SPARK_CONNECTION} has no properties-file, so Spark finds Iceberg's runtime "
+            "only through its own spark-defaults.conf", fix,
         )  # fmt: skip
     elif not Path(properties).is_file():
         yield Finding(
@@ -137,9 +137,9 @@ def _import_errors(session: Session) -> Iterator[Finding]:
     errors = session.scalars(select(ParseImportError)).all()
     for error in errors:
         last = (error.stacktrace or "").strip().splitlines()[-1:] or ["no reason given"]
-        yield Finding("dags", State.WRONG, f"{error.filename} does not load: {last[0]}", "fix the file")
+        yield Finding("dags", State.WRONG, f"{error.filename} cannot be imported: {last[0]}", "fix the file")
     if not errors:
-        yield Finding("dags", State.OK, "all DAG files load")
+        yield Finding("dags", State.OK, "all DAG files can be imported")
 
 
 def _dags_of_all() -> Iterator[Finding]:

@@ -15,18 +15,18 @@ from frazil.partitions.completeness import Cursor
 log = logging.getLogger(__name__)
 
 GAUGES = {
-    "frazil.table.data_files": "live data files; delete files are counted apart",
-    "frazil.table.data_bytes": "their bytes",
+    "frazil.table.data_files": "live data files, without delete files",
+    "frazil.table.data_bytes": "size of the live data files, in bytes",
     "frazil.table.delete_files": "delete files, which every reader applies",
-    "frazil.table.rows": "rows, without deleted ones",
+    "frazil.table.rows": "rows, without deleted rows",
     "frazil.table.manifests": "manifests of the newest snapshot",
     "frazil.table.manifest_list_bytes_per_file": "bytes of the manifest list for each data file",
     "frazil.table.metadata_bytes": "size of metadata.json, which each commit reads and writes",
     "frazil.table.snapshots": "snapshots in the metadata",
-    "frazil.table.alerts": "alerts that stand, of the table or of whatever else is named `table`",
+    "frazil.table.alerts": "active alerts of the table, or of another subject named in `table`",
     "frazil.stream.lag": "records in Kafka that are not committed, by stream",
     "frazil.stream.last_commit_timestamp_seconds": "when the stream last committed, in seconds since 1970",
-    "frazil.windows.complete_through_timestamp_seconds": "up to when windows are decided, in seconds since 1970",
+    "frazil.windows.complete_through_timestamp_seconds": "end of the last decided window, in seconds since 1970",
     "frazil.windows.held": "windows that a quality gate holds",
 }
 """Every gauge with its meaning. All have the tag `table`; gauges of a stream have the tag `stream` too."""
@@ -78,4 +78,4 @@ def _export(name: str, value: float, **tags: str) -> None:
     try:
         stats.gauge(name, value, tags=tags)
     except Exception as error:  # anything that the backend raises; a task does not fail for a number
-        log.info("the gauge %s was not exported: %r", name, error)
+        log.info("cannot export the gauge %s: %r", name, error)

@@ -1,4 +1,4 @@
-"""Makes an Airflow task's run in OpenLineage the parent of the runs that the task starts.
+"""Makes an Airflow task the OpenLineage parent of the runs that it starts.
 
 The id has the format of Airflow's own provider (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`):
 namespace, `<dag id>.<task id>`, and a run id made of DAG, task, try and the run's date. Without the provider, this
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-IN_A_CLUSTER = ("spark.yarn.appMasterEnv", "spark.kubernetes.driverEnv")
+CLUSTER_PREFIXES = ("spark.yarn.appMasterEnv", "spark.kubernetes.driverEnv")
 """Prefixes with which Spark passes variables to a driver in a cluster; masters of other kinds ignore them."""
 
 
@@ -34,12 +34,12 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
     """
     from frazil.lineage.facts import PARENT, Settings  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
-    if environment.get(PARENT) or not Settings.of(environment).on:
+    if environment.get(PARENT) or not Settings.load(environment).on:
         return None
     try:
-        return _of_provider(context) or _made(context)
+        return _provider_parent_id(context) or _computed_parent_id(context)
     except Exception as error:  # an error of a provider or a client must not fail the task
-        log.warning("OpenLineage's id of this task is unknown, and its runs have no parent: %r", error)
+        log.warning("cannot determine the OpenLineage id of this task, so its runs have no parent: %r", error)
         return None
 
 
@@ -57,12 +57,12 @@ def as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any
         return
     os.environ[PARENT] = parent
     try:
-        yield {**{f"{prefix}.{PARENT}": parent for prefix in IN_A_CLUSTER}, **spark}
+        yield {**{f"{prefix}.{PARENT}": parent for prefix in CLUSTER_PREFIXES}, **spark}
     finally:
         del os.environ[PARENT]
 
 
-def _of_provider(context: Context) -> str | None:
+def _provider_parent_id(context: Context) -> str | None:
     try:
         macros = import_module("airflow.providers.openlineage.plugins.macros")
     except ImportError:
@@ -70,7 +70,7 @@ def _of_provider(context: Context) -> str | None:
     return str(macros.lineage_parent_id(context["ti"]))
 
 
-def _made(context: Context) -> str:
+def _computed_parent_id(context: Context) -> str:
     from openlineage.client.uuid import generate_static_uuid  # noqa: PLC0415 - of the extra
 
     ti, run = context["ti"], context["dag_run"]

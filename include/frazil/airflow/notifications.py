@@ -1,4 +1,4 @@
-"""Notifications when a task ends: notifiers find the message as `frazil` in Airflow's context."""
+"""Calls notifiers when a task ends, with the message as `frazil` in Airflow's context."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from frazil.operations.message import Message, failed_task
 log = logging.getLogger(__name__)
 
 CONTEXT_KEY = "frazil"
-TRIES = 2
-"""Attempts per notification: an incident whose end is not reported stays open for good."""
-NO_REASON = "Airflow does not say why, as where the task's process was killed: see its log"
+MAX_ATTEMPTS = 2
+"""Number of attempts per notification. An incident whose end is not reported would stay open."""
+NO_REASON = "Airflow reports no reason (the task's process may have been killed): see the task's log"
 
 Call = Callable[[Any], None]
 """A notifier (`airflow.sdk.BaseNotifier`), or a function; Airflow calls it with the task's context."""
@@ -31,7 +31,7 @@ def with_message(call: Call, message_of: Callable[[Any], Message | None] | None 
     def reported(context: Any) -> None:
         message = (message_of or failure)(context)
         if message is not None:
-            # A notifier fills in its templates once and for all.
+            # A notifier renders its templates only once.
             copy.copy(call)({**context, CONTEXT_KEY: message})
 
     reported.__name__ = reported.__qualname__ = str(getattr(call, "__qualname__", type(call).__name__))
@@ -47,7 +47,7 @@ class EachAlert:
     def __call__(self, context: Any) -> None:
         """Report every alert, retry the failed reports after the others, and then raise the first error."""
         left: Iterable[Message] = context[CONTEXT_KEY].each()
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             left, errors = self._send(context, left)
         if errors:
             raise errors[0]
@@ -58,7 +58,7 @@ class EachAlert:
             try:
                 copy.copy(self.notifier)({**context, CONTEXT_KEY: message})
             except Exception as error:
-                log.exception("not reported: %s", message.title)
+                log.exception("cannot send the notification: %s", message.title)
                 failed[message.key] = message, error
         return [message for message, _ in failed.values()], [error for _, error in failed.values()]
 
@@ -71,23 +71,23 @@ def each_alert(notifier: Call) -> EachAlert:
 def failure(context: Any) -> Message:
     """Return the message of a task that failed for good."""
     error = context.get("exception") or context.get("reason") or NO_REASON
-    said = _words(error)
+    said = _error_text(error)
     try:
         return _of_task(context, said)
     except Exception:  # a context of another shape: notify anyway
-        log.exception("which task failed is not known")
+        log.exception("cannot determine which task failed")
         return failed_task(
-            dag_id="Airflow", task="a task of frazil's", stream=None, table=None, error=said, since_ms=None, log="",
+            dag_id="Airflow", task="a frazil task", stream=None, table=None, error=said, since_ms=None, log="",
             overview=page_url(),
         )  # fmt: skip
 
 
-def _words(error: object) -> str:
+def _error_text(error: object) -> str:
     try:
         said = str(error).strip() or repr(error)
     except Exception:  # notify anyway
         return type(error).__name__
-    # The texts of some alone say little.
+    # The texts of some errors are not clear without the class.
     return f"{type(error).__name__}: {said}" if isinstance(error, KeyError | OSError | AssertionError) else said
 
 

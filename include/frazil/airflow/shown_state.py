@@ -1,4 +1,4 @@
-"""Shows on a deferred task the state of its writer, or why it waits, as an XCom, so that no log must be read.
+"""Shows the state of a deferred task's writer, or why the task waits, as an XCom of the task.
 
 An XCom is the only part of a task in Airflow 3.3's UI that the task's trigger can write. The messages that a triggerer
 accepts (`ToTriggerSupervisor` in `airflow.jobs.triggerer_job_runner`) cannot write notes, rendered fields, the label of
@@ -21,17 +21,17 @@ from frazil.timetext import utc
 
 KEY = "frazil_state"
 """The XCom's key. Airflow's list of XComs, filtered by this key, shows the state of every writer."""
-RENEW_S = 900.0
+RENEW_INTERVAL_S = 900.0
 """Seconds after which an unchanged state is written again with current numbers."""
-BURST, REFILL_S = 6, 360.0
+MAX_BURST, REFILL_S = 6, 360.0
 """Limit on writes: 6 in a burst, and one more every 360 seconds. A state that changes each second is written 16 times
 in the first hour.
 """
-AGAIN_S = 60.0
-"""Seconds before a failed write is tried again."""
-ANSWER_S = 20.0
-LONGEST = 1_000
-"""Maximum of characters of a sentence."""
+RETRY_INTERVAL_S = 60.0
+"""Seconds between two attempts after a failed write."""
+WRITE_TIMEOUT_S = 20.0
+MAX_CHARACTERS = 1_000
+"""Maximum length of the text."""
 
 
 class Instance(Protocol):
@@ -43,26 +43,28 @@ class Instance(Protocol):
 
 
 @dataclass(slots=True)
-class Turns:
-    """Decides when to write: at once if the state changed, within a limit, and at intervals if it did not change."""
+class WriteLimit:
+    """Decides when to write: immediately (within a limit) if the state changed, otherwise at intervals."""
 
     _published: str | None = None
-    _tried_s: float = -AGAIN_S
-    _left: float = BURST
+    _tried_s: float = -RETRY_INTERVAL_S
+    _left: float = MAX_BURST
     _failed: bool = False
 
     def is_due(self, state: str, *, now_s: float) -> bool:
         since_s = now_s - self._tried_s
-        if self._failed and since_s < AGAIN_S:
+        if self._failed and since_s < RETRY_INTERVAL_S:
             return False
-        return (state != self._published or since_s >= RENEW_S) and min(self._left + since_s / REFILL_S, BURST) >= 1
+        return (state != self._published or since_s >= RENEW_INTERVAL_S) and min(
+            self._left + since_s / REFILL_S, MAX_BURST
+        ) >= 1
 
     def shows(self, state: str) -> bool:
         """Whether the task already shows this state."""
         return state == self._published and not self._failed
 
     def tried(self, *, now_s: float) -> None:
-        self._left = min(self._left + (now_s - self._tried_s) / REFILL_S, BURST) - 1
+        self._left = min(self._left + (now_s - self._tried_s) / REFILL_S, MAX_BURST) - 1
         self._tried_s = now_s
 
     def answered(self, state: str | None) -> None:
@@ -80,10 +82,10 @@ class ShownState:
     """
 
     warn: Callable[..., object]
-    _turns: Turns = field(default_factory=Turns)
+    _limit: WriteLimit = field(default_factory=WriteLimit)
     _state: str | None = None
     _since: str = ""
-    _is_silent: bool = False
+    _has_warned: bool = False
     _writing: asyncio.Task[None] | None = None
 
     def show(self, instance: Instance | None, state: str, sentence: str) -> None:
@@ -91,9 +93,9 @@ class ShownState:
         now_s = time.monotonic()
         self._note(state)
         is_writing = self._writing is not None and not self._writing.done()
-        if instance is None or is_writing or not self._turns.is_due(state, now_s=now_s):
+        if instance is None or is_writing or not self._limit.is_due(state, now_s=now_s):
             return
-        self._turns.tried(now_s=now_s)
+        self._limit.tried(now_s=now_s)
         self._writing = asyncio.create_task(self._write(instance, state, sentence))
 
     async def conclude(self, instance: Instance | None, state: str, sentence: str) -> None:
@@ -101,7 +103,7 @@ class ShownState:
         if self._writing is not None:
             await asyncio.wait({self._writing})
         self._note(state)
-        if instance is not None and not self._turns.shows(state):
+        if instance is not None and not self._limit.shows(state):
             await self._write(instance, state, sentence)
 
     def _note(self, state: str) -> None:
@@ -110,18 +112,18 @@ class ShownState:
 
     async def _write(self, instance: Instance, state: str, sentence: str) -> None:
         try:
-            await asyncio.wait_for(self._set_xcom(instance, state, sentence), ANSWER_S)
+            await asyncio.wait_for(self._set_xcom(instance, state, sentence), WRITE_TIMEOUT_S)
         except Exception as error:  # whatever Airflow, its database or the way to them does
-            self._turns.answered(None)
-            if not self._is_silent:
-                self.warn("The task's state cannot be shown on it, and that is tried again: %r", error)
-            self._is_silent = True
+            self._limit.answered(None)
+            if not self._has_warned:
+                self.warn("Cannot show the writer's state on its task; will retry: %r", error)
+            self._has_warned = True
         else:
-            self._turns.answered(state)
-            self._is_silent = False
+            self._limit.answered(state)
+            self._has_warned = False
 
     async def _set_xcom(self, instance: Instance, state: str, sentence: str) -> None:
-        value = {"state": state, "since": self._since, "as_of": utc(clock.now_ms()), "says": sentence[:LONGEST]}
+        value = {"state": state, "since": self._since, "as_of": utc(clock.now_ms()), "says": sentence[:MAX_CHARACTERS]}
         of = {"dag_id": instance.dag_id, "run_id": instance.run_id, "task_id": instance.task_id}
         # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
         await task_runner.SUPERVISOR_COMMS.asend(SetXCom(key=KEY, value=value, **of))

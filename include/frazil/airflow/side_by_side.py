@@ -8,12 +8,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-AT_ONCE = 8
-"""Number of threads, so that a catalog that does not respond costs its timeout once."""
+MAX_THREADS = 8
+"""Number of threads. With several threads, a catalog that does not respond delays the task by one timeout."""
 
 
 def side_by_side(
-    names: Iterable[str], read: Callable[[str], T], *, within_s: float, at_once: int = AT_ONCE
+    names: Iterable[str], read: Callable[[str], T], *, within_s: float, at_once: int = MAX_THREADS
 ) -> dict[str, T | Exception]:
     """Return for each name the result of `read`, or its exception; a TimeoutError if it takes over `within_s` seconds.
 
@@ -26,7 +26,7 @@ def side_by_side(
     found: dict[str, T | Exception] = {}
     for name, future in futures.items():
         if not future.done():
-            found[name] = TimeoutError(f"{name} was not looked at within {within_s:.0f} s")
+            found[name] = TimeoutError(f"{name} could not be read within {within_s:.0f} s")
         elif isinstance(error := future.exception(), Exception):
             found[name] = error
         else:

@@ -1,4 +1,4 @@
-"""Settings that all batch Spark applications under Airflow share: connection, properties file and pool."""
+"""Defines the settings that all batch Spark applications in Airflow share: connection, properties file and pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ missing pool never start, so leave the variable empty unless the pool exists.
 
 
 WEIGHTS = {"aggregation": 30, "backfill": 20, "maintenance": 1}
-"""Priority weights of tasks that wait for a slot in the pool: work that people wait for comes before periodic work."""
+"""Priority weights of tasks that wait for a slot in the pool: requested work comes before periodic work."""
 
 
 def in_spark_pool(work: Literal["aggregation", "backfill", "maintenance"]) -> dict[str, Any]:
@@ -30,7 +30,8 @@ def in_spark_pool(work: Literal["aggregation", "backfill", "maintenance"]) -> di
 
 
 class SubmitOperator(SparkSubmitOperator):
-    """Airflow's SparkSubmitOperator as a class of our own, so that Airflow can tell our tasks from other teams' tasks.
+    """Airflow's SparkSubmitOperator as a separate class, so that Airflow attaches frazil's links only to frazil's
+    tasks.
 
     See `frazil.airflow.task`.
     """

@@ -1,7 +1,6 @@
-"""`@task` for frazil's DAGs: Airflow's own decorator, with operator classes of our own.
+"""Defines `@task` for frazil's DAGs: Airflow's decorator with frazil's operator classes.
 
-Airflow attaches a plugin's links (`frazil.airflow.task_links`) to operators by class, so our tasks get the links, and
-other teams' tasks do not.
+Airflow attaches a plugin's links (`frazil.airflow.task_links`) to operators by class, so only frazil's tasks get them.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from airflow.sdk.bases.decorator import task_decorator_factory
 
 
 class FrazilTask(_PythonDecoratedOperator):
-    """A function as a task."""
+    """Operator of frazil's `@task`. A separate class, so that Airflow attaches frazil's links only to these tasks."""
 
 
 class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
-    """A function as a task. If the function returns nothing, the downstream tasks are skipped."""
+    """Like `FrazilTask`. If the function returns nothing, the downstream tasks are skipped."""
 
 
 def run_name(context: Any) -> str:

@@ -1,4 +1,4 @@
-"""Buttons on each frazil task in Airflow's UI: to the operations page of its stream or table, Data Docs, or a release.
+"""Defines the buttons on frazil's tasks in Airflow's UI: operations page, Data Docs, and release of a window.
 
 The links come from a plugin, so the API server computes them when someone opens the task. An operator's own links would
 be XComs that the task's process writes at its end. A running task would have no links yet, and each try would add rows
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TaskLink(BaseOperatorLink):
-    """One button. On a task that it does not fit, it returns an empty text and is not shown."""
+    """One button. If it does not apply to a task, its link is empty and it is not shown."""
 
     @property
     def operators(self) -> list[type[BaseOperator]]:  # type: ignore[override]
@@ -95,7 +95,7 @@ def _task_subject(operator: BaseOperator, ti_key: TaskInstanceKey) -> TaskSubjec
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above
     from sqlalchemy import select  # noqa: PLC0415 - as above
 
-    # Of an instance that has not started, Airflow says the number.
+    # Before an instance starts, Airflow shows its number as the label.
     label: Any = select(TaskInstance.rendered_map_index).where(  # type: ignore[call-overload]
         TaskInstance.dag_id == ti_key.dag_id,
         TaskInstance.run_id == ti_key.run_id,

@@ -1,8 +1,7 @@
-"""Reads all values in Airflow that other users can write too: events, asset stores, XComs, connections.
+"""Reads and validates values in Airflow that other users can write: events, asset stores, XComs, connections.
 
-No other module reads them. Anyone who may press *Create event*, call the API or write a DAG can put anything there. A
-value that frazil did not write is skipped, with a warning that names its place, as if it were missing. Only a foreign
-XCom raises.
+No other module reads them. Anyone who may press *Create event*, call the API or write a DAG can write any value. A
+value that frazil did not write is treated as missing, with a warning. Only a foreign XCom raises an error.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from airflow.sdk.exceptions import AirflowFailException
 
 log = logging.getLogger(__name__)
 
-LARGEST = 2**63 - 1
+MAX_NUMBER = 2**63 - 1
 """The largest integer that tables and JSON readers can hold."""
-SHOWN = 200
-"""Maximum of characters of a foreign value in a warning."""
+MAX_SHOWN_CHARACTERS = 200
+"""Maximum number of characters of a foreign value in a warning."""
 
 
 class Store(Protocol):
@@ -54,18 +53,23 @@ def sent_in(events: Iterable[InletEvent], asset: str) -> SentSignals:
     for event in events:
         number = _number_of(event)
         if number is None or event.partition_key is None:
-            foreign.append(f"{_shown(event.partition_key)} with {_shown(event.extra)}")
+            foreign.append(f"{_short_repr(event.partition_key)} with {_short_repr(event.extra)}")
         else:
             published.add((event.partition_key, number))
     if foreign:
-        log.warning("%d events of the asset %s are not frazil's and are skipped: %s", len(foreign), asset, foreign[-1])
+        log.warning(
+            "%d events of the asset %s were not sent by frazil and are skipped: %s",
+            len(foreign),
+            asset,
+            foreign[-1],
+        )
     return frozenset(published)
 
 
 def published_pairs(value: Any) -> SentSignals:
     """Return the signals in a stored list of pairs; other items are skipped."""
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
-    numbered = ((key, _number(number, LARGEST)) for key, number in pairs if isinstance(key, str))
+    numbered = ((key, _number(number, MAX_NUMBER)) for key, number in pairs if isinstance(key, str))
     return frozenset((key, number) for key, number in numbered if number is not None)
 
 
@@ -74,15 +78,17 @@ def _number_of(event: InletEvent) -> int | None:
     if not isinstance(extra, Mapping) or "from_rest_api" in extra:
         return None
     fact = extra.get(event.partition_key)
-    return _number(fact.get("number"), LARGEST) if isinstance(fact, Mapping) else None
+    return _number(fact.get("number"), MAX_NUMBER) if isinstance(fact, Mapping) else None
 
 
-def stored_number(store: Store, key: str, *, limit: int = LARGEST) -> int | None:
-    """Return a number from 0 to `most` in an asset's store; None if the value is missing or something else."""
+def stored_number(store: Store, key: str, *, limit: int = MAX_NUMBER) -> int | None:
+    """Return a number from 0 to `limit` in an asset's store; None if the value is missing or anything else."""
     value = store.get(key)
     number = _number(value, limit)
     if value is not None and number is None:
-        log.warning("%s in Airflow's store is not a number from 0 to %d and is skipped: %s", key, limit, _shown(value))
+        log.warning(
+            "%s in Airflow's store is not a number from 0 to %d and is skipped: %s", key, limit, _short_repr(value)
+        )
     return number
 
 
@@ -91,7 +97,7 @@ def stored_names(store: Store, key: str) -> list[str]:
     value = store.get(key)
     names = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
     if value is not None and (not isinstance(value, list) or len(names) < len(value)):
-        log.warning("%s in Airflow's store is not a list of names and is skipped: %s", key, _shown(value))
+        log.warning("%s in Airflow's store is not a list of names and is skipped: %s", key, _short_repr(value))
     return names
 
 
@@ -100,7 +106,7 @@ def stored_text(store: Store, key: str) -> str | None:
     value = store.get(key)
     if value is None or isinstance(value, str):
         return value
-    log.warning("%s in Airflow's store is not a text and is skipped: %s", key, _shown(value))
+    log.warning("%s in Airflow's store is not a text and is skipped: %s", key, _short_repr(value))
     return None
 
 
@@ -110,11 +116,11 @@ def stored_mapping(store: Store, key: str) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     if value is not None:
-        log.warning("%s in Airflow's store is not a mapping and is skipped: %s", key, _shown(value))
+        log.warning("%s in Airflow's store is not a mapping and is skipped: %s", key, _short_repr(value))
     return {}
 
 
-def handed_on(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+def checked_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     """Return an upstream task's XCom, which must have these keys with these types.
 
     Raises AirflowFailException if it is anything else.
@@ -123,8 +129,8 @@ def handed_on(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, 
     wrong = [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]
     if wrong:
         raise AirflowFailException(
-            f"the XCom of the task {task_id} is not what the task returns ({', '.join(wrong)} are missing, or of "
-            f"another type): it was replaced with {_shown(value)}. Clear {task_id} to run it again"
+            f"the XCom of the task {task_id} has been replaced with {_short_repr(value)} "
+            f"({', '.join(wrong)} missing or of another type). Clear the task {task_id} to run it again"
         )
     return dict(found)
 
@@ -133,7 +139,7 @@ def extra_text(extra: Any, key: str) -> str | None:
     """Return a text in a connection's extra; None if the value is missing or something else."""
     value = extra.get(key) if isinstance(extra, Mapping) else None
     if value is not None and not isinstance(value, str):
-        log.warning("%s of the connection's extra is not a text and is skipped: %s", key, _shown(value))
+        log.warning("%s of the connection's extra is not a text and is skipped: %s", key, _short_repr(value))
         return None
     return value or None
 
@@ -143,9 +149,9 @@ def _number(value: Any, limit: int) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit else None
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python writes
         text = f"a {type(value).__name__}"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"

@@ -1,7 +1,7 @@
-"""The process of a shared application: supervises the writers of its streams, each in a thread.
+"""Runs a shared application: supervises the writers of its streams, each in a thread of this process.
 
-Each stream gets the decisions that a supervisor of its own would make (`frazil.supervise.decide`): only the launcher
-differs. If a stream ends with an error, or is paused, restarted, changed or removed, the other streams continue to run.
+Each stream has its own supervisor with the usual decisions (`frazil.supervise.decide`); only the launcher differs. If a
+stream ends with an error, or is paused, restarted, changed or removed, the other streams continue to run.
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ from frazil.telemetry.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
-STEPS_A_SECOND = 20
-"""Maximum of checks of streams per second. A check takes a millisecond or more, and with an object store two requests.
+MAX_CHECKS_PER_SECOND = 20
+"""Maximum number of stream checks per second. A check takes a millisecond or more, and two requests to an object store.
 """
-STEP_S = 2.0
-"""Seconds between two checks of a stream; more if there are many streams."""
-STEPPERS = 2
-"""Threads per catalog. A catalog that does not respond only delays the checks of its own streams."""
-HANGS_S = 120.0
-"""Seconds for which a writer may continue after it was killed. A thread can only be ended with its process."""
-LOG_CHECK_S = 60.0
+CHECK_INTERVAL_S = 2.0
+"""Minimum number of seconds between two checks of a stream."""
+CHECK_THREADS = 2
+"""Number of checking threads per catalog. A catalog that does not respond delays only the checks of its own streams."""
+KILL_TIMEOUT_S = 120.0
+"""Seconds until a killed writer must have ended. After that the process ends, because a thread cannot be killed."""
+LOG_CHECK_INTERVAL_S = 60.0
 
 
 @dataclass(slots=True)
 class Hosted:
-    """One stream that this process runs."""
+    """The supervision state of one stream in this process."""
 
     launcher: HostedLauncher
     supervisor: Supervisor
     catalog: str | None = None
     """The catalog of the stream's table, as last declared."""
-    step_at_s: float = 0.0
-    stepping: Future[Step | None] | None = None
-    said: tuple[object, ...] = ()
+    next_check_at_s: float = 0.0
+    pending_check: Future[Step | None] | None = None
+    last_logged: tuple[object, ...] = ()
     last_commit_at_ms: int | None = None
 
 
 class HostedStream(SupervisedStream):
-    """A stream whose writer runs in this process, with its command and environment."""
+    """A supervised stream whose writer runs in this process and needs no command or environment."""
 
     def read(self) -> Declared | Unreadable | Removed:
         return self._declaration.read()
@@ -83,6 +83,8 @@ class HostedStream(SupervisedStream):
 
 @dataclass(frozen=True, slots=True)
 class HostedProgram:
+    """A stream of this application, for its supervisor."""
+
     stream: str
     streams: DeclaredStreams
 
@@ -105,7 +107,7 @@ class WriterApplication:
     stopping: threading.Event = field(default_factory=threading.Event)
     hosted: dict[str, Hosted] = field(default_factory=dict)
     _streams: DeclaredStreams = field(init=False)
-    _steppers: dict[str | None, DaemonThreads] = field(default_factory=dict)
+    _check_threads: dict[str | None, DaemonThreads] = field(default_factory=dict)
     """Threads that check streams, by catalog."""
     _log_checked_s: float = field(default_factory=time.monotonic)
 
@@ -120,61 +122,61 @@ class WriterApplication:
         """Supervise the writers until stopped. Raises errors that end all writers, such as a dead JVM."""
         try:
             while not self.stopping.is_set():
-                self.check()
+                self.check_streams()
                 self._write_heartbeat(Phase.WAITING)
-                self._check()
+                self._raise_if_failed()
                 self.stopping.wait(POLL_INTERVAL_S)
         finally:
-            for steppers in self._steppers.values():
-                steppers.close()
+            for threads in self._check_threads.values():
+                threads.close()
             self._end_all()
 
     def catch_up(self) -> dict[str, int]:
-        """Write every stream until everything that is in Kafka now is committed. Return the exit codes by stream."""
+        """Write every stream until all records that are in Kafka now are committed. Return the exit codes by stream."""
         self._streams.refresh()
-        for name, found in self._streams.found.items():
+        for name, found in self._streams.declared.items():
             if found.spec is not None and not found.problem:
                 one = self._host(name, until_caught_up=True)
                 try:
                     one.launcher.launch(LaunchRequest((), {}, found.spec.fingerprint(), 0, (name,)))
-                except FrazilError as error:  # perhaps another process runs it; the others catch up
-                    log.error("stream %s is not written here: %s", name, error)  # noqa: TRY400
+                except FrazilError as error:  # for example, another process runs the stream
+                    log.error("cannot start the writer of stream %s: %s", name, error)  # noqa: TRY400
                     one.launcher.code = error.exit_code
-        while any(one.launcher.runs for one in self.hosted.values()):
+        while any(one.launcher.is_running for one in self.hosted.values()):
             if self.stopping.wait(POLL_INTERVAL_S):
                 self._end_all()
             self._write_heartbeat(Phase.WAITING)
-            self._check()
+            self._raise_if_failed()
         self._write_heartbeat(Phase.ENDED)
         return {name: one.launcher.code or 0 for name, one in self.hosted.items()}
 
-    def check(self) -> None:
+    def check_streams(self) -> None:
         """Add newly declared streams, and check each stream that is due."""
         self._streams.refresh()
-        for name, found in self._streams.found.items():
+        for name, found in self._streams.declared.items():
             if name not in self.hosted:
                 self._host(name)
             if found.spec is not None:
                 self.hosted[name].catalog = found.spec.table.catalog
-        now_s, every_s = time.monotonic(), max(STEP_S, len(self.hosted) / STEPS_A_SECOND)
+        now_s, every_s = time.monotonic(), max(CHECK_INTERVAL_S, len(self.hosted) / MAX_CHECKS_PER_SECOND)
         for name, one in list(self.hosted.items()):
-            if one.stepping is not None and one.stepping.done():
-                self._took(name, one, one.stepping)
-                one.stepping = None
-            if one.stepping is None and now_s >= one.step_at_s and name in self.hosted:
-                one.step_at_s = now_s + every_s
-                one.stepping = self._steppers_of(one.catalog).submit(partial(self._step, name, one))
+            if one.pending_check is not None and one.pending_check.done():
+                self._handle_result(name, one, one.pending_check)
+                one.pending_check = None
+            if one.pending_check is None and now_s >= one.next_check_at_s and name in self.hosted:
+                one.next_check_at_s = now_s + every_s
+                one.pending_check = self._check_threads_for(one.catalog).submit(partial(self._step, name, one))
 
-    def _steppers_of(self, catalog: str | None) -> DaemonThreads:
-        if catalog not in self._steppers:
-            self._steppers[catalog] = DaemonThreads(STEPPERS, f"supervisor-{catalog or 'default'}")
-        return self._steppers[catalog]
+    def _check_threads_for(self, catalog: str | None) -> DaemonThreads:
+        if catalog not in self._check_threads:
+            self._check_threads[catalog] = DaemonThreads(CHECK_THREADS, f"supervisor-{catalog or 'default'}")
+        return self._check_threads[catalog]
 
     def _host(self, name: str, *, until_caught_up: bool = False) -> Hosted:
         def make() -> Writer:
-            found = self._streams.found.get(name)
+            found = self._streams.declared.get(name)
             if found is None or found.spec is None:
-                raise SpecError(f"stream {name} left the application {self.name}")
+                raise SpecError(f"stream {name} no longer belongs to the application {self.name}")
             return self._writer(found.spec, until_caught_up=until_caught_up)
 
         launcher = HostedLauncher(name, application=self.name, make=make, cancel=self.engine.cancel)
@@ -187,34 +189,38 @@ class WriterApplication:
             if isinstance(event.what, BatchCommitted):
                 self.hosted[spec.name].last_commit_at_ms = event.at_ms
 
-        engine = self.engine.of_stream()
+        engine = self.engine.view()
         sinks = (committed, *self.sinks)
         return Writer(spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
     def _step(self, name: str, one: Hosted) -> Step | None:
-        """Check one stream in a thread, and act. Return None while another process runs the stream."""
-        if (other := one.launcher.elsewhere()) is not None:
+        """Check one stream and take the action that is due. Return None while another process runs the stream."""
+        if (other := one.launcher.launch_elsewhere()) is not None:
             self._wait_for(name, one, other)
             return None
         return one.supervisor.step()
 
     def _wait_for(self, name: str, one: Hosted, other: Launch) -> None:
-        """Wait for the old writer of a stream that moved to this application.
+        """Handle the old writer of a stream that moved to this application.
 
-        A supervised writer is asked to end; a foreground writer runs until its user ends it.
+        A supervised writer is asked to end. A foreground writer runs until its user stops it.
         """
         if other.kind is LaunchKind.SUPERVISED:
-            one.launcher.end_elsewhere()
-        if one.said != (other.id,):
-            one.said = (other.id,)
-            log.info("%s: another process of this host runs it (%s); it is started here after that", name, other.kind)
+            one.launcher.stop_elsewhere()
+        if one.last_logged != (other.id,):
+            one.last_logged = (other.id,)
+            log.info(
+                "%s: another process on this host still runs the writer (%s); it starts here when that process ends",
+                name,
+                other.kind,
+            )
 
-    def _took(self, name: str, one: Hosted, stepping: Future[Step | None]) -> None:
-        """Log the decision of a finished check, if it is new, and record it if it ends or gives up the stream."""
+    def _handle_result(self, name: str, one: Hosted, pending_check: Future[Step | None]) -> None:
+        """Handle a finished check: log a new decision, and record that the stream ended or was given up."""
         try:
-            step = stepping.result()
+            step = pending_check.result()
         except Exception:  # a full disk, or an unreadable run folder; the others continue
-            log.exception("stream %s cannot be supervised", name)
+            log.exception("cannot supervise stream %s", name)
             return
         if step is None:
             return
@@ -225,25 +231,25 @@ class WriterApplication:
             )
         if decision.action is WriterAction.END:
             del self.hosted[name]
-        said = (decision.action, decision.cause, decision.until_ms, step.problem)
-        if said == one.said:
+        state = (decision.action, decision.cause, decision.until_ms, step.problem)
+        if state == one.last_logged:
             return
-        one.said = said
+        one.last_logged = state
         level = logging.ERROR if decision.action is WriterAction.GIVE_UP or step.problem else logging.INFO
-        problem = f"; that failed, and is tried again: {step.problem}" if step.problem else ""
+        problem = f"; the action failed and will be retried: {step.problem}" if step.problem else ""
         log.log(level, "%s: %s (%s): %s%s", name, decision.action, decision.cause, decision.reason, problem)
 
-    def _check(self) -> None:
+    def _raise_if_failed(self) -> None:
         """Raise the error that ended the engine, or WorkerDied if a writer can only be ended with the process."""
         if self.engine.failed is not None:
             raise self.engine.failed
         now_s = time.monotonic()
         for name, one in self.hosted.items():
             killed_s = one.launcher.killed_at_s
-            if killed_s is not None and one.launcher.runs and now_s - killed_s > HANGS_S:
+            if killed_s is not None and one.launcher.is_running and now_s - killed_s > KILL_TIMEOUT_S:
                 raise WorkerDied(
                     f"the writer of stream {name!r} hangs and cannot be stopped, so the application {self.name} ends; "
-                    "its next start continues where each table stands"
+                    "after its next start, each stream continues from the position in its table"
                 )
 
     def _write_heartbeat(self, phase: Phase) -> None:
@@ -262,42 +268,39 @@ class WriterApplication:
         folder = run_folder(self.name)
         try:
             heartbeat.write(open_exchange(folder))
-            if time.monotonic() - self._log_checked_s >= LOG_CHECK_S:
+            if time.monotonic() - self._log_checked_s >= LOG_CHECK_INTERVAL_S:
                 self._log_checked_s = time.monotonic()
                 rotate_full(folder)
         except OSError as error:
-            log.warning("the application %s cannot write into its run folder: %s", self.name, error)
+            log.warning("application %s: cannot write to its run folder: %s", self.name, error)
 
     def _advanced_at_ms(self) -> int:
-        """Return the time of the last progress of any running writer.
-
-        The supervisor kills an application that hangs.
-        """
-        heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.runs]
+        """Return when a writer last made progress. The supervisor kills an application whose writers all hang."""
+        heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.is_running]
         return max(
             (heartbeat.advanced_at_ms for heartbeat in heartbeats if heartbeat is not None), default=clock.now_ms()
         )
 
     def _end_all(self) -> None:
-        """Let every writer commit its current batch and end, without waiting for writers that hang."""
+        """Let every writer commit its current batch and end. Do not wait for killed writers."""
         hosted = list(self.hosted.values())
         for one in hosted:
             one.launcher.stop_with_application()
-        while running := [one for one in hosted if one.launcher.runs and not one.launcher.killed_at_s]:
+        while running := [one for one in hosted if one.launcher.is_running and not one.launcher.killed_at_s]:
             for one in running:
-                one.launcher.stop_with_application()  # a concurrent check may have launched it since
+                one.launcher.stop_with_application()  # a concurrent check may have launched a new writer
             self._write_heartbeat(Phase.STOPPING)
             running[0].launcher.join(POLL_INTERVAL_S)
-            if self.engine.failed is not None and not self._end_soon():
+            if self.engine.failed is not None and not self._join_all():
                 break
         self._write_heartbeat(Phase.ENDED)
 
-    def _end_soon(self) -> bool:
-        """Wait up to ten seconds for writers to end without an engine. Return whether all have ended."""
+    def _join_all(self) -> bool:
+        """Wait up to ten seconds for the writers to end after the engine failed. Return whether all have ended."""
         deadline_s = time.monotonic() + 10.0
         for one in self.hosted.values():
             one.launcher.join(max(0.0, deadline_s - time.monotonic()))
-        return not any(one.launcher.runs for one in self.hosted.values())
+        return not any(one.launcher.is_running for one in self.hosted.values())
 
 
 def shared_hosting(
@@ -316,41 +319,42 @@ def shared_hosting(
 
 @dataclass(slots=True)
 class DeclaredStreams:
-    """A folder's declarations for one application, as of the last `refresh`."""
+    """The declarations of one application's streams in a folder, as of the last `refresh`."""
 
     application: str
     folder: Path
     clock: Callable[[], int]
-    found: dict[str, Found[StreamSpec]] = field(default_factory=dict)
-    """Files that declare the application's streams, or declared them when last valid, by the stream's name."""
+    declared: dict[str, Found[StreamSpec]] = field(default_factory=dict)
+    """The application's streams by name, each with its file as it was last valid."""
 
     def refresh(self) -> None:
+        """Read the declarations again."""
         files: dict[str, list[Found[StreamSpec]]] = defaultdict(list)
         for one in find_declared(self.folder, STREAMS, now_ms=self.clock()):
             if one.spec is not None and not one.removed:
                 files[one.spec.name].append(one)
-        self.found = {
-            name: all_of_it[0] if len(all_of_it) == 1 else self._doubled(name, all_of_it)
-            for name, all_of_it in files.items()
-            if any(self._is_mine(one) for one in all_of_it)
+        self.declared = {
+            name: declarations[0] if len(declarations) == 1 else self._duplicate(name, declarations)
+            for name, declarations in files.items()
+            if any(self._is_own(one) for one in declarations)
         }
 
-    def _doubled(self, name: str, files: Sequence[Found[StreamSpec]]) -> Found[StreamSpec]:
-        """Return a stream that several files declare, as a problem.
+    def _duplicate(self, name: str, files: Sequence[Found[StreamSpec]]) -> Found[StreamSpec]:
+        """Return the declaration of a stream in several files, with a problem.
 
-        A running writer continues, and no writer starts.
+        Because of the problem, no writer starts; a running writer continues.
         """
-        before = self.found.get(name)
+        before = self.declared.get(name)
         paths = " and ".join(str(one.path) for one in files)
-        problem = f"the stream {name!r} is declared twice: {paths}; rename or remove one"
+        problem = f"the stream {name!r} is declared in {paths}; rename or remove all but one"
         return replace(files[0], spec=None if before is None else before.spec, problem=problem)
 
     def shared(self) -> Application | None:
-        """Return the application as declared; None if no stream names it."""
-        specs = [one.spec for one in self.found.values() if one.spec is not None]
+        """Return the declared application; None if no stream belongs to it."""
+        specs = [one.spec for one in self.declared.values() if one.spec is not None]
         return shared_applications(specs).get(self.application)
 
-    def _is_mine(self, one: Found[StreamSpec]) -> bool:
+    def _is_own(self, one: Found[StreamSpec]) -> bool:
         return one.spec is not None and one.spec.application == self.application
 
 
@@ -363,11 +367,11 @@ class HostedDeclaration:
         self._left_since_ms: int | None = None
 
     def read(self) -> Declared | Unreadable | Removed:
-        found = self._streams.found.get(self._stream)
+        found = self._streams.declared.get(self._stream)
         if found is None:
             self._left_since_ms = self._left_since_ms or self._streams.clock()
             return Removed(self._left_since_ms)
         self._left_since_ms, self.spec = None, found.spec
         if found.problem or found.spec is None:
-            return Unreadable(found.problem or f"{found.path} was never valid")
+            return Unreadable(found.problem or f"{found.path} has never been valid")
         return Declared(found.spec.fingerprint())

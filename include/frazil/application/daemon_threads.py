@@ -1,4 +1,4 @@
-"""Threads for calls that may hang. Unlike threads of a ThreadPoolExecutor, they do not delay the end of the process."""
+"""A thread pool for calls that may hang. Unlike a ThreadPoolExecutor, it does not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DaemonThreads:
         self._closed = False
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Queue a call, and return the future of its result; the future is cancelled if this object is closed."""
+        """Queue a call, and return its future. If the pool is closed, the future is cancelled."""
         answer: Future[T] = Future()
         with self._lock:
             if self._closed:
@@ -36,7 +36,7 @@ class DaemonThreads:
         return answer
 
     def close(self) -> None:
-        """Cancel waiting calls. Each thread ends after its current call. Does not wait; may be called only once."""
+        """Cancel queued calls, and let each thread end after its current call. Does not wait. Call it only once."""
         with self._lock:
             self._closed = True
         while True:

@@ -1,4 +1,4 @@
-"""One Spark for the writers of many streams."""
+"""Shares one Spark engine among the writers of many streams."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from frazil.stream.engine import Engine, TaskAnswer
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
 
-CHECK_S = 1.0
+CHECK_INTERVAL_S = 1.0
 
 
 class CancellingEngine(Engine, Protocol):
     def cancel(self, stream: str) -> None:
-        """End the tasks of a stream's current batch, which then fails."""
+        """Cancel the tasks of a stream's current batch, so that the batch fails."""
 
 
 class SharedEngine:
-    """Starts and ends an engine that many writers use at once.
+    """An engine that many writers use at the same time.
 
     A few threads run all batches, because each Python thread that calls Spark occupies a thread of the JVM.
     """
@@ -31,7 +31,7 @@ class SharedEngine:
         self._ready, self._over = threading.Event(), threading.Event()
         self._watch = threading.Thread(target=self._check, name="engine", daemon=True)
         self.failed: Exception | None = None
-        """Why no batch can run, once the engine has failed."""
+        """The error that ended the engine; None while it works."""
 
     def __enter__(self) -> Self:
         self._engine.__enter__()
@@ -44,9 +44,9 @@ class SharedEngine:
         self._jobs.close()
         self._engine.__exit__(None, None, None)
 
-    def of_stream(self) -> Engine:
-        """Return the engine for one writer. This view neither starts nor ends the engine."""
-        return _Part(self)
+    def view(self) -> Engine:
+        """Return a view of the engine for one writer. The view neither starts nor ends the engine."""
+        return _EngineView(self)
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         if not plans:
@@ -65,7 +65,7 @@ class SharedEngine:
         self._engine.cancel(stream)
 
     def check(self) -> None:
-        """Wait for the engine to start. If it has ended, raise the error that ended it."""
+        """Wait until the engine has started. If it has failed, raise its error."""
         self._ready.wait()
         if self.failed is not None:
             raise self.failed
@@ -75,7 +75,7 @@ class SharedEngine:
         return self._engine.parallelism
 
     def _check(self) -> None:
-        """Check the engine once a second, in a thread, for all writers."""
+        """Check the engine once a second until it fails or is closed."""
         while True:
             try:
                 self._engine.check()
@@ -85,32 +85,32 @@ class SharedEngine:
                 self._ready.set()
                 return
             self._ready.set()
-            if self._over.wait(CHECK_S):
+            if self._over.wait(CHECK_INTERVAL_S):
                 return
 
 
-class _Part:
-    def __init__(self, whole: SharedEngine) -> None:
-        self._whole = whole
+class _EngineView:
+    def __init__(self, engine: SharedEngine) -> None:
+        self._engine = engine
 
     @property
     def parallelism(self) -> int:
-        return self._whole.parallelism
+        return self._engine.parallelism
 
     def warm_up(self) -> None:
-        """Do nothing: the engine is warm, or becomes warm before the first batch."""
+        """Do nothing: the shared engine warms itself up before the first batch."""
 
     def ready(self, until: Callable[[], bool]) -> bool:
-        return self._whole.ready(until)
+        return self._engine.ready(until)
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        return self._whole.run(plans, work)
+        return self._engine.run(plans, work)
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        return self._whole.merge(plans, work)
+        return self._engine.merge(plans, work)
 
     def check(self) -> None:
-        self._whole.check()
+        self._engine.check()
 
     def __enter__(self) -> Self:
         return self

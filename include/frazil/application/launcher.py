@@ -1,4 +1,4 @@
-"""Launches a stream's writer as a thread of this process, with the records of a separate process."""
+"""Launches a stream's writer as a thread of this process, with the same run folder as a separate process."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class HostedWriter(Protocol):
 
 
 class HostedLauncher(Launcher):
-    """The launcher of one stream's writer in this process.
+    """Launches one stream's writer in this process.
 
-    It keeps the stream's lock and records, so that the writer looks like a separate process. A thread cannot be killed:
-    `stop(force=True)` instead cancels the work of the writer's batch on the engine.
+    It holds the stream's lock and writes the usual records, so observers see a writer process. A thread cannot be
+    killed; instead, `stop(force=True)` cancels the tasks of the writer's batch.
     """
 
     def __init__(
@@ -48,18 +48,19 @@ class HostedLauncher(Launcher):
         self._thread: threading.Thread | None = None
         self._ends_with_application = False
         self.killed_at_s: float | None = None
-        """When the writer was first told to end by force, on the monotonic clock; None if it was not."""
+        """Monotonic time at which the writer was first killed; None if it was not."""
         self.code: int | None = None
-        """Exit code of the last writer."""
+        """Exit code of the last writer; None while a writer runs."""
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
+        """Whether the writer's thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def launch(self, request: LaunchRequest) -> Launch:
-        """See `Launcher.launch`; command and environment are those of this process."""
+        """See `Launcher.launch`. The request's command and environment are ignored."""
         if self._ends_with_application:
-            raise WriterBusy(f"the application {self._application} ends, and starts no writer")
+            raise WriterBusy(f"the application {self._application} is stopping and starts no more writers")
         lock = WriterLock(self._folder, streams=(self._stream,))
         lock.acquire()
         try:
@@ -75,7 +76,7 @@ class HostedLauncher(Launcher):
             )
             lock.record(launch)
             writer = self._make()
-            # A daemon: one that hangs must not keep a process that ends.
+            # A daemon: a writer that hangs must not keep the process alive.
             thread = threading.Thread(target=self._run, args=(lock, launch, writer), name=self._stream, daemon=True)
             before = self._launch, self._writer, self._thread, self.killed_at_s, self.code
             self._launch, self._writer, self._thread, self.killed_at_s, self.code = launch, writer, thread, None, None
@@ -84,7 +85,7 @@ class HostedLauncher(Launcher):
             except RuntimeError as error:  # the host allows no more threads
                 self._launch, self._writer, self._thread, self.killed_at_s, self.code = before
                 raise EnvironmentUnusable(
-                    f"no thread can be started for the writer of stream {self._stream}: {error}"
+                    f"cannot start a thread for the writer of stream {self._stream}: {error}"
                 ) from error
         except BaseException:
             lock.release()
@@ -92,25 +93,25 @@ class HostedLauncher(Launcher):
         return launch
 
     def observe(self) -> Observation:
-        """See `Launcher.observe`. A writer in another process looks the same as to other observers."""
-        mine = self.runs  # before the records, which are complete when it ends
-        seen = self._outside.observe()
-        if self._launch is None or seen.launch is None or seen.launch.id != self._launch.id:
-            return seen
-        return replace(seen, process=ProcessState.RUNNING if mine else ProcessState.ENDED)
+        """See `Launcher.observe`. A writer in another process is observed through its run folder."""
+        is_running = self.is_running  # checked before the records, which are complete when the writer has ended
+        observation = self._outside.observe()
+        if self._launch is None or observation.launch is None or observation.launch.id != self._launch.id:
+            return observation
+        return replace(observation, process=ProcessState.RUNNING if is_running else ProcessState.ENDED)
 
-    def elsewhere(self) -> Launch | None:
-        """Return the launch of this stream's writer in another process of this host; None if there is none."""
-        seen = self._outside.observe()
-        is_other = seen.launch is not None and (self._launch is None or seen.launch.id != self._launch.id)
-        return seen.launch if is_other and seen.process.is_alive else None
+    def launch_elsewhere(self) -> Launch | None:
+        """Return the launch of this stream's writer in another process on this host; None if there is none."""
+        observation = self._outside.observe()
+        is_other = observation.launch is not None and (self._launch is None or observation.launch.id != self._launch.id)
+        return observation.launch if is_other and observation.process.is_alive else None
 
-    def end_elsewhere(self) -> None:
+    def stop_elsewhere(self) -> None:
         """Ask a supervised writer in a separate process to end, because its stream moved to this application."""
         self._outside.stop(force=False)
 
     def stop(self, *, force: bool) -> None:
-        if self._writer is None or not self.runs:
+        if self._writer is None or not self.is_running:
             return
         self._writer.stop()
         if force:
@@ -123,7 +124,7 @@ class HostedLauncher(Launcher):
         self.stop(force=False)
 
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:  # noqa: ARG002
-        """Return None: the writer has no log of its own, only its application has."""
+        """Return None: the writer's log is part of the application's log."""
         return None
 
     def join(self, timeout_s: float) -> None:
@@ -136,8 +137,8 @@ class HostedLauncher(Launcher):
             writer.run()
         except FrazilError as failure:
             code, error = failure.exit_code, f"{type(failure).__name__}: {failure}"
-            again = " The stream is started again after a wait." if failure.restartable else ""
-            log.error("stream %s ends: %s.%s", self._stream, error.removesuffix("."), again)  # noqa: TRY400
+            again = " The stream will be restarted after a delay." if failure.restartable else ""
+            log.error("stream %s ended: %s.%s", self._stream, error.removesuffix("."), again)  # noqa: TRY400
         except BaseException as failure:
             code, error = 1, f"{type(failure).__name__}: {failure}"
             log.exception("stream %s crashed", self._stream)
@@ -152,6 +153,6 @@ class HostedLauncher(Launcher):
                 stopped_for=WITH_APPLICATION if self._ends_with_application else None,
             )
         except OSError as failure:
-            log.warning("stream %s: how it ended cannot be recorded: %s", self._stream, failure)
+            log.warning("stream %s: cannot record how its writer ended: %s", self._stream, failure)
         finally:
             lock.release()

@@ -1,4 +1,4 @@
-"""The entry point of an application's process: it starts the JVM first, as `frazil.stream.main` does."""
+"""Entry point of a shared application's process. Like `frazil.stream.main`, it starts the JVM first."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("frazil")
 
-BATCHES_A_CORE = 2
+BATCHES_PER_CORE = 2
 """Concurrent batches per core: while some batches wait for the catalog or the storage, others use the cores."""
 
 
 def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -> int:
     """Run an application, and return the process's exit code (see `frazil.errors`).
 
-    An unexpected exception is a crash.
+    Raises unexpected exceptions, which crash the process.
     """
     try:
         codes = write_application(name, folder, until_caught_up=until_caught_up)
@@ -40,15 +40,15 @@ def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -
 def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bool = False) -> dict[str, int]:
     """Write every stream of an application until SIGTERM or SIGINT, then commit the current batches.
 
-    With `until_caught_up`, each stream ends when it has caught up, and the exit codes by stream are returned. The log
-    goes to standard error, with the name of the thread, which is the stream's. Raises errors that end all streams.
+    With `until_caught_up`, each stream ends when it has caught up, and the exit codes by stream are returned. Log lines
+    on standard error have the stream's name as the thread. Raises errors that end all streams.
     """
     log_to_stderr(with_threads=True)
     require_pyspark()
     find_java(os.environ)
     application = find_application(folder, name)
     if application is None:
-        raise SpecError(f"no stream in {folder} names the application {name!r}")
+        raise SpecError(f"no stream in {folder} belongs to the application {name!r}")
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415 - needs PySpark
 
     engine = SparkEngine(spark_spec(application))
@@ -60,18 +60,20 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
     from frazil.telemetry.telemetry import Telemetry  # noqa: PLC0415
 
     share_connections()
-    batches = BATCHES_A_CORE * application.resources.cores
+    batches = BATCHES_PER_CORE * application.resources.cores
     with (
         Heartbeats() as heartbeats,
         Foldings() as foldings,
-        Telemetry.declared(name) as telemetry,
+        Telemetry.from_environment(name) as telemetry,
         SharedEngine(engine, batches=batches) as shared,
     ):
         hosting = shared_hosting(batches=batches, heartbeats=heartbeats, foldings=foldings, telemetry=telemetry)
         running = WriterApplication(name, folder, shared, application.fingerprint(), hosting, sinks)
 
         def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-            log.info("%s: each writer commits its batch, then the application ends", signal.Signals(signum).name)
+            log.info(
+                "%s: the application ends when each writer has committed its current batch", signal.Signals(signum).name
+            )
             running.stop()
 
         signal.signal(signal.SIGTERM, stop)
@@ -83,9 +85,8 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 
 
 def spark_spec(application: Application) -> StreamSpec:
-    """Return a declaration to start the application's Spark: its name and resources.
-
-    Batches of all streams share the cores.
+    """Return the declaration that starts the application's Spark: one of its streams with the application's name and
+    resources, and a fair scheduler.
     """
     resources = application.resources
     spark = {"spark.scheduler.mode": "FAIR", **resources.spark}

@@ -40,10 +40,10 @@ def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
         names = [spec.name for spec in application.streams] if application else [stream]
         stores = {name: command(name, streams_folder, reason, output=output, **more) for name in names}
         if application and command.__name__ != "pause":  # its task in Airflow may have been marked failed
-            DesiredStore.of_application(stream).resume(by=current_user(), reason=reason)
+            DesiredStore.for_application(stream).resume(by=current_user(), reason=reason)
         output.end(
             streams={
-                name: {"desired": store.read(), "on-every-host": store.beside_table} for name, store in stores.items()
+                name: {"desired": store.read(), "on-every-host": store.is_with_table} for name, store in stores.items()
             }
         )
 
@@ -161,12 +161,12 @@ def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> Non
 
 def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:
     """Return why the table is lost; None if it is not."""
-    return None if desired.beside_table else lost_or_replaced(spec, None)
+    return None if desired.is_with_table else lost_or_replaced(spec, None)
 
 
 def _say_where(spec: StreamSpec, desired: DesiredStore, lost: str | None, output: CommandOutput) -> None:
     """Report on which hosts the desired state applies: without a table, on this host only."""
-    if not desired.beside_table:
+    if not desired.is_with_table:
         why = lost or f"the catalog has no table {spec.table.identifier} yet"
         output.say(f"This holds on this host only, because {why}.")
 

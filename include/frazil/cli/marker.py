@@ -29,7 +29,7 @@ from frazil.home import run_folder
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
-from frazil.operations.resetting import carry_out_reset, consequences_for, moves_of
+from frazil.operations.resetting import carry_out_reset, compute_moves, consequences_for
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
@@ -88,7 +88,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
             target = target_of(choice, seen=seen, now=now, kafka=kafka)
         except NotInKafka as error:
             raise click.BadParameter(str(error), param_hint="--offsets") from error
-    plan = moves_of(spec, target, seen=seen, now=now)
+    plan = compute_moves(spec, target, seen=seen, now=now)
     _print_moves(plan, spec, seen, now, output)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
     marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=current_user())

@@ -18,7 +18,7 @@ from frazil.errors import SpecError
 from frazil.home import full_disk, home
 from frazil.host.heartbeat import Phase
 from frazil.host.launchers import open_launcher
-from frazil.operations.dead_letters import rejected_of, treated
+from frazil.operations.dead_letters import count_rejected, find_treatments
 from frazil.spec.application import find_application
 from frazil.spec.last_valid import declared_streams, find_or_recall
 from frazil.spec.model import StreamSpec
@@ -160,8 +160,8 @@ def _dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> in
         return None
     if main is None or dead_letters is None:
         return None
-    treatments = treated(dead_letters.metadata, main.metadata, spec.name, since_ms=now_ms - DAY_MS)
-    found = rejected_of(main.metadata, spec.name, treatments, now_ms=now_ms)
+    treatments = find_treatments(dead_letters.metadata, main.metadata, spec.name, since_ms=now_ms - DAY_MS)
+    found = count_rejected(main.metadata, spec.name, treatments, now_ms=now_ms)
     there, of_classes = sum(reason.there for reason in found), sum(reason.count for reason in found)
     return there if there < of_classes == one.flow.rejected_last_day else None
 

@@ -1,3 +1,1 @@
-"""Drivers that run in a cluster: how they are submitted, and how YARN, Kubernetes or Spark's master reports their
-status.
-"""
+"""Submits drivers to a cluster and reads their status from YARN, Kubernetes or Spark's master."""

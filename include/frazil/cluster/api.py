@@ -1,4 +1,4 @@
-"""HTTP calls to a cluster's API, with timeouts and a one-sentence error for each kind of failure."""
+"""HTTP calls to a cluster's API, with timeouts and short error messages."""
 
 from __future__ import annotations
 
@@ -8,50 +8,53 @@ import requests
 from urllib3.exceptions import NewConnectionError
 
 TIMEOUT_S = (2.0, 5.0)
-"""Timeouts in seconds: to connect, and between two parts of an answer."""
+"""Timeouts in seconds: to connect, and between two parts of a response."""
 
 
-class Silent(Exception):
-    """The API gave no usable answer, so the driver's state is unknown. The message names the reason."""
+class ApiUnavailable(Exception):
+    """The API gave no usable response, so the driver's state is unknown. The message names the reason."""
 
 
-class Unreached(Silent):
+class ApiUnreachable(ApiUnavailable):
     """The connection was never established, so the API did not receive the request."""
 
 
-def call(session: requests.Session, method: str, url: str, *, who: str, **how: Any) -> requests.Response:
-    """Send a request and return the API's answer, also if its status is a client error (4xx).
+def send_request(session: requests.Session, method: str, url: str, *, api: str, **options: Any) -> requests.Response:
+    """Send a request and return the API's response, also if its status is a client error (4xx).
 
-    `who` is the API's name in messages.
+    `api` is the API's name in messages.
 
-    Raises Unreached without a connection. Raises Silent after a timeout, a redirect loop or a server error (5xx, 429).
+    Raises ApiUnreachable without a connection. Raises ApiUnavailable after a timeout, a redirect loop or a server error
+    (5xx, 429).
     """
     try:
-        answer = session.request(method, url, timeout=TIMEOUT_S, **how)
+        response = session.request(method, url, timeout=TIMEOUT_S, **options)
     except requests.exceptions.SSLError as error:
-        raise Unreached(f"the certificate of {who} is not trusted: {_cause(error)}") from error
+        raise ApiUnreachable(f"the certificate of {api} is not trusted: {_cause(error)}") from error
     except requests.ConnectTimeout as error:
-        raise Unreached(f"{who} cannot be reached: no connection within {TIMEOUT_S[0]:.0f} s") from error
+        raise ApiUnreachable(f"{api} cannot be reached: no connection within {TIMEOUT_S[0]:.0f} s") from error
     except requests.Timeout as error:
-        raise Silent(f"{who} did not answer in time") from error
+        raise ApiUnavailable(f"{api} did not respond in time") from error
     except (requests.RequestException, OSError) as error:
-        kind = Unreached if _never_connected(error) else Silent
-        raise kind(f"{who} cannot be reached: {_cause(error)}") from error
-    if answer.status_code >= 500 or answer.status_code == 429:
-        raise Silent(f"{who} answered {answer.status_code} {answer.reason}")
-    return answer
+        kind = ApiUnreachable if _never_connected(error) else ApiUnavailable
+        raise kind(f"{api} cannot be reached: {_cause(error)}") from error
+    if response.status_code >= 500 or response.status_code == 429:
+        raise ApiUnavailable(f"{api} answered {response.status_code} {response.reason}")
+    return response
 
 
-def body(answer: requests.Response, *, who: str) -> dict[str, Any]:
-    """Return the JSON object of an answer. Raises Silent if the body is anything else, such as a proxy's login page."""
+def json_body(response: requests.Response, *, api: str) -> dict[str, Any]:
+    """Return a response's JSON object. Raises ApiUnavailable for any other body, such as a proxy's login page."""
     try:
-        found = answer.json()
+        value = response.json()
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        kind = answer.headers.get("Content-Type", "nothing").partition(";")[0]
-        raise Silent(f"{who} answered {answer.status_code} with {kind} instead of JSON: is a proxy in front of it?")
-    return found
+        value = None
+    if not isinstance(value, dict):
+        kind = response.headers.get("Content-Type", "nothing").partition(";")[0]
+        raise ApiUnavailable(
+            f"{api} answered {response.status_code} with {kind} instead of JSON: is a proxy in front of it?"
+        )
+    return value
 
 
 def _never_connected(error: BaseException) -> bool:

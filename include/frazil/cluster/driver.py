@@ -1,4 +1,4 @@
-"""The state of a driver in a cluster, and the interface of a driver that each kind of cluster implements."""
+"""The status of a driver in a cluster, and the interface that each kind of cluster implements."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol
 
 class DriverState(StrEnum):
     UNKNOWN = "unknown"
-    """The cluster gave no usable answer. The driver may still be running."""
+    """The cluster gave no usable response. The driver may still be running."""
     WAITING = "waiting for the cluster"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     KILLED = "killed"
     GONE = "gone"
-    """The cluster answers, but has no record of the driver: the driver does not run, and its exit status is lost."""
+    """The cluster has no record of the driver: it does not run, and its exit status is lost."""
 
     @property
     def has_ended(self) -> bool:
@@ -33,18 +33,16 @@ class DriverStatus:
 
 
 class Driver(Protocol):
-    """One driver in a cluster. Keeps no connection open between calls; each call takes up to 10 s."""
+    """One driver in a cluster. Keeps no connection open between calls. Each call takes up to 10 s."""
 
     def status(self) -> DriverStatus:
-        """Return the driver's current status. Never raises: if the cluster does not answer, the state is UNKNOWN."""
+        """Return the driver's current status. Never raises: if the cluster does not respond, the state is UNKNOWN."""
 
     def kill(self) -> None:
-        """Kill the driver at once; its current batch is lost. Killing it twice, or after its end, does no harm.
+        """Kill the driver immediately; its current batch is lost. Has no effect on a driver that has ended.
 
-        Raises AccessDenied, or EnvironmentUnusable if the cluster does not answer.
+        Raises AccessDenied, or EnvironmentUnusable if the cluster does not respond.
         """
 
     def log(self, *, limit_bytes: int) -> str | None:
-        """Return the last bytes of the driver's standard error and output; None if the cluster has no log, or
-        none yet.
-        """
+        """Return the last bytes of the driver's standard error and output; None if the cluster has no log (yet)."""

@@ -1,4 +1,4 @@
-"""A driver in a Kubernetes pod, controlled through the Kubernetes API."""
+"""Controls a driver in a Kubernetes pod through the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ from typing import Any
 
 import requests
 
-from frazil.cluster.api import Silent, body, call
+from frazil.cluster.api import ApiUnavailable, json_body, send_request
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.cluster.kubernetes_access import KubernetesAccess
 from frazil.errors import AccessDenied, EnvironmentUnusable
 
-WHO = "the Kubernetes API"
+API_NAME = "the Kubernetes API"
 CONTAINER = "spark-kubernetes-driver"
-"""The name that Spark gives the driver's container. An admission controller may have added other containers to
-the pod.
-"""
+"""Spark's name of the driver's container. An admission controller may have added other containers to the pod."""
 _WAITING_REASONS: dict[str, str] = {
-    "ImagePullBackOff": "its image cannot be pulled",
-    "ErrImagePull": "its image cannot be pulled",
-    "InvalidImageName": "its image name is invalid",
-    "CreateContainerConfigError": "a secret or config map that it names is missing",
-    "CreateContainerError": "its container cannot be created",
-    "CrashLoopBackOff": "its container ends again and again",
+    "ImagePullBackOff": "the image cannot be pulled",
+    "ErrImagePull": "the image cannot be pulled",
+    "InvalidImageName": "the image name is invalid",
+    "CreateContainerConfigError": "a secret or config map that the pod uses is missing",
+    "CreateContainerError": "the container cannot be created",
+    "CrashLoopBackOff": "the container keeps ending",
 }
-_OUT_OF_MEMORY = "its container exceeded its memory: raise resources.driver-memory, or spark.driver.memoryOverhead"
+_OUT_OF_MEMORY = (
+    "the container exceeded its memory limit: raise resources.driver-memory, or spark.driver.memoryOverhead"
+)
 
 
 class DriverPod:
-    """The pod of a driver in cluster mode. Spark creates the pod with `restartPolicy: Never`, so the driver runs
-    once.
-    """
+    """The pod of a driver in cluster mode. Spark sets `restartPolicy: Never`, so the driver runs once."""
 
     def __init__(self, name: str, *, namespace: str, access: KubernetesAccess) -> None:
         self._name, self._namespace, self._access = name, namespace, access
@@ -39,79 +37,81 @@ class DriverPod:
     def status(self) -> DriverStatus:
         """See `Driver.status`."""
         try:
-            answer = self._ask("GET")
-            if answer.status_code in {404, 410}:
-                reason = f"the pod {self._name} does not exist in the namespace {self._namespace}: it was deleted"
+            response = self._request("GET")
+            if response.status_code in {404, 410}:
+                reason = f"the pod {self._name} in the namespace {self._namespace} was deleted"
                 return DriverStatus(DriverState.GONE, reason)
-            if answer.status_code != 200:
-                return DriverStatus(DriverState.UNKNOWN, self._refused(answer, "get"))
-            return pod_status(body(answer, who=WHO))
-        except Silent as silent:
-            return DriverStatus(DriverState.UNKNOWN, str(silent))
+            if response.status_code != 200:
+                return DriverStatus(DriverState.UNKNOWN, self._denial(response, "get"))
+            return pod_status(json_body(response, api=API_NAME))
+        except ApiUnavailable as error:
+            return DriverStatus(DriverState.UNKNOWN, str(error))
 
     def kill(self) -> None:
         """See `Driver.kill`."""
         try:
-            answer = self._ask("DELETE", json={"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
-        except Silent as silent:
-            raise EnvironmentUnusable(f"the pod {self._name} was not deleted: {silent}") from silent
-        if answer.status_code not in {200, 202, 404, 410}:
-            raise AccessDenied(f"the pod {self._name} was not deleted: {self._refused(answer, 'delete')}")
+            response = self._request("DELETE", json={"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
+        except ApiUnavailable as error:
+            raise EnvironmentUnusable(f"cannot delete the pod {self._name}: {error}") from error
+        if response.status_code not in {200, 202, 404, 410}:
+            raise AccessDenied(f"cannot delete the pod {self._name}: {self._denial(response, 'delete')}")
 
     def log(self, *, limit_bytes: int) -> str | None:
         """See `Driver.log`."""
         try:
-            # The limit of the API counts from the beginning, so the end is asked for by lines.
-            answer = self._ask("GET", "/log", params={"container": CONTAINER, "tailLines": max(1, limit_bytes // 100)})
-        except Silent:
+            # The API's byte limit counts from the beginning, so the last lines are requested.
+            response = self._request(
+                "GET", "/log", params={"container": CONTAINER, "tailLines": max(1, limit_bytes // 100)}
+            )
+        except ApiUnavailable:
             return None
-        return answer.text[-limit_bytes:] or None if answer.status_code == 200 else None
+        return response.text[-limit_bytes:] or None if response.status_code == 200 else None
 
-    def _ask(self, method: str, part: str = "", **how: Any) -> requests.Response:
+    def _request(self, method: str, part: str = "", **options: Any) -> requests.Response:
         path = f"/api/v1/namespaces/{self._namespace}/pods/{self._name}{part}"
         try:
             session = self._access.session()
         except EnvironmentUnusable as error:
-            raise Silent(str(error)) from error
+            raise ApiUnavailable(str(error)) from error
         with session:
-            return call(session, method, f"{self._access.address}{path}", who=WHO, **how)
+            return send_request(session, method, f"{self._access.address}{path}", api=API_NAME, **options)
 
-    def _refused(self, answer: requests.Response, verb: str) -> str:
-        if answer.status_code == 401:
-            return f"{WHO} does not accept our token: it is expired, or of another cluster"
-        if answer.status_code == 403:
+    def _denial(self, response: requests.Response, verb: str) -> str:
+        if response.status_code == 401:
+            return f"{API_NAME} rejects frazil's token: it has expired, or belongs to another cluster"
+        if response.status_code == 403:
             rights = f"the Role of its service account needs the verb {verb} for pods, and get for pods/log"
-            return f"{WHO} denies access in the namespace {self._namespace}: {rights}"
+            return f"{API_NAME} denies access in the namespace {self._namespace}: {rights}"
         try:
-            said = body(answer, who=WHO).get("message")
-        except Silent as silent:
-            return str(silent)
-        return f"{WHO} answered {answer.status_code}: {said or answer.reason}"
+            message = json_body(response, api=API_NAME).get("message")
+        except ApiUnavailable as error:
+            return str(error)
+        return f"{API_NAME} answered {response.status_code}: {message or response.reason}"
 
 
 def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
-    """Return the driver's status from a pod object, mostly from the state of the driver's own container.
+    """Return the driver's status from a pod object.
 
-    Raises Silent if `pod` is not a pod object.
+    Raises ApiUnavailable if `pod` is not a pod object.
     """
     status = pod.get("status")
     if pod.get("kind", "Pod") != "Pod" or not isinstance(status, dict):
-        raise Silent(f"{WHO} did not answer with a pod")
+        raise ApiUnavailable(f"{API_NAME} did not return a pod")
     phase = status.get("phase")
     container = _driver_container(status)
     ended = container.get("state", {}).get("terminated")
-    if ended:  # containers of others, a mesh's proxy for one, may keep the pod in the phase Running
+    if ended:  # other containers, such as a service mesh's proxy, may keep the pod in the phase Running
         return _terminated_status(ended)
     if phase == "Succeeded":
-        return DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+        return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     if phase == "Failed":
-        said = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
-        return DriverStatus(DriverState.FAILED, said or "Kubernetes does not say why the pod failed")
+        message = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
+        return DriverStatus(DriverState.FAILED, message or "the pod failed; Kubernetes reports no reason")
     if phase == "Unknown":
-        return DriverStatus(DriverState.UNKNOWN, "its node does not answer")
+        return DriverStatus(DriverState.UNKNOWN, "the pod's node does not respond")
     if phase == "Running":
         deleted = pod.get("metadata", {}).get("deletionTimestamp")
-        return DriverStatus(DriverState.RUNNING, "it is being deleted" if deleted else "its pod runs")
+        return DriverStatus(DriverState.RUNNING, "the pod is being deleted" if deleted else "the pod is running")
     return DriverStatus(DriverState.WAITING, _why_pending(status, container))
 
 
@@ -123,18 +123,18 @@ def _driver_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
 def _terminated_status(ended: Mapping[str, Any]) -> DriverStatus:
     code, reason = ended.get("exitCode"), ended.get("reason")
     if code == 0:
-        return DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+        return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     if reason == "OOMKilled":
         return DriverStatus(DriverState.FAILED, _OUT_OF_MEMORY, code)
-    said = f" ({reason})" if reason and reason != "Error" else ""
-    return DriverStatus(DriverState.FAILED, f"its container ended with exit code {code}{said}", code)
+    message = f" ({reason})" if reason and reason != "Error" else ""
+    return DriverStatus(DriverState.FAILED, f"the container exited with code {code}{message}", code)
 
 
 def _why_pending(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
     waiting = container.get("state", {}).get("waiting") or {}
-    if said := _WAITING_REASONS.get(waiting.get("reason", "")):
-        return f"{said}: {waiting.get('message') or waiting['reason']}"
+    if message := _WAITING_REASONS.get(waiting.get("reason", "")):
+        return f"{message}: {waiting.get('message') or waiting['reason']}"
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return f"no node takes its pod: {condition.get('message') or condition.get('reason')}"
-    return f"its pod waits: {waiting.get('reason') or 'it is not placed yet'}"
+            return f"no node accepts the pod: {condition.get('message') or condition.get('reason')}"
+    return f"the pod is pending: {waiting.get('reason') or 'not scheduled yet'}"

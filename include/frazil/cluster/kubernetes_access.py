@@ -21,6 +21,8 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True)
 class KubernetesAccess:
+    """Address and credentials of a Kubernetes API."""
+
     address: str
     """The API's address, such as `https://10.0.0.1:443`, without a trailing slash."""
     namespace: str = "default"
@@ -28,21 +30,23 @@ class KubernetesAccess:
     token_file: Path | None = None
     """File with the token. Read again for each session, because Kubernetes replaces the token about every hour."""
     authority: Path | str | None = None
-    """The certificate authority, as a file or as PEM text; None to trust the host's own authorities."""
+    """The certificate authority, as a file or as PEM text; None for the host's authorities."""
     certificate: tuple[Path, Path] | None = None
     """Files with the client's certificate and its key."""
 
     def session(self) -> requests.Session:
         """Create an authenticated session. Raises EnvironmentUnusable if the token cannot be read."""
         session = requests.Session()
-        session.trust_env = self.authority is None  # otherwise a bundle of the environment would replace the authority
+        session.trust_env = (
+            self.authority is None
+        )  # otherwise a CA bundle from the environment would replace the authority
         session.mount("https://", _Adapter(self.authority))
         token = self.token
         if self.token_file:
             try:
                 token = self.token_file.read_text().strip()
             except OSError as error:
-                raise EnvironmentUnusable(f"the token of Kubernetes cannot be read: {error}") from error
+                raise EnvironmentUnusable(f"cannot read the Kubernetes token: {error}") from error
         if token:
             session.headers["Authorization"] = f"Bearer {token}"
         if self.certificate:
@@ -70,12 +74,12 @@ class _Adapter(HTTPAdapter):
             conn.ca_certs = conn.ca_cert_dir = None  # use only the context's
 
 
-def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> KubernetesAccess:
-    """Return the access of the pod that this process runs in. Raises EnvironmentUnusable outside a pod."""
+def from_service_account(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> KubernetesAccess:
+    """Return the access of this pod's service account. Raises EnvironmentUnusable outside a pod."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (folder / "token").is_file():
         raise EnvironmentUnusable(
-            f"this is not a pod with a service account (no {folder} or KUBERNETES_SERVICE_HOST): use a kubeconfig"
+            f"not running in a pod with a service account (no {folder} or KUBERNETES_SERVICE_HOST): use a kubeconfig"
         )
     namespace = folder / "namespace"
     return KubernetesAccess(
@@ -86,29 +90,34 @@ def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -
     )
 
 
-def by_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess:
-    """Return the access that a kubeconfig's context describes, by default the current context.
+def from_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess:
+    """Return the access that a kubeconfig defines for a context, by default the current one.
 
-    Raises EnvironmentUnusable if the file cannot be read, or uses a feature that frazil does not support. These are
-    authentication plugins, client keys inside the file, and unchecked certificates.
+    Raises EnvironmentUnusable if the file is unreadable or uses a feature that frazil does not support: authentication
+    plugins, client keys in the file, and `insecure-skip-tls-verify`.
     """
     try:
-        found = yaml.safe_load(file.read_text())
-        name = context or found["current-context"]
-        chosen = _named(found, "contexts", name)["context"]
-        cluster = _named(found, "clusters", chosen["cluster"])["cluster"]
-        user = _named(found, "users", chosen["user"])["user"] if chosen.get("user") else {}
+        config = yaml.safe_load(file.read_text())
+        name = context or config["current-context"]
+        chosen = _find_named(config, "contexts", name)["context"]
+        cluster = _find_named(config, "clusters", chosen["cluster"])["cluster"]
+        user = _find_named(config, "users", chosen["user"])["user"] if chosen.get("user") else {}
         address = cluster["server"].rstrip("/")
         data = cluster.get("certificate-authority-data")
         authority = base64.b64decode(data, validate=True).decode() if data else None
     except (OSError, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise EnvironmentUnusable(f"the kubeconfig {file} cannot be used: {type(error).__name__} {error}") from error
+        raise EnvironmentUnusable(f"cannot use the kubeconfig {file}: {type(error).__name__} {error}") from error
     for key in ("exec", "auth-provider", "client-key-data", "username"):
         if key in user:
-            what = "give the service account of this host a token, and name its file as the user's tokenFile"
-            raise EnvironmentUnusable(f"the user of {name} in {file} has {key}, which frazil does not use: {what}")
+            remedy = "create a token for a service account, and set the user's tokenFile to its file"
+            raise EnvironmentUnusable(
+                f"the user of {name} in {file} has {key}, which frazil does not support: {remedy}"
+            )
     if cluster.get("insecure-skip-tls-verify"):
-        raise EnvironmentUnusable(f"the cluster of {name} in {file} has insecure-skip-tls-verify: name its authority")
+        raise EnvironmentUnusable(
+            f"the cluster of {name} in {file} has insecure-skip-tls-verify, which frazil does not support: set "
+            "certificate-authority"
+        )
 
     def path(value: str | None) -> Path | None:
         return file.parent / value if value else None
@@ -124,8 +133,8 @@ def by_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess
     )
 
 
-def _named(found: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
-    for each in found[kind]:
+def _find_named(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
+    for each in config[kind]:
         if each["name"] == name:
             return dict(each)
     raise ValueError(f"{kind} has no {name!r}")

@@ -1,8 +1,8 @@
-"""A driver on a standalone Spark cluster, controlled through the REST servers of the cluster's masters.
+"""Controls a driver on a standalone Spark cluster through the REST servers of the cluster's masters.
 
-Spark does not submit Python drivers to a standalone cluster. The application that frazil submits is therefore
-SparkSubmit itself: SparkSubmit runs on a worker in client mode, and starts Python there. A kill ends SparkSubmit's JVM
-at once; the Python process must notice by itself that its JVM is gone.
+Spark cannot submit Python drivers to a standalone cluster. frazil therefore submits SparkSubmit itself, which runs on a
+worker in client mode and starts Python there. A kill ends only SparkSubmit's JVM immediately; the Python process must
+detect that its JVM is gone.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import requests
 
-from frazil.cluster.api import Silent, Unreached, body, call
+from frazil.cluster.api import ApiUnavailable, ApiUnreachable, json_body, send_request
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.errors import EnvironmentUnusable
 
-WHO = "the Spark master's REST server"
+API_NAME = "the Spark master's REST server"
 SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _STATES = {
     "SUBMITTED": DriverState.WAITING,
@@ -43,9 +43,7 @@ def create_request(
     environment: Mapping[str, str],
     spark_version: str,
 ) -> dict[str, Any]:
-    """Build the request that makes a master run `program` on a worker. `program` is a Python file on the worker's
-    host.
-    """
+    """Build the request that makes a master run `program`, a Python file on the worker's host."""
     return {
         "action": "CreateSubmissionRequest",
         "clientSparkVersion": spark_version,
@@ -54,50 +52,49 @@ def create_request(
         "appResource": f"file:{program}",
         "appArgs": ["--name", properties["spark.app.name"], program, *arguments],
         "environmentVariables": dict(environment),
-        # Otherwise the master would restart it next to the one that is submitted next.
+        # Otherwise the master would restart the driver while the supervisor submits a new one.
         "sparkProperties": {**properties, "spark.driver.supervise": "false", "spark.submit.deployMode": "cluster"},
     }
 
 
 def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
-    """Ask the masters, one after another, to run a driver. Returns the driver's id, such as
-    `driver-20251122013000-0000`.
+    """Ask the masters, one after another, to run a driver. Return its id, such as `driver-20251122013000-0000`.
 
-    The next master is tried only if the previous one refused or could not be reached. A master that does not answer may
-    have accepted the driver, so asking another master could start the driver twice.
+    The next master is tried only if the previous one refused or could not be reached. A master that does not respond
+    may have accepted the driver, so a request to another master could start the driver twice.
 
-    Raises EnvironmentUnusable if all masters refuse, and Unreached if none accepted and at least one could not be
-    reached. Raises Silent if a master got the request but did not answer: the driver may run.
+    Raises EnvironmentUnusable if all masters refuse, and ApiUnreachable if none accepted and at least one could not be
+    reached. Raises ApiUnavailable if a master got the request but did not respond: the driver may run.
     """
     refused, unreached = [], None
     for address in addresses:
         try:
             found = _request("POST", f"{address}/v1/submissions/create", json=dict(request))
-        except Unreached as problem:
+        except ApiUnreachable as problem:
             unreached = problem
             continue
         if found.get("success") is True and found.get("submissionId"):
             return str(found["submissionId"])
-        refused.append(str(found.get("message") or "it does not say why").partition("\n")[0])
+        refused.append(str(found.get("message") or "no reason given").partition("\n")[0])
     if unreached is not None:
         raise unreached
-    raise EnvironmentUnusable(f"the cluster refuses the driver: {'; '.join(refused) or 'it has no master'}")
+    raise EnvironmentUnusable(f"the cluster refuses the driver: {'; '.join(refused) or 'no master is configured'}")
 
 
 class StandaloneDriver:
-    """A driver on one of the cluster's workers. If the cluster has several masters, the leader answers."""
+    """A driver on one of the cluster's workers. Of several masters, the leader responds."""
 
     def __init__(self, submission: str, *, addresses: Sequence[str]) -> None:
         self._submission, self._addresses = submission, tuple(addresses)
 
     def status(self) -> DriverStatus:
         """See `Driver.status`."""
-        reason = f"no address of {WHO} is known"
+        reason = f"no address of {API_NAME} is configured"
         for address in self._addresses:
             try:
                 found = _request("GET", f"{address}/v1/submissions/status/{self._submission}")
-            except Silent as silent:
-                reason = str(silent)
+            except ApiUnavailable as error:
+                reason = str(error)
                 continue
             status = submission_status(found)
             if status.state is not DriverState.UNKNOWN:
@@ -106,51 +103,53 @@ class StandaloneDriver:
         return DriverStatus(DriverState.UNKNOWN, reason)
 
     def kill(self) -> None:
-        """See `Driver.kill`. Succeeds also if the master does not know the driver."""
+        """See `Driver.kill`. Also succeeds if the master has no record of the driver."""
         reason = ""
         for address in self._addresses:
             try:
                 found = _request("POST", f"{address}/v1/submissions/kill/{self._submission}")
-            except Silent as silent:
-                reason = str(silent)
+            except ApiUnavailable as error:
+                reason = str(error)
                 continue
-            said = str(found.get("message") or "")
-            if found.get("success") is True or "finished or does not exist" in said:
+            message = str(found.get("message") or "")
+            if found.get("success") is True or "finished or does not exist" in message:
                 return
-            reason = said
-        raise EnvironmentUnusable(f"{self._submission} was not killed: {reason}")
+            reason = message
+        raise EnvironmentUnusable(f"cannot kill {self._submission}: {reason}")
 
     def log(self, *, limit_bytes: int) -> str | None:  # noqa: ARG002 - see the interface
-        """Return None: the REST server offers no logs. The log is in the driver's folder on its worker."""
+        """Return None: the REST server has no logs. The log is in the driver's folder on its worker."""
         return None
 
 
 def submission_status(found: Mapping[str, Any]) -> DriverStatus:
-    """Convert a status answer of the REST server to a driver's status."""
-    said = str(found.get("message") or "").partition("\n")[0]
+    """Convert a status response of the REST server to a driver's status."""
+    message = str(found.get("message") or "").partition("\n")[0]
     if found.get("success") is not True:
-        if said:  # a standby, or a master that recovers, does not know its drivers
-            return DriverStatus(DriverState.UNKNOWN, f"{WHO} says: {said}")
-        return DriverStatus(DriverState.GONE, "the Spark master does not know it: it was started without its state")
+        if message:  # a standby or recovering master does not know the drivers
+            return DriverStatus(DriverState.UNKNOWN, f"{API_NAME} reports: {message}")
+        return DriverStatus(
+            DriverState.GONE, "the Spark master has no record of the driver: the master was restarted without its state"
+        )
     name = str(found.get("driverState"))
     state = _STATES.get(name, DriverState.UNKNOWN)
     where = f" on {found['workerHostPort']}" if found.get("workerHostPort") else ""
     if state is DriverState.WAITING:
-        reason = "no worker has the memory and the core that the driver needs, or it is about to start"
+        reason = "the driver is starting, or no worker has enough free memory and a free core"
     elif state is DriverState.RUNNING:
-        reason = f"it runs{where}"
+        reason = f"the driver runs{where}"
     elif state is DriverState.SUCCEEDED:
-        return DriverStatus(state, "it ended in order", 0)
+        return DriverStatus(state, "the driver ended normally", 0)
     elif state is DriverState.KILLED:
-        reason = f"it was killed{where}"
+        reason = f"the driver was killed{where}"
     elif name == "ERROR":
-        reason = f"its worker was lost, or could not start it{where}{f': {said}' if said else ''}"
+        reason = f"the driver's worker was lost or could not start it{where}{f': {message}' if message else ''}"
     else:
-        reason = f"the master has it as {name}{where}{f': {said}' if said else ''}"
+        reason = f"the master reports the state {name}{where}{f': {message}' if message else ''}"
     return DriverStatus(state, reason)
 
 
-def _request(method: str, url: str, **how: Any) -> dict[str, Any]:
+def _request(method: str, url: str, **options: Any) -> dict[str, Any]:
     with requests.Session() as session:
-        answer = call(session, method, url, who=WHO, **how)
-    return body(answer, who=WHO)
+        response = send_request(session, method, url, api=API_NAME, **options)
+    return json_body(response, api=API_NAME)

@@ -1,4 +1,4 @@
-"""The command, environment and properties with which spark-submit starts a driver on YARN or Kubernetes."""
+"""Builds the spark-submit command, environment and properties of a driver on YARN or Kubernetes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from frazil.errors import SpecError
 from frazil.spec.resources import ClusterManager, Resources
 
 PACKAGE_FOLDER = "frazil-package"
-"""Folder, below the working folder of executors and drivers, where Spark unpacks the archive of `frazil package`."""
+"""Folder in the working directory of executors and drivers where Spark unpacks the archive of `frazil package`."""
 PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"
 PYTHON_OVERHEAD_MIB = 1024
-"""Memory (MiB) of the driver's container for Python, in addition to the JVM's heap."""
+"""Memory of the driver's container for Python, in addition to the JVM's heap, in MiB."""
 _MAX_POD_NAME_CHARACTERS = 63
 
 
@@ -24,37 +24,32 @@ class ClusterDriver:
 
     application: str
     launch_id: str
-    """32 hexadecimal digits. A launch never runs twice: Kubernetes refuses a second submission, and YARN finds the
-    first one by its tag.
+    """32 hexadecimal digits. A launch never runs twice: Kubernetes refuses a second submission of the same launch, and
+    in YARN the first one is found by its tag.
     """
     program: str
     """A Python file: a path on this host, which spark-submit uploads, or `local:///path` inside the image."""
     arguments: tuple[str, ...]
     resources: Resources
     environment: Mapping[str, str]
-    """The driver's environment. It may contain secrets on YARN, where it is passed in the properties file and not on a
-    command line.
-    """
+    """The driver's environment. It may contain secrets on YARN, where it is passed in the properties file."""
 
 
 def submit_command(spark_home: Path, properties_file: Path, driver: ClusterDriver) -> tuple[str, ...]:
-    """Return the spark-submit command. The command ends as soon as the cluster has accepted the driver."""
+    """Return the spark-submit command, which ends when the cluster has accepted the driver."""
     submit = str(spark_home / "bin" / "spark-submit")
     return (submit, "--properties-file", str(properties_file), driver.program, *driver.arguments)
 
 
 def submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of spark-submit. Without SPARK_HOME, its script would look for Spark with the first Python
-    on the PATH.
-    """
+    """Return spark-submit's environment, with SPARK_HOME; otherwise its script would use the first Python on PATH."""
     return {**base, "SPARK_HOME": str(spark_home)}
 
 
 def submit_properties(driver: ClusterDriver) -> dict[str, str]:
-    """Return the properties for spark-submit. `resources.spark` overrides all of them, except those that let frazil
-    find the driver again.
+    """Return the properties for spark-submit. `resources.spark` can override all but those that identify the driver.
 
-    Raises SpecError if the driver's environment has a variable that Kubernetes would show in the pod's description.
+    Raises SpecError for a variable of the driver's environment that Kubernetes would show in the pod's description.
     """
     resources = driver.resources
     common = {
@@ -66,19 +61,19 @@ def submit_properties(driver: ClusterDriver) -> dict[str, str]:
         common["spark.archives"] = f"{resources.package}#{PACKAGE_FOLDER}"
     fixed = {"spark.master": resources.master, "spark.submit.deployMode": "cluster"}
     if resources.manager is ClusterManager.YARN:
-        return {**common, **_yarn(driver), **resources.spark, **fixed, **_found_in_yarn(driver)}
+        return {**common, **_yarn(driver), **resources.spark, **fixed, **_yarn_identity(driver)}
     if resources.manager is ClusterManager.KUBERNETES:
-        return {**common, **_kubernetes(driver), **resources.spark, **fixed, **_found_in_kubernetes(driver)}
-    raise SpecError(f"application {driver.application}: {resources.master} accepts no driver from spark-submit")
+        return {**common, **_kubernetes(driver), **resources.spark, **fixed, **_kubernetes_identity(driver)}
+    raise SpecError(f"application {driver.application}: {resources.master} does not accept drivers from spark-submit")
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
     """Format the properties as a `java.util.Properties` file."""
-    return "".join(f"{_escaped(key, in_key=True)}={_escaped(value)}\n" for key, value in properties.items())
+    return "".join(f"{_escape(key, in_key=True)}={_escape(value)}\n" for key, value in properties.items())
 
 
 def pod_name(driver: ClusterDriver) -> str:
-    """Return the name of the driver's pod. The name depends only on the application and the launch, so Kubernetes
+    """Return the name of the driver's pod. It depends only on the application and the launch, so that Kubernetes
     refuses a second submission of the same launch.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
@@ -87,9 +82,7 @@ def pod_name(driver: ClusterDriver) -> str:
 
 
 def yarn_tag(driver: ClusterDriver) -> str:
-    """Return the YARN tag of a launch. The tag finds the application (`…/apps?applicationTags=`) if spark-submit died
-    before it printed the id.
-    """
+    """Return the YARN tag of a launch. It identifies the application if spark-submit died before it printed the id."""
     return f"frazil-{driver.launch_id}"
 
 
@@ -99,7 +92,7 @@ def _yarn(driver: ClusterDriver) -> dict[str, str]:
     return {f"spark.yarn.appMasterEnv.{name}": value for name, value in environment.items()}
 
 
-def _found_in_yarn(driver: ClusterDriver) -> dict[str, str]:
+def _yarn_identity(driver: ClusterDriver) -> dict[str, str]:
     return {
         "spark.yarn.submit.waitAppCompletion": "false",
         # The supervisor decides whether a writer is restarted.
@@ -110,11 +103,11 @@ def _found_in_yarn(driver: ClusterDriver) -> dict[str, str]:
 
 def _kubernetes(driver: ClusterDriver) -> dict[str, str]:
     secrets = "spark.kubernetes.driver.secretKeyRef."
-    open_to_all = [name for name in driver.environment if f"{secrets}{name}" not in driver.resources.spark]
-    if open_to_all:
+    exposed = [name for name in driver.environment if f"{secrets}{name}" not in driver.resources.spark]
+    if exposed:
         raise SpecError(
-            f"application {driver.application} needs {', '.join(sorted(open_to_all))} in its driver's pod: set the "
-            f"secret and key of each in resources.spark, as {secrets}{sorted(open_to_all)[0]}: secret:key"
+            f"application {driver.application} needs {', '.join(sorted(exposed))} in its driver's pod: set the "
+            f"secret and key of each in resources.spark, as {secrets}{sorted(exposed)[0]}: secret:key"
         )
     python = {"PYSPARK_PYTHON": PACKAGE_PYTHON, "PYSPARK_DRIVER_PYTHON": PACKAGE_PYTHON}
     return {
@@ -122,7 +115,7 @@ def _kubernetes(driver: ClusterDriver) -> dict[str, str]:
     } | {"spark.kubernetes.driverEnv.PYTHONUNBUFFERED": "1"}
 
 
-def _found_in_kubernetes(driver: ClusterDriver) -> dict[str, str]:
+def _kubernetes_identity(driver: ClusterDriver) -> dict[str, str]:
     return {
         "spark.kubernetes.submission.waitAppCompletion": "false",
         "spark.kubernetes.driver.pod.name": pod_name(driver),
@@ -130,7 +123,7 @@ def _found_in_kubernetes(driver: ClusterDriver) -> dict[str, str]:
     }
 
 
-def _escaped(text: str, *, in_key: bool = False) -> str:
+def _escape(text: str, *, in_key: bool = False) -> str:
     special = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
     if in_key:
         special |= {each: f"\\{each}" for each in " :=#!"}

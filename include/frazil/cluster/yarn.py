@@ -1,4 +1,4 @@
-"""A driver in a YARN cluster, controlled through the REST APIs of the ResourceManager and NodeManagers."""
+"""Controls a driver in a YARN cluster through the REST APIs of the ResourceManager and NodeManagers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 import requests
 
-from frazil.cluster.api import Silent, body, call
+from frazil.cluster.api import ApiUnavailable, json_body, send_request
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.errors import AccessDenied, EnvironmentUnusable
 
-WHO = "YARN's ResourceManager"
+API_NAME = "YARN's ResourceManager"
 _WAITING = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"})
 _SUBMITTED = re.compile(r"\bSubmitted application (application_\d+_\d+)")
 _PYTHON_EXIT_CODE = re.compile(r"User application exited with status (\d+)")
@@ -22,20 +22,18 @@ _ENDED_EARLY = "User did not initialize spark context!"
 """Error that Spark's ApplicationMaster reports if Python exited with code 0 before it started Spark."""
 _CONTAINER_EXIT_CODE = re.compile(r"exited with\s+exitCode: (-?\d+)")
 _EXIT_CODE_REASONS = {
-    -103: "its container exceeded its virtual memory",
-    -104: "its container exceeded its memory: raise resources.driver-memory, or spark.driver.memoryOverhead",
-    -100: "its node was lost",
-    -102: "its container was pre-empted",
-    137: "its container was killed",
-    143: "its container was ended",
+    -103: "the container exceeded its virtual memory limit",
+    -104: "the container exceeded its memory limit: raise resources.driver-memory, or spark.driver.memoryOverhead",
+    -100: "the container's node was lost",
+    -102: "the container was pre-empted",
+    137: "the container was killed",
+    143: "the container was terminated",
 }
-_KERBEROS = "asks for Kerberos or another login, which frazil does not support"
+_KERBEROS = "requires Kerberos or another login, which frazil does not support"
 
 
-def submitted_application(output: str) -> str | None:
-    """Return the application's id from the output of spark-submit; None if YARN has not accepted the application
-    yet.
-    """
+def parse_application_id(output: str) -> str | None:
+    """Return the application's id from the output of spark-submit; None before YARN has accepted the application."""
     found = _SUBMITTED.search(output)
     return found[1] if found else None
 
@@ -57,7 +55,7 @@ def resource_managers(configuration: Path) -> tuple[str, ...]:
             for each in ElementTree.parse(file).iter("property")
         }
     except (OSError, ElementTree.ParseError) as error:
-        raise EnvironmentUnusable(f"{file} cannot be read, and says where YARN is: {error}") from error
+        raise EnvironmentUnusable(f"cannot read {file}, which defines YARN's address: {error}") from error
     secure = found.get("yarn.http.policy") == "HTTPS_ONLY"
     key, port = ("webapp.https.address", 8090) if secure else ("webapp.address", 8088)
     ids = [f".{each.strip()}" for each in found.get("yarn.resourcemanager.ha.rm-ids", "").split(",") if each.strip()]
@@ -71,24 +69,28 @@ def resource_managers(configuration: Path) -> tuple[str, ...]:
     return tuple(addresses)
 
 
-def application_of_tag(tag: str, *, addresses: Sequence[str], user: str | None = None) -> str | None:
-    """Return the id of the newest application with this tag; None if YARN has no such application.
+def find_application(tag: str, *, addresses: Sequence[str], user: str | None = None) -> str | None:
+    """Return the id of the newest application with this tag; None if no application has it.
 
-    Raises Silent if YARN gives no usable answer.
+    Raises ApiUnavailable if YARN gives no usable response.
     """
     parameters = {"applicationTags": tag, **({"user.name": user} if user else {})}
-    problem = Silent(f"no web address of {WHO} is known")
+    problem = ApiUnavailable(f"no web address of {API_NAME} is configured")
     for address in addresses:
         try:
             with requests.Session() as session:
-                answer = call(session, "GET", f"{address}/ws/v1/cluster/apps", who=WHO, params=parameters)
-            found = body(answer, who=WHO).get("apps") or {}
-        except Silent as silent:
-            problem = silent
+                response = send_request(
+                    session, "GET", f"{address}/ws/v1/cluster/apps", api=API_NAME, params=parameters
+                )
+            found = json_body(response, api=API_NAME).get("apps") or {}
+        except ApiUnavailable as error:
+            problem = error
             continue
-        if answer.status_code != 200:
-            problem = Silent(
-                _refused(answer) if answer.status_code in {401, 403} else f"{WHO} answered {answer.status_code}"
+        if response.status_code != 200:
+            problem = ApiUnavailable(
+                _denial(response)
+                if response.status_code in {401, 403}
+                else f"{API_NAME} answered {response.status_code}"
             )
             continue
         ids = (str(app["id"]) for app in found.get("app") or ())
@@ -99,8 +101,8 @@ def application_of_tag(tag: str, *, addresses: Sequence[str], user: str | None =
 class YarnDriver:
     """A Spark application in cluster mode, whose ApplicationMaster is the driver.
 
-    If there are several ResourceManagers, the active one answers; a standby redirects to it. `user` is the user name
-    that a cluster without Kerberos checks against its access lists.
+    Of several ResourceManagers, the active one responds; a standby redirects to it. A cluster without Kerberos checks
+    `user` against its access lists.
     """
 
     def __init__(self, application: str, *, addresses: Sequence[str], user: str | None = None) -> None:
@@ -110,25 +112,25 @@ class YarnDriver:
         """See `Driver.status`."""
         try:
             found = self._application_now()
-        except Silent as silent:
-            return DriverStatus(DriverState.UNKNOWN, str(silent))
+        except ApiUnavailable as error:
+            return DriverStatus(DriverState.UNKNOWN, str(error))
         if found is None:
-            reason = f"{WHO} has no record of {self._application}: the record expired, or YARN lost its state"
+            reason = f"{API_NAME} has no record of {self._application}: the record expired, or YARN lost its state"
             return DriverStatus(DriverState.GONE, reason)
         return application_status(found)
 
     def kill(self) -> None:
         """See `Driver.kill`."""
         try:
-            answer = self._ask("PUT", "/state", json={"state": "KILLED"})
-        except Silent as silent:
-            raise EnvironmentUnusable(f"{self._application} was not killed: {silent}") from silent
-        if answer.status_code in {401, 403}:
-            raise AccessDenied(f"{self._application} was not killed: {_refused(answer)}")
-        # 404: nothing is left to kill. 400: it ended meanwhile.
+            response = self._request("PUT", "/state", json={"state": "KILLED"})
+        except ApiUnavailable as error:
+            raise EnvironmentUnusable(f"cannot kill {self._application}: {error}") from error
+        if response.status_code in {401, 403}:
+            raise AccessDenied(f"cannot kill {self._application}: {_denial(response)}")
+        # 404: the application is gone. 400: it has ended.
 
     def log(self, *, limit_bytes: int) -> str | None:
-        """See `Driver.log`. The NodeManager keeps the log until the application ends; afterwards, try `yarn logs`."""
+        """See `Driver.log`. The NodeManager keeps the log until the application ends; after that, use `yarn logs`."""
         try:
             found = self._application_now() or {}
             container = re.search(r"container_[\w]+", found.get("amContainerLogs") or "")
@@ -137,44 +139,46 @@ class YarnDriver:
                 return None
             scheme = found["amContainerLogs"].partition(":")[0]
             folder = f"{scheme}://{node}/ws/v1/node/containerlogs/{container[0]}"
-            # Python's own output comes last, so that a reader of the end sees it.
+            # Python's output is last, so that the end of the log shows it.
             parts = [self._file(f"{folder}/{name}", limit_bytes // 2) for name in ("stderr", "stdout")]
-        except Silent:
+        except ApiUnavailable:
             return None
         return "".join(part for part in parts if part) or None
 
     def _file(self, url: str, limit_bytes: int) -> str | None:
         with requests.Session() as session:
-            answer = call(
-                session, "GET", url, who="YARN's NodeManager", params={**self._user_parameters(), "size": -limit_bytes}
+            response = send_request(
+                session, "GET", url, api="YARN's NodeManager", params={**self._user_parameters(), "size": -limit_bytes}
             )
-        return contents(answer.text) if answer.status_code == 200 else None
+        return strip_log_envelope(response.text) if response.status_code == 200 else None
 
     def _application_now(self) -> dict[str, Any] | None:
-        answer = self._ask("GET")
-        if answer.status_code == 404:
+        response = self._request("GET")
+        if response.status_code == 404:
             return None
-        if answer.status_code in {401, 403}:
-            raise Silent(_refused(answer))
-        found = body(answer, who=WHO).get("app")
+        if response.status_code in {401, 403}:
+            raise ApiUnavailable(_denial(response))
+        found = json_body(response, api=API_NAME).get("app")
         if not isinstance(found, dict):
-            raise Silent(f"{WHO} answered {answer.status_code} without an application")
+            raise ApiUnavailable(f"{API_NAME} answered {response.status_code} without an application")
         return found
 
-    def _ask(self, method: str, part: str = "", **how: Any) -> requests.Response:
-        """Send a request to each ResourceManager in turn; return the first usable answer."""
-        problem = Silent(f"no web address of {WHO} is known")
+    def _request(self, method: str, part: str = "", **options: Any) -> requests.Response:
+        """Send a request to each ResourceManager in turn. Return the first usable response."""
+        problem = ApiUnavailable(f"no web address of {API_NAME} is configured")
         for address in self._addresses:
             url = f"{address}/ws/v1/cluster/apps/{self._application}{part}"
             try:
                 with requests.Session() as session:
-                    answer = call(session, method, url, who=WHO, params=self._user_parameters(), **how)
-                if answer.status_code not in {401, 403, 404}:
-                    body(answer, who=WHO)
-            except Silent as silent:
-                problem = silent
+                    response = send_request(
+                        session, method, url, api=API_NAME, params=self._user_parameters(), **options
+                    )
+                if response.status_code not in {401, 403, 404}:
+                    json_body(response, api=API_NAME)
+            except ApiUnavailable as error:
+                problem = error
             else:
-                return answer
+                return response
         raise problem
 
     def _user_parameters(self) -> dict[str, str]:
@@ -184,41 +188,41 @@ class YarnDriver:
 def application_status(found: Mapping[str, Any]) -> DriverStatus:
     """Convert YARN's report of an application to a driver's status."""
     state, final = str(found.get("state")), str(found.get("finalStatus"))
-    said = str(found.get("diagnostics") or "").strip()
-    first = said.partition("\n")[0][:300]
+    message = str(found.get("diagnostics") or "").strip()
+    first = message.partition("\n")[0][:300]
     if state in _WAITING:
-        return DriverStatus(DriverState.WAITING, first or f"YARN has the application as {state}")
+        return DriverStatus(DriverState.WAITING, first or f"YARN reports the state {state}")
     if state == "RUNNING":
-        return DriverStatus(DriverState.RUNNING, "YARN runs its ApplicationMaster")
+        return DriverStatus(DriverState.RUNNING, "the ApplicationMaster is running")
     if state == "KILLED" or final == "KILLED":
-        return DriverStatus(DriverState.KILLED, first or "it was killed in YARN")
+        return DriverStatus(DriverState.KILLED, first or "the application was killed in YARN")
     if state == "FINISHED" and final == "SUCCEEDED":
-        return DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+        return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     if state in {"FINISHED", "FAILED"}:
-        return _failure(said, first)
-    return DriverStatus(DriverState.UNKNOWN, f"YARN has the application as {state}, which frazil does not know")
+        return _failure(message, first)
+    return DriverStatus(DriverState.UNKNOWN, f"YARN reports the state {state}, which frazil does not recognise")
 
 
-def _failure(said: str, first: str) -> DriverStatus:
-    """Return the status of a failed application. The last exit code in the text belongs to the last attempt."""
-    if codes := _PYTHON_EXIT_CODE.findall(said):
-        return DriverStatus(DriverState.FAILED, f"its Python ended with exit code {codes[-1]}", int(codes[-1]))
-    if _ENDED_EARLY in said:
-        return DriverStatus(DriverState.SUCCEEDED, "it ended in order, before it started Spark", 0)
-    if codes := _CONTAINER_EXIT_CODE.findall(said):
+def _failure(message: str, first: str) -> DriverStatus:
+    """Return the status of a failed application. The last exit code in the diagnostics is that of the last attempt."""
+    if codes := _PYTHON_EXIT_CODE.findall(message):
+        return DriverStatus(DriverState.FAILED, f"the driver's Python exited with code {codes[-1]}", int(codes[-1]))
+    if _ENDED_EARLY in message:
+        return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally before it started Spark", 0)
+    if codes := _CONTAINER_EXIT_CODE.findall(message):
         return DriverStatus(
-            DriverState.FAILED, _EXIT_CODE_REASONS.get(int(codes[-1]), f"its container ended with {codes[-1]}")
+            DriverState.FAILED, _EXIT_CODE_REASONS.get(int(codes[-1]), f"the container exited with code {codes[-1]}")
         )
-    return DriverStatus(DriverState.FAILED, first or "YARN gives no reason")
+    return DriverStatus(DriverState.FAILED, first or "YARN reports no reason")
 
 
-def contents(answer: str) -> str:
-    """Return the text of a log, without the NodeManager's header and footer."""
-    _, begins, rest = answer.partition("LogContents:\n")
-    return re.sub(r"\nEnd of LogType:[^\n]*\n\**\s*\Z", "\n", rest) if begins else answer
+def strip_log_envelope(response: str) -> str:
+    """Return the text of a log response, without the NodeManager's header and footer."""
+    _, begins, rest = response.partition("LogContents:\n")
+    return re.sub(r"\nEnd of LogType:[^\n]*\n\**\s*\Z", "\n", rest) if begins else response
 
 
-def _refused(answer: requests.Response) -> str:
-    if answer.status_code == 401:
-        return f"{WHO} {_KERBEROS}"
-    return f"{WHO} refuses it to this user: check the queue ACLs, or yarn.admin.acl"
+def _denial(response: requests.Response) -> str:
+    if response.status_code == 401:
+        return f"{API_NAME} {_KERBEROS}"
+    return f"{API_NAME} denies access to this user: check the queue ACLs, or yarn.admin.acl"

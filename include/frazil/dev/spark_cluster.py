@@ -18,7 +18,7 @@ import requests
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
 from frazil.home import make_folder
-from frazil.spark.class_archive import LEAN
+from frazil.spark.class_archive import LEAN_OPTIONS
 from frazil.spark.java import require_java, require_pyspark
 
 PORTS_FILE = "ports"
@@ -165,7 +165,7 @@ def _start(
     import pyspark  # noqa: PLC0415 - an extra
 
     spark_home = Path(pyspark.__file__).parent
-    command = [str(require_java()), "-Xmx256m", *LEAN.split(), *options, "-cp", f"{spark_home}/jars/*", main]
+    command = [str(require_java()), "-Xmx256m", *LEAN_OPTIONS.split(), *options, "-cp", f"{spark_home}/jars/*", main]
     # Without Scala's version, a worker looks for a build of Spark. Web pages listen where SPARK_LOCAL_IP says.
     known = {"SPARK_HOME": str(spark_home), "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": host}
     # Executors have the worker's environment, and on another host nothing of a writer's.

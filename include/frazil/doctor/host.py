@@ -18,7 +18,7 @@ from pathlib import Path
 from frazil import __version__
 from frazil.doctor.finding import Finding, State
 from frazil.home import cache_folder, home
-from frazil.host.page_servers import announced
+from frazil.host.page_servers import running_servers
 from frazil.spark import jars
 from frazil.spark.java import require_java
 from frazil.spec.units import rounded_bytes
@@ -68,7 +68,7 @@ def jars_of_spark() -> Iterator[Finding]:
         yield Finding("jars", State.SKIPPED, "PySpark is not installed: this machine needs no jar")
         return
     folder = jars.cache_folder()
-    paths = {jar: folder / jar.coordinates.path for jar in jars.locked("spark")}
+    paths = {jar: folder / jar.coordinates.path for jar in jars.load_locked("spark")}
     missing = [jar for jar, path in paths.items() if not path.is_file() or path.stat().st_size != jar.bytes]
     if not missing:
         yield Finding("jars", State.OK, f"Iceberg's runtime is in {folder}")
@@ -105,7 +105,7 @@ def _folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Findi
 
 def api_servers() -> Iterator[Finding]:
     """Check whether the processes that serve the operations page on this host started with the current frazil."""
-    found = announced()
+    found = running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
         yield Finding("api server", State.SKIPPED, f"none of this host and this FRAZIL_HOME, {home()}, serves the page")

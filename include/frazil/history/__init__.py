@@ -1,4 +1,4 @@
-"""A stream's history, for people: numbers per minute, and events, stored next to its table, limited in size.
+"""A stream's history for display: numbers per minute, and events. It is stored next to the table and limited in size.
 
-Nothing depends on the history. A lost write, or two concurrent writes, cost a minute of a curve.
+No other data depends on the history. A lost write, or two concurrent writes, lose at most a minute of its numbers.
 """

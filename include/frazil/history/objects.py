@@ -1,9 +1,9 @@
-"""The objects of a stream's history: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`, each replaced whole.
+"""Stores a stream's history as objects: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`.
 
-A history has several parts (`Part`). The writer of an epoch starts with the existing objects, so its object of a part
-has all data of earlier epochs. Readers use the object of the highest epoch, and ignore objects that a replaced writer
-still writes. The writer deletes the objects of earlier epochs. The folder survives `frazil forget`. Objects of another
-table that used the same folder are ignored.
+A history has several parts (`Part`), and each write replaces the whole object of a part. The writer of an epoch starts
+with the existing objects, so its objects contain all data of earlier epochs. Readers use the objects of the highest
+epoch and ignore those that a replaced writer still writes. The writer deletes the objects of earlier epochs. `frazil
+forget` keeps the folder. Objects of another table that used the same folder are ignored.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from pyiceberg.table import Table
 
-from frazil.history.past import Part, Past
-from frazil.history.points import Happened, Kind, Point
+from frazil.history.past import Part, StreamHistory
+from frazil.history.points import EventKind, HistoryEvent, Point
 from frazil.table.object_store import ObjectStore
 from frazil.table.remains import STATE
 from frazil.table.storage import open_store
@@ -39,21 +39,22 @@ def history_location(table: Table, stream: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """An object, described by its name."""
+class HistoryObject:
+    """An object of the history: the epoch and part in its name, and its path."""
 
     epoch: int
     part: Part
     path: str
 
     @classmethod
-    def at(cls, path: str) -> Found | None:
+    def from_path(cls, path: str) -> HistoryObject | None:
+        """Return None if the path is not one of a history object."""
         named = _NAME.fullmatch(path.rsplit("/", 1)[-1])
         return cls(int(named[1]), Part(named[2]), path) if named else None
 
 
 @dataclass(frozen=True, slots=True)
-class Objects:
+class HistoryStore:
     """A stream's history in the storage. Methods raise the storage's errors."""
 
     store: ObjectStore
@@ -61,24 +62,27 @@ class Objects:
     table_uuid: str
 
     @classmethod
-    def of(cls, table: Table, stream: str) -> Objects:
+    def open(cls, table: Table, stream: str) -> HistoryStore:
         """Return the history stored next to a loaded table."""
         location = history_location(table, stream)
         return cls(open_store(location, table.io.properties), location, str(table.metadata.table_uuid))
 
-    def put(self, epoch: int, past: Past, part: Part) -> None:
-        self.store.put(f"{self.location}/{epoch:08d}-{part}.json", encoded(past, part, self.table_uuid))
+    def put(self, epoch: int, past: StreamHistory, part: Part) -> None:
+        self.store.put(f"{self.location}/{epoch:08d}-{part}.json", encode(past, part, self.table_uuid))
 
-    def found(self) -> list[Found]:
-        return [found for file in self.store.list_files(self.location) if (found := Found.at(file.path))]
+    def list_objects(self) -> list[HistoryObject]:
+        return [found for file in self.store.list_files(self.location) if (found := HistoryObject.from_path(file.path))]
 
-    def delete(self, found: Iterable[Found]) -> None:
-        self.store.delete([one.path for one in found])
+    def delete(self, objects: Iterable[HistoryObject]) -> None:
+        self.store.delete([one.path for one in objects])
 
-    def read(self, found: Iterable[Found], parts: Iterable[Part] = Part) -> tuple[Past, list[str]]:
-        """Return the past in these objects, and a problem for each unreadable object. An earlier object replaces it."""
-        past, problems = Past(), []
-        newest_first = sorted(found, key=lambda one: one.epoch, reverse=True)
+    def read(self, objects: Iterable[HistoryObject], parts: Iterable[Part] = Part) -> tuple[StreamHistory, list[str]]:
+        """Return the history in these objects, and a message for each unreadable object.
+
+        In place of an unreadable object, the object of the next earlier epoch is used.
+        """
+        past, problems = StreamHistory(), []
+        newest_first = sorted(objects, key=lambda one: one.epoch, reverse=True)
         for part in parts:
             for one in newest_first:
                 if one.part is not part or (data := self.store.get(one.path)) is None:
@@ -91,8 +95,8 @@ class Objects:
         return past, problems
 
 
-def encoded(past: Past, part: Part, table_uuid: str) -> bytes:
-    """Return one part of a past as JSON."""
+def encode(past: StreamHistory, part: Part, table_uuid: str) -> bytes:
+    """Return one part of a history as JSON."""
     value: dict[str, Any] = {"format": FORMAT_VERSION, "table-uuid": table_uuid}
     if part is Part.HAPPENED:
         value["happened"] = [[what.at_ms, what.kind, what.sentence] for what in past.happened]
@@ -103,24 +107,28 @@ def encoded(past: Past, part: Part, table_uuid: str) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def decode(data: bytes, part: Part, past: Past, table_uuid: str) -> bool:
-    """Add a part to the past. Return False if the object belongs to another table. Raises HistoryUnreadable.
+def decode(data: bytes, part: Part, past: StreamHistory, table_uuid: str) -> bool:
+    """Load a part into `past`. Return False if the object belongs to another table.
 
-    Fields of later versions are ignored.
+    Raises HistoryUnreadable if the object is invalid. Fields of later versions are ignored.
     """
     try:
         value = json.loads(data)
         if value["format"] != FORMAT_VERSION:
-            raise HistoryUnreadable(f"it has the format {value['format']}, and this frazil reads {FORMAT_VERSION}")
+            raise HistoryUnreadable(
+                f"unsupported format {value['format']}; this version of frazil reads format {FORMAT_VERSION}"
+            )
         if value["table-uuid"] != table_uuid:
             return False
         if part is Part.HAPPENED:
-            kinds = set(Kind)
-            past.happened = [Happened(int(at), Kind(k), str(s)) for at, k, s in value["happened"] if k in kinds]
+            kinds = set(EventKind)
+            past.happened = [
+                HistoryEvent(int(at), EventKind(k), str(s)) for at, k, s in value["happened"] if k in kinds
+            ]
             return True
         points = {p.at_ms: p for p in _points(value)}
     except (ValueError, LookupError, TypeError) as error:
-        raise HistoryUnreadable(f"it is not a history ({type(error).__name__}: {error})") from error
+        raise HistoryUnreadable(f"not a valid history ({type(error).__name__}: {error})") from error
     if part is Part.TENS:
         past.tens = points
     else:
@@ -129,9 +137,9 @@ def decode(data: bytes, part: Part, past: Past, table_uuid: str) -> bool:
 
 
 def _points(value: Mapping[str, Any]) -> Iterable[Point]:
-    places = [(at, name) for at, name in enumerate(value["columns"]) if name in _COLUMNS]
+    known_columns = [(index, name) for index, name in enumerate(value["columns"]) if name in _COLUMNS]
     for row in value["points"]:
-        numbers = {name: row[at] for at, name in places}
+        numbers = {name: row[index] for index, name in known_columns}
         if not all(isinstance(n, int) or (n is None and name in _OPTIONAL) for name, n in numbers.items()):
-            raise TypeError("a point has something other than whole numbers")
+            raise TypeError("a point has a value that is not an integer")
         yield Point(**numbers)

@@ -1,4 +1,4 @@
-"""The parts of a history, and the merging of numbers over time. Pure."""
+"""Data points and events of a stream's history, and the merging of points of one to ten minutes. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from enum import StrEnum
 from typing import Any
 
 MINUTE_MS = 60_000
-TEN_MS = 10 * MINUTE_MS
-WRITTEN_MS = 60_000
-"""Milliseconds after which a running writer has written a point."""
+TEN_MINUTES_MS = 10 * MINUTE_MS
+MAX_STORE_DELAY_MS = 60_000
+"""Milliseconds within which a running writer stores a finished point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The numbers of one minute, or of ten minutes. Times are milliseconds since 1970, UTC.
+    """Measurements of one minute, or of ten minutes. Times are milliseconds since 1970, UTC.
 
     Sums are over the batches that landed in this time. A measurement between batches is None if it was not taken.
     """
@@ -46,7 +46,7 @@ class Point:
     watermark_ms: int | None = None
     """The last watermark."""
     interval_ms: int | None = None
-    """The last commit interval, including its stretching by `commit.throttle`."""
+    """The last commit interval, including any extension by `commit.throttle`."""
 
     @property
     def end_ms(self) -> int:
@@ -65,7 +65,7 @@ _MAXIMA = ("lag", "freshness_ms", "backpressure_ms")
 _LAST = ("watermark_ms", "interval_ms")
 
 
-class Kind(StrEnum):
+class EventKind(StrEnum):
     """Kinds of events in a history."""
 
     EPOCH = "epoch"
@@ -84,7 +84,7 @@ class Kind(StrEnum):
     END = "end"
     """A writer ended with an error."""
     DEAD_LETTERS = "dead letters"
-    """Dead letters were replayed or discarded. The table has this event; it is never stored in a history."""
+    """Dead letters were replayed or discarded. This event is read from the table; it is never stored in the history."""
     SUPERVISION = "supervision"
     """A supervisor acted: starts, restarts with their reason, stops, giving up."""
     USER_ACTION = "action"
@@ -92,47 +92,47 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class HistoryEvent:
     """An event, as a sentence that begins with a lower-case letter."""
 
     at_ms: int
-    kind: Kind
+    kind: EventKind
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The known past of a stream."""
+    """A stream's history, as it could be read."""
 
     points: tuple[Point, ...] = ()
     """Points, oldest first: ten-minute points for two weeks, one-minute points for the last hours. Times without a
     writer have no point.
     """
-    happened: tuple[Happened, ...] = ()
+    happened: tuple[HistoryEvent, ...] = ()
     problem: str | None = None
-    """Why part or all of the past could not be read."""
+    """Why part or all of the history could not be read; None if all was read."""
 
 
-def beginning(at_ms: int, span_ms: int) -> int:
+def span_start(at_ms: int, span_ms: int) -> int:
     """Return the start of the time span that contains a time."""
     return at_ms - at_ms % span_ms
 
 
-def in_ten(points: Iterable[Point]) -> Point:
-    """Combine points of the same ten minutes, given in order; at least one point is required."""
+def merge_ten_minutes(points: Iterable[Point]) -> Point:
+    """Combine points of the same ten minutes into one. The points are in order, and at least one is required."""
     first, *rest = points
-    total = dataclasses.replace(first, at_ms=beginning(first.at_ms, TEN_MS), span_ms=TEN_MS)
+    total = dataclasses.replace(first, at_ms=span_start(first.at_ms, TEN_MINUTES_MS), span_ms=TEN_MINUTES_MS)
     for point in rest:
         total = total.then(point)
     return total
 
 
-def finished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
-    """Return the points, oldest first, without the last point if part of it is in the future or not yet written.
+def drop_unfinished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
+    """Drop the last point if part of its time is in the future or not yet stored. The points are oldest first.
 
     A point that is followed by another point is complete, because a writer writes all of its points at once.
     """
-    return points[:-1] if points and now_ms < points[-1].end_ms + WRITTEN_MS else points
+    return points[:-1] if points and now_ms < points[-1].end_ms + MAX_STORE_DELAY_MS else points
 
 
 def _maximum(one: int | None, other: int | None) -> int | None:

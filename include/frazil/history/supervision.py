@@ -1,7 +1,7 @@
-"""Actions of supervisors and of users on a stream, stored next to the history of its writers.
+"""Records actions of supervisors and users on a stream, next to the history that its writers store.
 
-Supervisors' actions are one object, users' actions another. An object is read, extended and written back. Two writes
-within the same second may lose an entry; nothing depends on it.
+Supervisors' actions are stored in one object, users' actions in another. To add an action, the object is read, extended
+and written back. Two concurrent writes may lose an entry; no other data depends on it.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from enum import StrEnum
 
 from pyiceberg.table import Table
 
-from frazil.history.objects import HistoryUnreadable, Objects, decode, encoded
-from frazil.history.past import Part, Past
-from frazil.history.points import Happened, Kind
+from frazil.history.objects import HistoryStore, HistoryUnreadable, decode, encode
+from frazil.history.past import Part, StreamHistory
+from frazil.history.points import EventKind, HistoryEvent
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 20
-"""Maximum of unwritten actions, while the storage does not respond."""
-AGAIN_MS = 60_000
+MAX_PENDING_ACTIONS = 20
+"""Maximum number of actions kept in memory while the storage does not respond."""
+RETRY_INTERVAL_MS = 60_000
+"""Milliseconds between two attempts after a storage error."""
 
 
 class ActionLog(StrEnum):
-    """Objects for actions that do not come from writers."""
+    """The two stored logs of actions: the supervisors' and the users'."""
 
     SUPERVISION = "supervision"
     USERS = "acts"
     """Actions of users on the stream."""
 
 
-def read_actions(objects: Objects, action_log: ActionLog) -> tuple[list[Happened], list[str]]:
-    """Return the actions in such an object, oldest first, and the problems with it. Raises the storage's errors."""
-    past = Past()
+def read_actions(objects: HistoryStore, action_log: ActionLog) -> tuple[list[HistoryEvent], list[str]]:
+    """Return the actions in a log, oldest first, and messages for what cannot be read. Raises the storage's errors."""
+    past = StreamHistory()
     data = objects.store.get(_path(objects, action_log))
     try:
         if data is not None:
@@ -51,36 +52,39 @@ def record_action(table: Table, stream: str, sentence: str, *, at_ms: int) -> No
     Never raises, so that it cannot fail the action.
     """
     try:
-        _add(Objects.of(table, stream), [Happened(at_ms, Kind.USER_ACTION, sentence)], ActionLog.USERS, now_ms=at_ms)
-    except Exception as error:  # storages raise anything
-        log.info(
-            "this is not in the history of stream %s, because it cannot be written: %s: %s", stream, sentence, error
+        _add(
+            HistoryStore.open(table, stream),
+            [HistoryEvent(at_ms, EventKind.USER_ACTION, sentence)],
+            ActionLog.USERS,
+            now_ms=at_ms,
         )
+    except Exception as error:  # storages raise anything
+        log.info("cannot write an action to the history of stream %s: %s (action: %s)", stream, error, sentence)
 
 
 @dataclass(slots=True)
 class Supervision:
-    """Records one supervisor's actions; a separate thread writes them, so the supervisor never waits."""
+    """Records one supervisor's actions. A separate thread writes them, so the supervisor never waits."""
 
-    open: Callable[[], Objects | None]
-    """Opens the history next to the table; None if the table does not exist. The call may block, and raise."""
-    _waiting: list[Happened] = field(default_factory=list)
-    _said: str | None = None
+    open: Callable[[], HistoryStore | None]
+    """Opens the history next to the table; returns None if the table does not exist. May block or raise."""
+    _pending: list[HistoryEvent] = field(default_factory=list)
+    _last_subject: str | None = None
     _failed_at_ms: int | None = None
     _thread: threading.Thread | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def record(self, what: Happened | None, *, subject: str, now_ms: int) -> None:
-        """Record a supervisor's decision, if its subject differs from the previous decision's.
+    def record(self, what: HistoryEvent | None, *, subject: str, now_ms: int) -> None:
+        """Record a supervisor's decision if its subject differs from the previous decision's subject.
 
-        `what` is None for a decision that the history does not need.
+        `what` is None for a decision that the history does not show.
         """
         with self._lock:
-            if subject != self._said and what is not None:
-                self._waiting = [*self._waiting, what][-MAX_WAITING:]
-            self._said = subject
+            if subject != self._last_subject and what is not None:
+                self._pending = [*self._pending, what][-MAX_PENDING_ACTIONS:]
+            self._last_subject = subject
             failed_ms = self._failed_at_ms
-            if not self._waiting or (failed_ms is not None and abs(now_ms - failed_ms) < AGAIN_MS):
+            if not self._pending or (failed_ms is not None and abs(now_ms - failed_ms) < RETRY_INTERVAL_MS):
                 return
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._write, args=(now_ms,), name="supervision", daemon=True)
@@ -93,28 +97,28 @@ class Supervision:
 
     def _write(self, now_ms: int) -> None:
         with self._lock:
-            waiting = list(self._waiting)
+            pending = list(self._pending)
         try:
             objects = self.open()
             if objects is not None:
-                _add(objects, waiting, ActionLog.SUPERVISION, now_ms=now_ms)
+                _add(objects, pending, ActionLog.SUPERVISION, now_ms=now_ms)
         except Exception as error:  # catalogs and storages raise anything
             objects = None
             level = logging.INFO if self._failed_at_ms is None else logging.DEBUG
-            log.log(level, "what the supervisor did is not in the stream's history yet: %s", error)
+            log.log(level, "cannot write the supervisor's actions to the stream's history yet; will retry: %s", error)
         with self._lock:
             self._failed_at_ms = now_ms if objects is None else None
             if objects is not None:
-                self._waiting = [what for what in self._waiting if what not in waiting]
+                self._pending = [what for what in self._pending if what not in pending]
 
 
-def _add(objects: Objects, waiting: list[Happened], to: ActionLog, *, now_ms: int) -> None:
-    past = Past(happened=read_actions(objects, to)[0])
-    for what in waiting:
+def _add(objects: HistoryStore, pending: list[HistoryEvent], to: ActionLog, *, now_ms: int) -> None:
+    past = StreamHistory(happened=read_actions(objects, to)[0])
+    for what in pending:
         past.record(what)
     past.age(now_ms)
-    objects.store.put(_path(objects, to), encoded(past, Part.HAPPENED, objects.table_uuid))
+    objects.store.put(_path(objects, to), encode(past, Part.HAPPENED, objects.table_uuid))
 
 
-def _path(objects: Objects, action_log: ActionLog) -> str:
+def _path(objects: HistoryStore, action_log: ActionLog) -> str:
     return f"{objects.location}/{action_log}.json"

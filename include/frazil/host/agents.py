@@ -1,4 +1,4 @@
-"""Writers whose local process is the agent of a driver in a cluster. Killing only the agent would leave the driver."""
+"""Kills the driver of an agent: a writer's local process whose driver runs in a cluster."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from frazil.host.processes import is_alive
 from frazil.host.records import ProcessMark
 
 AGENT_FILE = "agent.json"
-KILL = signal.SIGUSR1
-"""Asks an agent to kill its driver, and then to end."""
+KILL_SIGNAL = signal.SIGUSR1
+"""Signal that asks an agent to kill its driver and end."""
 AGENT_KILLED = (
-    "its agent was killed, or the agent's host went down; its driver in the cluster may go on, and the next start "
-    "follows it"
+    "the agent was killed, or its host went down; the driver in the cluster may still run, and the next start "
+    "reattaches to it"
 )
-"""The reason that is recorded if an agent ended without a message."""
-KILLS_WITHIN_MS = 60_000
-"""Milliseconds after which an agent that was asked to kill its driver is killed itself. The next agent reads in the
-driver's order that the driver must be killed.
+"""The error recorded if an agent ended without a message."""
+KILL_TIMEOUT_MS = 60_000
+"""Milliseconds after which an agent that was asked to kill its driver is killed itself. The next agent then kills the
+driver.
 """
 
 
 def record_agent(folder: Path) -> None:
-    """Record in the run folder that this process is an agent, which obeys the signal KILL."""
+    """Record in the run folder that this process is an agent, which handles KILL_SIGNAL."""
     replace_json(folder / AGENT_FILE, {"pid": os.getpid()})
 
 
@@ -42,7 +42,7 @@ def is_agent(folder: Path, pid: int | None) -> bool:
 def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:
     """Ask the agent to kill its driver.
 
-    Return False if the process is not an agent, or did not obey within a minute.
+    Return False if the process is not an agent, or did not end within a minute.
     """
     try:
         agent = read_json(folder / AGENT_FILE)
@@ -53,9 +53,9 @@ def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool
     requested_ms = agent.get("requested_at_ms")
     if requested_ms is None:
         replace_json(folder / AGENT_FILE, {**agent, "requested_at_ms": now_ms})
-    elif not 0 <= now_ms - requested_ms < KILLS_WITHIN_MS:
+    elif not 0 <= now_ms - requested_ms < KILL_TIMEOUT_MS:
         return False
     if is_alive(writer):
         with suppress(ProcessLookupError):
-            os.kill(writer.pid, KILL)
+            os.kill(writer.pid, KILL_SIGNAL)
     return True

@@ -14,17 +14,19 @@ CLAIM_FILE = "claim.json"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
+    """The Airflow run and try that supervises a stream."""
+
     run_id: str
     try_number: int
 
 
 def write_claim(stream: str, claim: Claim) -> None:
-    """Record who supervises from now on. A claim is only information; the writer's lock keeps a second writer out."""
+    """Record which Airflow run supervises the stream. For display: the writer's lock prevents a second writer."""
     replace_json(run_folder(stream) / CLAIM_FILE, dataclasses.asdict(claim))
 
 
 def read_claim(stream: str) -> Claim | None:
-    """Return the claim on the stream; None if this host never had one."""
+    """Return the claim on the stream; None if this host has none."""
     try:
         return Claim(**json.loads((run_folder(stream) / CLAIM_FILE).read_text()))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Records how a launch ended. Its parent process records it, or an observer if the parent was killed too."""
+"""Records how a launch ended. The parent process does this, or an observer if the parent was killed, too."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, app
 from frazil.host.writer_log import last_error
 
 WITH_APPLICATION = "ended with its application"
-"""The reason recorded for a stream's writer that ran well until its application's process ended."""
-KILLED = "it was killed by someone else, or by the kernel (out of memory)"
-"""The reason recorded for a SIGKILL that frazil did not send."""
+"""`stopped_for` of a stream's writer that ran until its application's process ended."""
+KILLED = "the writer was killed by another user or program, or by the kernel (out of memory)"
+"""The error recorded after a SIGKILL that frazil did not send."""
 
 
 UNSEEN = "it ended without a record: probably killed (SIGKILL, out of memory)"
@@ -27,10 +27,7 @@ _FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
-    """Return the last heartbeat of this launch.
-
-    None before its first heartbeat, and if the file is malformed or another version wrote it.
-    """
+    """Return the last heartbeat of this launch; None without one, or if another version wrote it or it is malformed."""
     try:
         heartbeat = Heartbeat.read(open_exchange(folder))
     except (ValueError, TypeError, KeyError):
@@ -50,60 +47,59 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
 ) -> None:
     """Record the exit of a launch whose parent waited for it.
 
-    `error` is the reason, if the parent knows a better one than the writer's last message. `stopped_for` is the cause
-    of a stop without a recorded request.
+    `error` replaces the writer's last message. `stopped_for` is the cause of a stop without a recorded request.
     """
     heartbeat = read_heartbeat(folder, launch)
     if code == 128 + signal.SIGKILL and error is None:
-        error = AGENT_KILLED if _was_killed_agent(folder, launch, heartbeat) else _killed(folder, launch)
-    error = None if code == 0 else error or _last_words(folder, launch, heartbeat)
-    _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
+        error = AGENT_KILLED if _was_killed_agent(folder, launch, heartbeat) else _kill_reason(folder, launch)
+    error = None if code == 0 else error or _last_message(folder, launch, heartbeat)
+    _append_exit(folder, _exit_record(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
 
 
 def record_unseen_exit(folder: Path, launch: Launch) -> None:
-    """Record the exit of a launch without a waiting parent: a crash, unless its last heartbeat reports a good end."""
+    """Record the exit of a launch without a waiting parent: a crash, unless its last heartbeat reports a normal end."""
     heartbeat = read_heartbeat(folder, launch)
     ended_well = heartbeat is not None and heartbeat.phase is Phase.ENDED and heartbeat.error is None
     code = 0 if ended_well else None
     ended_at_ms = heartbeat.written_at_ms if heartbeat else launch.launched_at_ms
-    error = None if ended_well else _unseen(folder, launch, heartbeat)
+    error = None if ended_well else _unseen_reason(folder, launch, heartbeat)
     if _was_killed_agent(folder, launch, heartbeat):
         error = AGENT_KILLED
-    # It is unknown which of its streams made a process die, and no stream is given up because of another.
+    # It is unknown which stream made the process crash, and no stream is given up because of another.
     stopped_for = WITH_APPLICATION if launch.kind is LaunchKind.HOSTED else None
-    _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
+    _append_exit(folder, _exit_record(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
 
 
 def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> bool:
-    """Whether the process was an agent that left no message. If so, the end of its log is about its driver."""
-    spoke = heartbeat is not None and heartbeat.phase is Phase.ENDED
-    return not spoke and is_agent(folder, launch.writer.pid if launch.writer else None)
+    """Whether the process was an agent that reported no error. The end of its log is then about its driver."""
+    reported = heartbeat is not None and heartbeat.phase is Phase.ENDED
+    return not reported and is_agent(folder, launch.writer.pid if launch.writer else None)
 
 
-def _killed(folder: Path, launch: Launch) -> str:
-    """Return why a killed process ended. The end of its log is part of the reason only if it is a warning."""
+def _kill_reason(folder: Path, launch: Launch) -> str:
+    """Return why a killed process ended, with its last warning in the log, if any."""
     request = _stop_request(folder, launch.id)
-    how = f"it was killed after it had been asked to stop: {request.reason}" if request else KILLED
-    warned = _warned(folder, launch)
+    how = f"the writer was killed after a stop request: {request.reason}" if request else KILLED
+    warned = _last_warning(folder, launch)
     return f"{how}. {warned}" if warned else how
 
 
-def _unseen(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """Return the writer's own message about its end, or its last warning; None if neither exists."""
+def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
+    """Return the error in the writer's last heartbeat, otherwise its last warning; None if neither exists."""
     said = heartbeat.error if heartbeat else None
-    if said is None and (warned := _warned(folder, launch)):
+    if said is None and (warned := _last_warning(folder, launch)):
         return f"{UNSEEN}. {warned}"
     return said
 
 
-def _warned(folder: Path, launch: Launch) -> str | None:
+def _last_warning(folder: Path, launch: Launch) -> str | None:
     end = (_end_of_log(folder, launch, min_level=logging.WARNING) or "").splitlines()
     warned = "\n".join(line for line in end if not _FRAME.match(line))
     return f"Its last warning: {warned}" if warned else None
 
 
-def _last_words(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """Return the writer's last message, or else the end of its log."""
+def _last_message(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
+    """Return the error in the writer's last heartbeat, otherwise the end of its log; None if neither exists."""
     said = heartbeat.error if heartbeat else None
     return said or _end_of_log(folder, launch, min_level=logging.NOTSET)
 
@@ -114,19 +110,19 @@ def _end_of_log(folder: Path, launch: Launch, *, min_level: int) -> str | None:
 
 
 def _stop_request(folder: Path, launch_id: str) -> StopRequest | None:
-    """Return the request to stop a launch, which is recorded before the signal is sent; None if there is none."""
+    """Return the recorded request to stop a launch; None if it was not requested."""
     request = read_notes(folder).stop
     return request if request is not None and request.launch_id == launch_id else None
 
 
-def _append(folder: Path, exit_: ExitRecord, stopped_for: str | None) -> None:
+def _append_exit(folder: Path, exit_: ExitRecord, stopped_for: str | None) -> None:
     """Add the exit record, with the cause of the launch's stop request."""
     request = _stop_request(folder, exit_.launch_id)
     cause = request.cause if request else stopped_for
     append_exit(folder, dataclasses.replace(exit_, stopped_for=cause))
 
 
-def _exit(
+def _exit_record(
     launch: Launch, heartbeat: Heartbeat | None, *, code: int | None, ended_at_ms: int, error: str | None
 ) -> ExitRecord:
     committed_at_ms = heartbeat.last_commit_at_ms if heartbeat else None

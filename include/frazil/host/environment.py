@@ -1,4 +1,4 @@
-"""The environment of a supervised writer: its own settings, and no secrets of Airflow."""
+"""Builds the environment of a supervised writer: its own settings, without Airflow's secrets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = frozenset(
 
 
 def writer_environment(
-    referred: Collection[str], base: Mapping[str, str], *, connections: Mapping[str, str], python: str, home: str
+    referenced: Collection[str], base: Mapping[str, str], *, connections: Mapping[str, str], python: str, home: str
 ) -> dict[str, str]:
     """Return the whole environment of a writer application.
 
@@ -44,7 +44,7 @@ def writer_environment(
     passed = {
         name: value
         for name, value in base.items()
-        if (name in NAMES or name in referred or name.startswith(PREFIXES)) and name != INHERITED_LOCK
+        if (name in NAMES or name in referenced or name.startswith(PREFIXES)) and name != INHERITED_LOCK
     }
     exported = {f"AIRFLOW_CONN_{name.upper()}": value for name, value in connections.items()}
     # Unbuffered, because the log is read while the writer runs.

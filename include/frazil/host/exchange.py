@@ -1,6 +1,7 @@
-"""Small JSON documents that a writer, its planner and its supervisor exchange, each replaced as a whole.
+"""Small JSON documents through which a writer, its planner and its supervisor communicate.
 
-They are files of the run folder. For processes that share no folder, `open_exchange` would return another `Exchange`.
+They are files in the run folder. For processes without a common folder, `open_exchange` would return another
+`Exchange`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from frazil.host.json_file import read_json, replace_json
 
 
 class Exchange(Protocol):
+    """A set of named JSON documents, each replaced as a whole."""
+
     def read(self, name: str) -> Any:
         """Return the parsed document; None if it does not exist. Raises ValueError if it is not JSON."""
 

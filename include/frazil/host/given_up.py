@@ -1,8 +1,8 @@
-"""Records that the supervisor gave up, so that it gives up once per cause, and so that other processes know.
+"""Records that the supervisor gave up, so that it gives up once per cause and other processes can show it.
 
-The Airflow task that fails when the supervisor gives up may run on another host, where it cannot reach this run folder.
-Therefore the supervisor first announces in the run folder that it gives up, and then informs Airflow. As soon as
-another Airflow run supervises the stream on this host, the first run has failed, and the announcement is confirmed.
+The Airflow task that fails when the supervisor gives up may run on another host, which cannot access this run folder.
+Therefore the supervisor first announces in the run folder that it gives up, and then informs Airflow. When another
+Airflow run supervises the stream on this host, the announcing run has failed, and the announcement is confirmed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def confirm_given_up(stream: str, subject: str, *, reason: str, table_fingerprin
 def announce_given_up(stream: str, subject: str, *, run_id: str, reason: str, table_fingerprint: str | None) -> None:
     """Record that the Airflow run `run_id` is about to fail because the supervisor gives up.
 
-    Airflow may never be informed.
+    The announcement is confirmed later, because the message to Airflow may be lost.
     """
     given_up = GivenUp(subject, clock.now_ms(), reason, table_fingerprint)
     replace_json(run_folder(stream) / ANNOUNCED_FILE, {"run_id": run_id, "given_up": dataclasses.asdict(given_up)})
 
 
-def announced_given_up(stream: str, *, run_id: str) -> GivenUp | None:
-    """Return what an Airflow run announced; None if it announced nothing, or the announcement is unreadable."""
+def read_announcement(stream: str, *, run_id: str) -> GivenUp | None:
+    """Return the announcement of an Airflow run; None if it has none, or the announcement is unreadable."""
     try:
         announced = read_json(run_folder(stream) / ANNOUNCED_FILE)
         return GivenUp(**announced["given_up"]) if announced and announced["run_id"] == run_id else None
@@ -42,9 +42,9 @@ def announced_given_up(stream: str, *, run_id: str) -> GivenUp | None:
 
 
 def settle_given_up(stream: str, *, run_id: str) -> None:
-    """Confirm the announcement of an earlier Airflow run, now that the run `run_id` supervises the stream on this host.
+    """Confirm the announcement of an earlier Airflow run, when the run `run_id` supervises the stream on this host.
 
-    An announcement of this run itself stays as it is: Airflow was not informed, or tries again.
+    An announcement of this run itself stays as it is: Airflow was not informed, or retries the task.
     """
     path = run_folder(stream) / ANNOUNCED_FILE
     try:
@@ -52,7 +52,7 @@ def settle_given_up(stream: str, *, run_id: str) -> None:
         if announced is None or announced["run_id"] == run_id:
             return
         given_up = GivenUp(**announced["given_up"])
-    except (ValueError, TypeError, KeyError):  # torn, or from another version: it is found out again
+    except (ValueError, TypeError, KeyError):  # incomplete, or from another version: the supervisor will give up again
         path.unlink(missing_ok=True)
         return
     known = read_notes(run_folder(stream)).given_up
@@ -66,12 +66,12 @@ def _confirm(stream: str, given_up: GivenUp) -> None:
     write_notes(folder, dataclasses.replace(read_notes(folder), given_up=given_up))
 
 
-def standing_given_up(stream: str, seen: Observation) -> GivenUp | None:
-    """Return what the supervisor gave up on, on this host, if no writer was started since; otherwise None.
+def active_given_up(stream: str, observation: Observation) -> GivenUp | None:
+    """Return the record of giving up on this host, if no writer has started since; otherwise None.
 
     Raises OSError, ValueError and TypeError for an unreadable run folder.
     """
     given_up = read_notes(run_folder(stream)).given_up
-    if given_up is None or seen.process.is_alive:
+    if given_up is None or observation.process.is_alive:
         return None
-    return given_up if seen.launch is None or seen.launch.id == given_up.subject else None
+    return given_up if observation.launch is None or observation.launch.id == given_up.subject else None

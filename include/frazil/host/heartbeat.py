@@ -1,4 +1,4 @@
-"""The heartbeat with a writer's status: a separate thread writes it, and it can be read without a JVM."""
+"""The heartbeat with a writer's status. A separate thread writes it; readers need no JVM."""
 
 from __future__ import annotations
 
@@ -26,25 +26,23 @@ class Phase(StrEnum):
 
 class StallKind(StrEnum):
     OFFSETS = "offsets"
-    """Records are unread, and the writer makes no progress towards committing them."""
+    """Unread records exist, and the writer makes no progress towards committing them."""
     WATERMARK = "watermark"
-    """Commits advance the offsets, but the watermark does not advance, or stays unknown."""
+    """Commits advance the offsets, but the watermark stays the same or unknown."""
     TRANSACTION = "transaction"
     """Records wait for the end of a transaction in Kafka or in a captured database."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Reports that a healthy process makes no progress; `frazil.stream.stall` decides when."""
+    """A stall: a healthy process that makes no progress. `frazil.stream.stall` detects it."""
 
     kind: StallKind
     since_ms: int
     held_back_by: str | None
-    """The topic-partition that holds the writer back, such as `flights-3`; None if it is unknown because the planner is
-    silent.
-    """
+    """The topic partition that stalls the writer, such as `flights-3`; None if unknown."""
     reason: str
-    """A sentence that says what stalls, where, since when, and what to do."""
+    """A sentence: what stalls, where, since when, and what to do."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Stall:
@@ -61,21 +59,19 @@ class Heartbeat:
     phase: Phase
     written_at_ms: int
     advanced_at_ms: int
-    """The time when the phase, the batch, or the batch's count of records or merged rows last changed."""
+    """When the phase, the batch, or the batch's number of records or merged rows last changed."""
     epoch: int | None = None
     batch: int | None = None
     batch_records: int = 0
-    """Number of records that the current batch has read until now."""
+    """Number of records that the current batch has read so far."""
     merged_rows: int = 0
-    """Number of rows, of changes and of the table, that the current merge has read until now."""
+    """Number of rows, of changes and of the table, that the current merge has read so far."""
     lag: int | None = None
     """Number of records in Kafka, up to the last stable offset, that are not committed to the table."""
     in_transactions: int = 0
     """Number of offsets beyond `lag`, which wait for transactions to end."""
     backpressure_ms: int = 0
-    """Milliseconds by which the last batch, or already the current one, exceeds the commit interval; 0 once no record
-    waits in Kafka.
-    """
+    """Milliseconds by which the last or current batch exceeds the commit interval; 0 if no record waits in Kafka."""
     last_commit_at_ms: int | None = None
     last_commit_snapshot: int | None = None
     watermark_ms: int | None = None
@@ -84,13 +80,13 @@ class Heartbeat:
     error: str | None = None
     stall: Stall | None = None
     throttle: str | None = None
-    """Why the commit interval is longer than declared, or would be (`commit.throttle`)."""
+    """Why `commit.throttle` extends the commit interval, or would extend it; None if it does not."""
     outage: str | None = None
-    """The failing operation of the catalog or storage that the writer waits for."""
+    """The failing operation of the catalog or storage that the writer retries; None if none fails."""
     distribution: str | None = None
     """Whether the last batch's rows were shuffled, and why; None if the stream declares `distribution: none`."""
     notices: tuple[str, ...] = ()
-    """Sentences for operators about a writer that runs well, such as why it reads in a slower way."""
+    """Sentences for operators that are not errors, such as why the writer reads in a slower way."""
 
     def write(self, exchange: Exchange) -> None:
         exchange.write(NAME, dataclasses.asdict(self))

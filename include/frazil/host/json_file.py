@@ -1,4 +1,4 @@
-"""Small JSON files that are replaced as a whole."""
+"""Reads and atomically replaces small JSON files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def replace_json(path: Path, value: Any) -> None:
     Raises OSError, for example if the disk is full.
     """
     make_folder(path.parent)
-    # The name includes the thread: a step that Airflow cancelled runs on next to the next supervisor's.
+    # The name includes the thread: a step that Airflow cancelled continues while the next supervisor runs.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "w") as file:
@@ -29,6 +29,7 @@ def replace_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
+    """Return the parsed file; None if it does not exist. Raises ValueError if it is not JSON."""
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:

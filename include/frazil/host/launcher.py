@@ -1,4 +1,4 @@
-"""The interface between the supervisor and the way a writer is run: as a process of this host."""
+"""The interface through which a supervisor launches, observes and stops a writer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from frazil.host.records import ExitRecord, Launch
 
 
 class ProcessState(StrEnum):
-    NEVER = "never launched"
+    NEVER_LAUNCHED = "never launched"
     RUNNING = "running"
     FOREGROUND = "running in the foreground"
     HOSTED = "running in a shared application"
@@ -42,7 +42,7 @@ class Observation:
 
     process: ProcessState
     launch: Launch | None
-    """The latest launch; None exactly if `process` is NEVER."""
+    """The latest launch; None if and only if `process` is NEVER_LAUNCHED."""
     heartbeat: Heartbeat | None
     """The heartbeat of the latest launch."""
     exits: tuple[ExitRecord, ...]
@@ -64,33 +64,33 @@ class LogChunk:
 class Launcher(ABC):
     """Runs one writer application, which outlives the process that launched it.
 
-    A launcher holds no resource between calls: another process can open a second launcher for the same application, and
-    observe, stop and read the same writer. Calls block for up to a second; several processes may call at once.
+    A launcher holds no resource between calls: another process can open a launcher for the same application, and
+    observe and stop the same writer. Calls block for up to a second; several processes may call at the same time.
     """
 
     @abstractmethod
     def launch(self, request: LaunchRequest) -> Launch:
         """Start the writer as a detached process, and return once it runs.
 
-        Raises WriterBusy if a writer already runs, and leaves it alone. Raises EnvironmentUnusable if the command
+        Raises WriterBusy if a writer already runs, which continues. Raises EnvironmentUnusable if the command
         cannot start.
         """
 
     @abstractmethod
     def observe(self) -> Observation:
-        """Return the writer's current state. As the only side effect, records an exit that no process has recorded."""
+        """Return the writer's current state. Also records an exit that no process has recorded."""
 
     @abstractmethod
     def stop(self, *, force: bool) -> None:
-        """Ask the writer to end after its current batch; `force` kills the writer and all its processes.
+        """Ask the writer to end after its current batch; with `force`, kill the writer and all its processes.
 
-        Returns at once, is safe to repeat, and does nothing if no supervised writer runs.
+        Does not wait, is idempotent, and does nothing if no supervised writer runs.
         """
 
     @abstractmethod
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
         """Return whole lines of the writer's log after a position, at most the last `limit_bytes`.
 
-        Without a position, or with a position of an earlier launch, reads from the beginning. None if the log does not
-        exist.
+        Without a position, or with a position of an earlier launch, reads from the beginning. Returns None if the log
+        does not exist.
         """

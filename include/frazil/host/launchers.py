@@ -1,7 +1,4 @@
-"""Chooses how a writer application runs: as a process of a host.
-
-All other modules open launchers here, and never construct one by its class.
-"""
+"""Opens the launcher of a writer application. Other modules call `open_launcher` instead of a launcher's class."""
 
 from __future__ import annotations
 
@@ -14,6 +11,6 @@ from frazil.host.local import LocalLauncher
 def open_launcher(application: str, *, folder: Path | None = None) -> Launcher:
     """Return the launcher of one writer application, even if another process launched it.
 
-    `folder` is the application's run folder, if that is not below this process's FRAZIL_HOME.
+    `folder` is the application's run folder, if it is not in this process's FRAZIL_HOME.
     """
     return LocalLauncher(application, folder=folder)

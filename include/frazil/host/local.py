@@ -1,13 +1,12 @@
-"""Runs writers as detached processes of this host. Each writer has a run folder with its complete state.
+"""Runs writers as detached processes on this host. Each writer's state is in its run folder.
 
-The small parent process of a supervised writer: `python -m frazil.host.local --folder F ... -- COMMAND...`
+A small parent process starts each writer: `python -m frazil.host.local --folder F ... -- COMMAND...`. It takes the
+writer's lock, leaves the caller's session, starts the command, forwards SIGTERM, waits, and records how the writer
+ended. Without it, the exit code of a detached writer would be lost.
 
-A detached child's exit code is lost unless a process waits for the child. The parent takes the writer's lock, leaves
-the caller's session, starts the command, forwards SIGTERM, waits, and records how the writer ended.
-
-The parent answers its caller with exit code 0 once the command runs. It answers with the exit code of WriterBusy if
-another writer holds the lock, and with 1 if the command cannot be started. If the parent is killed, the writer
-continues to run, and holds the lock through the inherited file descriptor.
+The caller gets exit code 0 when the command runs, that of WriterBusy if another writer holds the lock, and 1 if the
+command cannot be started. If the parent is killed, the writer continues and holds the lock through the inherited file
+descriptor.
 """
 
 from __future__ import annotations
@@ -38,11 +37,10 @@ LAUNCH_TIMEOUT_S = 60
 
 
 class LocalLauncher(Launcher):
-    """The launcher of one writer application on this host.
+    """Launches one writer application on this host.
 
-    A small parent process (`frazil.host.local`) in its own session starts the writer, so the writer outlives its
-    launcher. Whether the writer runs is decided by the pids and start times in the lock file, not by a list of child
-    processes.
+    A small parent process in its own session starts the writer, so that the writer outlives its launcher. The pids and
+    start times in the lock file show whether the writer runs.
     """
 
     def __init__(self, application: str, *, folder: Path | None = None) -> None:
@@ -65,44 +63,45 @@ class LocalLauncher(Launcher):
                 timeout=LAUNCH_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired:
-            problem = f"the parent of the writer of {self.application} did not answer within {LAUNCH_TIMEOUT_S} s"
+            problem = (
+                f"the parent process of the writer of {self.application} did not respond within {LAUNCH_TIMEOUT_S} s"
+            )
             raise EnvironmentUnusable(f"{problem}; see {self.folder / LOG_FILE}") from None
         problem = answer.stderr.strip()
         if answer.returncode == WriterBusy.exit_code:
             raise WriterBusy(problem)
         launch = read_launch(self.folder)
         if answer.returncode != 0 or launch is None:
-            raise EnvironmentUnusable(f"the writer of {self.application} was not launched: {problem}")
+            raise EnvironmentUnusable(f"cannot launch the writer of {self.application}: {problem}")
         return launch
 
     def observe(self) -> Observation:
         """Return the state in the run folder and the process table; see `Launcher.observe`."""
         launch = read_launch(self.folder)
         if launch is None:
-            return Observation(ProcessState.NEVER, None, None, ())
+            return Observation(ProcessState.NEVER_LAUNCHED, None, None, ())
         state = _state(launch)
         # Read after the state, because the parent records the exit before it ends.
         exits = read_exits(self.folder)
-        if _nobody_saw(launch, state) and not any(e.launch_id == launch.id for e in exits):
+        if _is_unrecorded(launch, state) and not any(e.launch_id == launch.id for e in exits):
             record_unseen_exit(self.folder, launch)
             exits = read_exits(self.folder)
         return Observation(state, launch, read_heartbeat(self.folder, launch), exits)
 
     def stop(self, *, force: bool) -> None:
-        """Send SIGTERM to the writer, or SIGKILL to its process group; leave a foreground writer alone.
+        """Send SIGTERM to a supervised writer, or SIGKILL to its process group. Other writers continue.
 
-        The agent of a driver in a cluster is first asked to kill the driver. A hosted writer is left alone, because its
-        process writes other streams as well.
+        With `force`, the agent of a driver in a cluster is first asked to kill the driver.
         """
         launch = read_launch(self.folder)
         if launch is None or launch.kind is not LaunchKind.SUPERVISED:
             return
         if launch.writer is None:
-            # The parent has not started it yet, so there is nothing that a graceful end would save.
+            # The parent has not started the writer yet, so a graceful end would save nothing.
             if force and launch.parent is not None:
                 kill_group(launch.parent)
         elif force:
-            # Never the parent, which is about to record how the writer ended.
+            # Never kill the parent, which is about to record how the writer ended.
             if not ask_agent_to_kill(self.folder, launch.writer, now_ms=clock.now_ms()):
                 kill_group(launch.writer)
         else:
@@ -136,22 +135,21 @@ def _state(launch: Launch) -> ProcessState:
     return running.get(launch.kind, ProcessState.RUNNING)
 
 
-def _nobody_saw(launch: Launch, state: ProcessState) -> bool:
-    """Whether the end of the writer is unrecorded.
+def _is_unrecorded(launch: Launch, state: ProcessState) -> bool:
+    """Whether the writer ended without a record of its end.
 
-    A process that released the lock and continued has removed its process from the launch's record, and is not a
-    writer.
+    A process that released the lock and continued has removed its pid from the record, and does not count.
     """
     return state is ProcessState.ENDED and (launch.kind is LaunchKind.SUPERVISED or launch.writer is not None)
 
 
 STARTED = b"started"
 CANNOT_START = 127
-GROUP_ENDS_WITHIN_S = 5.0
+GROUP_END_TIMEOUT_S = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Take the lock, go into the background, and report to the caller whether the writer runs."""
+    """Take the lock, detach, and report to the caller whether the writer runs."""
     options = _parser().parse_args(arguments)
     lock = WriterLock(options.folder)
     try:
@@ -164,15 +162,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.close(answer)
         os._exit(_run_detached(options, lock, lock_fd=lock_fd, write_end=write_end))
     os.close(write_end)
-    said = os.fdopen(answer, "rb").read()
-    if said == STARTED:
+    report = os.fdopen(answer, "rb").read()
+    if report == STARTED:
         return 0
-    print(said.decode() or "the parent ended before the writer ran", file=sys.stderr)
+    print(report.decode() or "the parent process ended before the writer started", file=sys.stderr)
     return 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Run one writer, hold its lock, write down its exit.")
+    parser = argparse.ArgumentParser(description="Run one writer, hold its lock, and record its exit.")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--launch-id", required=True)
     parser.add_argument("--fingerprint", required=True)
@@ -183,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int, write_end: int) -> int:
-    """Start the writer in the background, in a separate session; report, wait, record the exit."""
+    """Start the writer in a separate session, report to the caller, wait, and record the exit."""
     os.setsid()
     launch = Launch(
         id=options.launch_id,
@@ -201,7 +199,7 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
     try:
         writer = _start(options.command, lock_fd)
     except OSError as error:
-        problem = f"the writer's command {options.command[0]} cannot be started: {error.strerror}"
+        problem = f"cannot start the writer's command {options.command[0]}: {error.strerror}"
         print(problem, file=sys.stderr, flush=True)
         record_exit(options.folder, launch, code=CANNOT_START, ended_at_ms=clock.now_ms())
         os.write(write_end, problem.encode())
@@ -211,7 +209,7 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
     os.close(write_end)
     code = writer.wait()
     # Its JVM and Python workers must end before the lock is free for the next writer.
-    end_group(writer.pid, within_s=GROUP_ENDS_WITHIN_S, ask=True)
+    end_group(writer.pid, within_s=GROUP_END_TIMEOUT_S, ask=True)
     record_exit(options.folder, launch, code=code if code >= 0 else 128 - code, ended_at_ms=clock.now_ms())
     return 0
 
@@ -221,13 +219,13 @@ def _start(command: Sequence[str], lock_fd: int) -> subprocess.Popen[bytes]:
     started: list[subprocess.Popen[bytes]] = []
     requested = False
 
-    def pass_on(_number: int, _frame: FrameType | None) -> None:
+    def forward(_number: int, _frame: FrameType | None) -> None:
         nonlocal requested
         requested = True
         for writer in started:
             writer.send_signal(signal.SIGTERM)
 
-    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     started.append(
         subprocess.Popen(

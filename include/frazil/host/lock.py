@@ -1,7 +1,7 @@
-"""The lock that admits one writer application of a name on a host.
+"""Locks a run folder, so that only one writer application of a name runs on a host.
 
-The lock is a `flock` on `<run folder>/lock`, so the kernel releases it however its holder dies. The file also records
-the holder, in JSON. After the holder's end, this record remains as the record of the last launch.
+The lock is a `flock` on `<run folder>/lock`, so the kernel releases it even if its holder crashes. The file also
+contains the holder's launch as JSON, which remains as the record of the last launch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INHERITED_LOCK = "FRAZIL_WRITER_LOCK_FD"
 
 
 class WriterLock:
-    """The lock of one run folder, for a foreground writer and for the parent of a supervised one.
+    """The lock of one run folder, held by a foreground writer or by the parent of a supervised writer.
 
         with WriterLock(run_folder("flights"), streams=("flights",)):
             ...  # no other writer of this name runs on this host
@@ -41,41 +41,39 @@ class WriterLock:
         self._fd: int | None = None
 
     def acquire(self) -> int:
-        """Take the lock, or raise WriterBusy with the name of its holder.
+        """Take the lock, and return its file descriptor, which is not inheritable. Raises WriterBusy with the holder's
+        pid.
 
-        Returns the file descriptor, which is not inheritable.
-
-        Records the holder as a foreground launch; the parent of a supervised writer overwrites this record with
-        `record`.
+        Records the holder as a foreground launch. The parent of a supervised writer overwrites this record.
         """
-        if (inherited := self._inherited()) is not None:
+        if (inherited := self._inherited_fd()) is not None:
             self._fd = inherited
             return inherited
         make_folder(self._path.parent)
-        fd = self._opened()
+        fd = self._open_file()
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise WriterBusy(self._busy()) from None
+            raise WriterBusy(self._busy_message()) from None
         self._fd = fd
-        self.record(self._foreground())
+        self.record(self._foreground_launch())
         return fd
 
-    def _opened(self) -> int:
+    def _open_file(self) -> int:
         try:
             return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
             raise EnvironmentUnusable(
-                f"{self._path} is a symbolic link, and the lock would be written where it leads: remove it"
+                f"{self._path} is a symbolic link, which frazil does not follow: remove the link"
             ) from None
 
     def record(self, launch: Launch) -> None:
         """Write the holder's launch into the lock file. Only the holder may call this."""
         if self._fd is None:
-            raise RuntimeError("only the holder of the lock may write into it")
+            raise RuntimeError("only the holder of the lock may write to it")
         text = json.dumps(launch.to_json()).encode()
         os.pwrite(self._fd, text, 0)
         os.ftruncate(self._fd, len(text))
@@ -83,7 +81,7 @@ class WriterLock:
     def release(self) -> None:
         """Release the lock; no effect if it is not held.
 
-        The process may continue to live and must not be mistaken for a writer, so its pid is removed from the record.
+        The process may continue and must not be mistaken for a writer, so its pid is removed from the record.
         """
         if self._fd is None:
             return
@@ -102,11 +100,8 @@ class WriterLock:
     ) -> None:
         self.release()
 
-    def _inherited(self) -> int | None:
-        """Return the file descriptor from the parent, if it belongs to this file.
-
-        Our own children do not inherit it.
-        """
+    def _inherited_fd(self) -> int | None:
+        """Return the lock's file descriptor from the parent process; None if it is missing or of another file."""
         raw = os.environ.get(INHERITED_LOCK, "")
         if not raw.isdigit():
             return None
@@ -119,7 +114,7 @@ class WriterLock:
         os.set_inheritable(fd, False)
         return fd
 
-    def _foreground(self) -> Launch:
+    def _foreground_launch(self) -> Launch:
         return Launch(
             id=uuid.uuid4().hex,
             kind=LaunchKind.FOREGROUND,
@@ -129,7 +124,7 @@ class WriterLock:
             streams=self._streams,
         )
 
-    def _busy(self) -> str:
+    def _busy_message(self) -> str:
         application = self._path.parent.name
         holder = read_launch(self._path.parent)
         if holder is None:
@@ -141,16 +136,16 @@ class WriterLock:
             else f"stop it with `frazil pause {application}`"
         )
         if holder.kind is LaunchKind.HOSTED:
-            how = f"the application {holder.application} runs it: {how}"
+            how = f"the application {holder.application} runs the writer: {how}"
         return (
             f"a {holder.kind} writer of {application} holds {self._path} ({pids or 'starting'}); {how}, then try again"
         )
 
 
 def read_launch(folder: Path) -> Launch | None:
-    """Return the last launch that a lock file records; None if there is none.
+    """Return the last launch in a lock file; None if it has none.
 
-    A holder overwrites its record in place, because the lock belongs to the file. A half-written record is therefore
+    The holder overwrites its record in place, because the lock belongs to the file. An incomplete record is therefore
     read again.
     """
     for attempt in range(5):

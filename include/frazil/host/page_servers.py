@@ -1,8 +1,7 @@
-"""Records which processes of this host serve the operations page, and frazil's files when each began.
+"""Records which processes on this host serve the operations page, and with which version of frazil's files.
 
-<home>/page/servers/<host>-<pid>.json
-
-After an upgrade, this shows processes that still run with the old files before a view of the page fails.
+The records are `<home>/page/servers/<host>-<pid>.json`. After an upgrade, they show processes that still run the old
+files.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ from frazil.host.records import ProcessMark
 
 @dataclass(frozen=True, slots=True)
 class PageServer:
-    """A running process that serves the page.
-
-    `folder` is its imported package, and `files` a fingerprint of that folder.
-    """
+    """A process that serves the page. `folder` is its imported package, `files` the fingerprint of that folder."""
 
     process: ProcessMark
     folder: str
@@ -36,8 +32,8 @@ class PageServer:
         return installed.fingerprint(Path(self.folder)) != self.files
 
 
-def announce() -> None:
-    """Record this process when it begins to serve the page. Raises OSError."""
+def register() -> None:
+    """Record that this process serves the page, and remove records of ended processes. Raises OSError."""
     own = PageServer(mark(os.getpid()), str(installed.FOLDER), installed.fingerprint(installed.FOLDER))
     for file, server in _records():
         if server is None or not is_alive(server.process):
@@ -45,8 +41,8 @@ def announce() -> None:
     replace_json(_folder() / f"{socket.gethostname()}-{own.process.pid}.json", asdict(own))
 
 
-def announced() -> list[PageServer]:
-    """Return the processes of this host that serve the page and still run. Raises OSError."""
+def running_servers() -> list[PageServer]:
+    """Return the running processes of this host that serve the page. Raises OSError."""
     return [server for _, server in _records() if server is not None and is_alive(server.process)]
 
 

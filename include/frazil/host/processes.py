@@ -1,4 +1,4 @@
-"""Processes identified by pid and start time, so that a reused pid is never signalled."""
+"""Finds, signals and ends processes by pid and start time, so that a reused pid is never signalled."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import psutil
 from frazil.host.records import ProcessMark
 
 START_TOLERANCE_S = 2.0
-"""Maximum difference between two readings of `create_time`. It is relative to the boot time, which shifts a little when
-the clock is corrected.
-"""
+"""Maximum difference between two readings of a process's `create_time`, which shifts when the clock is corrected."""
 
 
 def mark(pid: int) -> ProcessMark:
@@ -33,9 +31,9 @@ def is_alive(process: ProcessMark | None) -> bool:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether the process is gone, or a zombie without threads.
+    """Whether the process is gone, or is a zombie without other threads.
 
-    Before that, a killed JVM may hold ports, locks and files.
+    A killed JVM may hold ports, locks and files until its threads have ended.
     """
     try:
         return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1

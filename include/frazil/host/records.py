@@ -1,6 +1,6 @@
-"""The records of a run folder: launches, exits and stop requests.
+"""The records in a run folder: launches, exits and stop requests.
 
-Each record has the id of its launch, so a record of an earlier launch is never mistaken for a later launch's. Times are
+Each record has the id of its launch, so that records of an earlier launch are never applied to a later one. Times are
 milliseconds since the epoch, UTC, unless the name has another unit.
 """
 
@@ -18,7 +18,7 @@ from frazil.host.json_file import read_json, replace_json
 EXITS_FILE = "exit.json"
 SUPERVISOR_FILE = "supervisor.json"
 WATCH_FILE = "watch.json"
-EXITS_KEPT = 50
+MAX_EXITS = 50
 
 
 class LaunchKind(StrEnum):
@@ -26,7 +26,7 @@ class LaunchKind(StrEnum):
     FOREGROUND = "foreground"
     """A user's own `frazil run`, which the supervisor leaves alone."""
     HOSTED = "hosted"
-    """A stream's writer in the process of a shared application; only that application ends it."""
+    """A stream's writer in the process of a shared application, which alone ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,11 @@ class Launch:
     launched_at_ms: int
     spec_fingerprint: str = ""
     generation: int = 0
-    """The generation of the desired state that this launch obeys."""
+    """The generation of the desired state at the launch."""
     parent: ProcessMark | None = None
     writer: ProcessMark | None = None
     application: str = ""
-    """The writer application that runs the stream. Empty in records of an earlier version; the same holds for
-    `streams`.
-    """
+    """The writer application that runs the stream. Empty in records of earlier versions, like `streams`."""
     streams: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -60,7 +58,7 @@ class Launch:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Launch:
-        """Parse; ignores fields of later versions, because a newer writer may run during an upgrade."""
+        """Parse a launch. Fields of later versions are ignored, because a newer writer may run during an upgrade."""
         known = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value}
         marks = {k: ProcessMark(**value[k]) if value.get(k) else None for k in ("parent", "writer")}
         return cls(**{**known, "kind": LaunchKind(value["kind"]), "streams": tuple(value.get("streams", ())), **marks})
@@ -78,7 +76,7 @@ class ExitRecord:
     spec_fingerprint: str
     generation: int
     committed: bool
-    """Whether the launch committed at least one batch, so that another start may make progress too."""
+    """Whether the launch committed at least one batch."""
     error: str | None = None
     stopped_for: str | None = None
     """The cause of the requested graceful stop; None if the writer ended without a request."""
@@ -101,7 +99,7 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The failed launch or problem that the supervisor gave up on; it then holds until an operator acts."""
+    """The failed launch or problem that the supervisor gave up on. It then holds until an operator acts."""
 
     subject: str
     """The id of the launch that failed, or the problem that prevents the first launch."""
@@ -113,7 +111,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """The state that a supervisor must remember across its restart."""
+    """A supervisor's state that its successor needs."""
 
     stop: StopRequest | None = None
     given_up: GivenUp | None = None
@@ -123,14 +121,14 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """When supervisors were last active on this host, and the last gap in their supervision; all 0 without a record."""
+    """When supervisors were last active on this host, and the last gap in supervision; 0 without a record."""
 
     last_ms: int = 0
     away_since_ms: int = 0
     returned_at_ms: int = 0
 
     def renewed(self, now_ms: int, *, gap_ms: int) -> Watch:
-        """Return the record after a step at `now_ms`. A clock that was set back makes no gap."""
+        """Return the record after a step at `now_ms`. A clock that is set back does not count as a gap."""
         if now_ms - self.last_ms > gap_ms:
             return Watch(now_ms, away_since_ms=self.last_ms, returned_at_ms=now_ms)
         return dataclasses.replace(self, last_ms=now_ms)
@@ -158,9 +156,9 @@ def append_exit(folder: Path, record: ExitRecord) -> None:
     """Add an exit, or replace the exit of the same launch."""
     known = [exit_ for exit_ in read_exits(folder) if exit_.launch_id != record.launch_id]
     exits = [*known, record]
-    # The supervisor needs to know whether a launch ever committed, however many failed since.
-    worked = [e for e in exits[:-EXITS_KEPT] if e.committed and e.is_supervised][-1:]
-    replace_json(folder / EXITS_FILE, [dataclasses.asdict(e) for e in (*worked, *exits[-EXITS_KEPT:])])
+    # Keep one launch that committed, because the supervisor needs to know whether one ever did.
+    worked = [e for e in exits[:-MAX_EXITS] if e.committed and e.is_supervised][-1:]
+    replace_json(folder / EXITS_FILE, [dataclasses.asdict(e) for e in (*worked, *exits[-MAX_EXITS:])])
 
 
 def read_notes(folder: Path) -> Notes:

@@ -1,4 +1,4 @@
-"""The writer's log: rotated at each launch and when it is full, read in whole lines, searched for the last error.
+"""Rotates and reads the writer's log. It is rotated at each launch and when it is full.
 
 The writer, its JVM and Spark's workers have the file open, so a full log is copied and truncated, like logrotate's
 `copytruncate`. Lines written in the microseconds between the last copy and the truncation are lost.
@@ -17,26 +17,26 @@ from pathlib import Path
 from frazil.host.launcher import LogChunk, LogPosition
 
 LOG_FILE = "writer.log"
-LOGS_KEPT = 5
+MAX_LOGS = 5
 FULL_BYTES = 64 * 1024**2
 CONTINUES = f"... what was logged before this is in {LOG_FILE}.1"
-"""The first line of a log that was truncated."""
-ERROR_LINES = 5
-ERROR_CHARACTERS = 2000
+"""The first line of a truncated log."""
+MAX_ERROR_LINES = 5
+MAX_ERROR_CHARACTERS = 2000
 _LEVELS = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL, "TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
 _LEVEL = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
-"""Matches the start of a line of our log or Spark's: date, time and level."""
-_CUT = "... "
-_COPIED_AT_ONCE = 1024**2
+"""Matches the start of a log line of frazil or Spark: date, time and level."""
+_OMITTED = "... "
+_COPY_BLOCK_BYTES = 1024**2
 
 
 def rotate(folder: Path) -> None:
-    """Rename the last launch's log to `writer.log.1`, and the older logs to higher numbers; keep five."""
+    """Rename the last launch's log to `writer.log.1`, and older logs to higher numbers. Five are kept."""
     _shift(folder, LOG_FILE)
 
 
 def _shift(folder: Path, newest: str) -> None:
-    names = [newest, *(f"{LOG_FILE}.{n}" for n in range(1, LOGS_KEPT + 1))]
+    names = [newest, *(f"{LOG_FILE}.{n}" for n in range(1, MAX_LOGS + 1))]
     for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
         with suppress(FileNotFoundError):
             (folder / newer).replace(folder / older)
@@ -65,7 +65,7 @@ def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
         _copy_rest(full, to)
         full.truncate(0)
         to.seek(max(to.tell() - 1, 0))
-        if to.read(1) not in (b"", b"\n"):  # a line was cut off, and must not run into the next
+        if to.read(1) not in (b"", b"\n"):  # end the incomplete last line
             to.write(b"\n")
     with log.open("a") as emptied:
         emptied.write(f"{CONTINUES}\n")
@@ -73,12 +73,12 @@ def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
 
 
 def _copy_rest(source: FileIO, to: FileIO) -> None:
-    while data := source.read(_COPIED_AT_ONCE):
+    while data := source.read(_COPY_BLOCK_BYTES):
         to.write(data)
 
 
 def redirect(log: Path) -> None:
-    """Send the output of this process and its children to the log. A pipe would break when its reader dies."""
+    """Redirect the output of this process and its children to the log file."""
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
@@ -89,10 +89,10 @@ def redirect(log: Path) -> None:
 
 
 def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_bytes: int) -> LogChunk | None:
-    """Return whole lines after a position. Beyond the limit, only the last lines, after a line on the omitted bytes.
+    """Return whole lines after a position. Beyond the limit, return only the last lines, after a line on omitted bytes.
 
-    A log that is shorter than the position was truncated. Readers are never so far behind that a second truncation is
-    missed.
+    A log that is shorter than the position was truncated, and its unread lines are in `writer.log.1`. Readers are never
+    two truncations behind.
     """
     start = since.offset_bytes if since is not None and since.launch_id == launch_id else 0
     try:
@@ -108,7 +108,7 @@ def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_b
 
 
 def _lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], int]:
-    """Return whole lines from an offset on, and the offset after them. Beyond the limit, only the last lines."""
+    """Return whole lines from an offset, and the offset after them. Beyond the limit, return only the last lines."""
     with path.open("rb") as log:
         size = log.seek(0, 2)
         skipped = max(0, size - start - limit_bytes)
@@ -119,16 +119,14 @@ def _lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], i
         whole = data
     lines = whole.decode(errors="replace").splitlines()
     if skipped:
-        lines = [f"{_CUT}{skipped} bytes are not shown here; the whole log is {path}", *lines[1:]]
+        lines = [f"{_OMITTED}{skipped} bytes are omitted; the complete log is {path}", *lines[1:]]
     return tuple(lines), start + skipped + len(whole)
 
 
-def leveled(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
+def with_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
     """Yield each line with its `logging` level.
 
-    A line without a level, as in a traceback, has the level of the line before.
-
-    `level` is the level of the first lines, if they have none.
+    A line without a level, as in a traceback, has the level of the previous line; the first lines have `level`.
     """
     for line in lines:
         if found := _LEVEL.match(line):
@@ -137,18 +135,15 @@ def leveled(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tupl
 
 
 def last_error(folder: Path, *, min_level: int = logging.NOTSET) -> str | None:
-    """Return the end of the log, where a process that died usually gives the reason; None if it is empty.
-
-    `least` is the minimum level of returned lines.
-    """
+    """Return the log's last lines, which usually explain a crash; None without lines of `min_level` or above."""
     lines = _last_lines(folder / LOG_FILE)
-    if CONTINUES in lines[:ERROR_LINES]:  # few lines since it was truncated
+    if CONTINUES in lines[:MAX_ERROR_LINES]:  # few lines since it was truncated
         lines = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in lines if line != CONTINUES)]
-    # What was cut off in the middle may be a traceback; a log begins with what Java and Spark greet with.
-    cut = bool(lines) and lines[0].startswith(_CUT)
+    # A cut log may begin within a traceback; a complete log begins with messages of Java and Spark.
+    cut = bool(lines) and lines[0].startswith(_OMITTED)
     first = logging.CRITICAL if cut else logging.INFO
-    lines = [line for level, line in leveled(lines[cut:], level=first) if level >= min_level]
-    return "\n".join(lines[-ERROR_LINES:])[-ERROR_CHARACTERS:] or None
+    lines = [line for level, line in with_levels(lines[cut:], level=first) if level >= min_level]
+    return "\n".join(lines[-MAX_ERROR_LINES:])[-MAX_ERROR_CHARACTERS:] or None
 
 
 def _last_lines(log: Path) -> list[str]:

@@ -70,10 +70,10 @@ class Client:
         """Send one event."""
         self._client.emit(
             RunEvent(
-                eventTime=_moment(at_ms),
+                eventTime=_timestamp(at_ms),
                 eventType=RunState[state],
                 run=self._run(facts),
-                job=self._described_job(),
+                job=self._job_with_type(),
                 producer=PRODUCER,
                 inputs=[_input(one) for one in facts.inputs],
                 outputs=[] if facts.output is None else [_output(facts.output, facts)],
@@ -105,20 +105,20 @@ class Client:
             facets["frazil_maintenance"] = MaintenanceFacet([dict(action) for action in facts.actions])
         return Run(runId=self.run_id, facets=facets)
 
-    def _described_job(self) -> Job:
+    def _job_with_type(self) -> Job:
         kind = job_type_job.JobTypeJobFacet(processingType=self._processing, integration="FRAZIL", jobType="JOB")
         return Job(namespace=self._settings.namespace, name=self._job, facets={"jobType": kind})
 
 
-def _moment(at_ms: int) -> str:
+def _timestamp(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
 
 
 def _input(one: Dataset) -> InputDataset:
-    return InputDataset(one.namespace, one.name, facets=_of_table(one))
+    return InputDataset(one.namespace, one.name, facets=_table_facets(one))
 
 
-def _of_table(table: Dataset) -> dict[str, DatasetFacet]:
+def _table_facets(table: Dataset) -> dict[str, DatasetFacet]:
     facets: dict[str, DatasetFacet] = {}
     if table.identifier is not None:
         identifier = symlinks_dataset.Identifier(namespace=table.catalog or "", name=table.identifier, type="TABLE")
@@ -138,8 +138,8 @@ def _output(table: Dataset, facts: RunFacts) -> OutputDataset:
             rowCount=totals.records, size=totals.bytes, fileCount=totals.files
         )
     if facts.day is not None:
-        of_day = base_subset_dataset.Partition(dimensions={"day": str(facts.day)})
+        day_partition = base_subset_dataset.Partition(dimensions={"day": str(facts.day)})
         facets["subset"] = base_subset_dataset.OutputSubsetOutputDatasetFacet(
-            base_subset_dataset.PartitionSubsetCondition(partitions=[of_day])
+            base_subset_dataset.PartitionSubsetCondition(partitions=[day_partition])
         )
-    return OutputDataset(table.namespace, table.name, facets=_of_table(table), outputFacets=facets)
+    return OutputDataset(table.namespace, table.name, facets=_table_facets(table), outputFacets=facets)

@@ -1,4 +1,4 @@
-"""The contents of an OpenLineage event about a run, independent of OpenLineage's client. Pure."""
+"""The content of OpenLineage events about a run, independent of OpenLineage's client. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pyiceberg.table import Table
 
 from frazil.spec.units import parse_duration
 
-EVERY = "FRAZIL_LINEAGE_EVERY"
-EVERY_DEFAULT = "15m"
+INTERVAL_VARIABLE = "FRAZIL_LINEAGE_EVERY"
+DEFAULT_INTERVAL = "15m"
 PARENT = "OPENLINEAGE_PARENT_ID"
 """The variable with the parent run, `<namespace>/<job>/<run id>`, as OpenLineage's Spark integration expects it."""
 NAMESPACE = "OPENLINEAGE_NAMESPACE"
@@ -48,7 +48,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The totals of a run until now."""
+    """What a run has written so far."""
 
     records: int = 0
     bytes: int = 0
@@ -60,7 +60,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The contents of one event."""
+    """The content of one event."""
 
     inputs: tuple[Dataset, ...] = ()
     output: Dataset | None = None
@@ -75,7 +75,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of lineage, as the environment declares them."""
+    """Lineage settings from the environment."""
 
     on: bool = False
     every_ms: int = 900_000
@@ -86,22 +86,26 @@ class Settings:
     problems: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Settings:
+    def load(cls, environment: Mapping[str, str]) -> Settings:
+        """Read the settings from an environment. Without a backend, lineage is off."""
         disabled = environment.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true"
         named = {"OPENLINEAGE_URL", "OPENLINEAGE_CONFIG"} & {name for name, value in environment.items() if value}
         if disabled or not (named or any(name.startswith("OPENLINEAGE__TRANSPORT") for name in environment)):
             return cls()
-        problems, every = [], parse_duration(EVERY_DEFAULT)
+        problems, every = [], parse_duration(DEFAULT_INTERVAL)
         try:
-            every = parse_duration(environment.get(EVERY) or EVERY_DEFAULT)
+            every = parse_duration(environment.get(INTERVAL_VARIABLE) or DEFAULT_INTERVAL)
         except ValueError:
             problems.append(
-                f"{EVERY} is {environment[EVERY]!r}: it is a duration such as {EVERY_DEFAULT}, which is taken"
+                f"{INTERVAL_VARIABLE} is {environment[INTERVAL_VARIABLE]!r}, which is not a duration such as 5m; "
+                f"{DEFAULT_INTERVAL} is used"
             )
-        said = environment.get(PARENT)
-        parent = _PARENT.fullmatch(said) if said else None
-        if said and parent is None:
-            problems.append(f"{PARENT} is {said!r}: it is <namespace>/<job>/<run id>; the run has no parent")
+        parent_id = environment.get(PARENT)
+        parent = _PARENT.fullmatch(parent_id) if parent_id else None
+        if parent_id and parent is None:
+            problems.append(
+                f"{PARENT} is {parent_id!r}, which is not <namespace>/<job>/<run id>; the run has no parent"
+            )
         return cls(
             on=True,
             every_ms=round(every.total_seconds() * 1000),
@@ -111,16 +115,16 @@ class Settings:
         )
 
 
-def topics(bootstrap_servers: str, names: Iterable[str]) -> tuple[Dataset, ...]:
-    """Return topics as datasets; OpenLineage names a Kafka cluster after its first broker."""
+def topic_datasets(bootstrap_servers: str, names: Iterable[str]) -> tuple[Dataset, ...]:
+    """Return topics as datasets. OpenLineage names a Kafka cluster after its first broker."""
     first = bootstrap_servers.split(",", maxsplit=1)[0].strip()
     return tuple(Dataset(f"kafka://{first}", name) for name in sorted(names))
 
 
-def dataset_of(table: Table) -> Dataset:
+def table_dataset(table: Table) -> Dataset:
     """Return a table as a dataset.
 
-    Its name is its location, as in OpenLineage's Iceberg integrations. Its identifier is added.
+    The dataset's name is the table's location, as in OpenLineage's Iceberg integrations.
     """
     parts = urlsplit(table.location())
     in_store = parts.scheme not in {"", "file"}

@@ -1,7 +1,7 @@
 """Runs of batch jobs, such as an aggregation's day. Each run is a pair of events: START, then COMPLETE or FAIL.
 
 A thread sends the events. Only the end of the process waits for the thread, for up to two seconds. If the backend is
-down, it gets START together with the run's end event, or nothing.
+down, START is sent together with the run's end event, or both are lost.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from frazil.lineage.stream import Sender
 
 log = logging.getLogger(__name__)
 
-CLOSE_S = 2.0
-MAX_WAITING_EVENTS = 4_000
-"""Maximum of events that wait to be sent; further events are lost. A maintenance run has two events for each of 500
-tables.
+CLOSE_TIMEOUT_S = 2.0
+MAX_QUEUED_EVENTS = 4_000
+"""Maximum number of events that wait to be sent. Further events are lost. A maintenance run of 500 tables has 1,000.
 """
 
 Connect = Callable[[Settings, str], Sender]
@@ -66,7 +65,7 @@ class Jobs:
 
     def __init__(self, settings: Settings, *, connect: Connect = connect) -> None:
         self._settings, self._connect = settings, connect
-        self._events: queue.Queue[_Event | None] = queue.Queue(MAX_WAITING_EVENTS)
+        self._events: queue.Queue[_Event | None] = queue.Queue(MAX_QUEUED_EVENTS)
         # A daemon: a backend that hangs must not keep the process.
         self._thread = threading.Thread(target=self._send_all, name="openlineage", daemon=True)
         self._unsent: list[_Event] = []
@@ -80,9 +79,9 @@ class Jobs:
 
     def close(self) -> None:
         """Wait until everything is sent, or for CLOSE_S seconds."""
-        ends_at = time.monotonic() + CLOSE_S
+        ends_at = time.monotonic() + CLOSE_TIMEOUT_S
         try:
-            self._events.put(None, timeout=CLOSE_S)
+            self._events.put(None, timeout=CLOSE_TIMEOUT_S)
         except queue.Full:
             return
         self._thread.join(max(ends_at - time.monotonic(), 0))
@@ -91,7 +90,7 @@ class Jobs:
         try:
             self._events.put_nowait(event)
         except queue.Full:
-            self._warn(f"{MAX_WAITING_EVENTS} events wait to be sent")
+            self._warn(f"{MAX_QUEUED_EVENTS} events wait to be sent")
 
     def _send_all(self) -> None:
         while (event := self._events.get()) is not None:
@@ -110,11 +109,11 @@ class Jobs:
             event.run.sender = self._connect(self._settings, event.run.job)
         event.run.sender.send(event.state, event.at_ms, event.facts)
         if event.state is not State.START:
-            event.run.sender.close(CLOSE_S)
+            event.run.sender.close(CLOSE_TIMEOUT_S)
 
-    def _warn(self, why: str) -> None:
+    def _warn(self, reason: str) -> None:
         if not self._failed:
-            log.warning("OpenLineage's backend does not get all events: %s", why)
+            log.warning("cannot send all events to the OpenLineage backend: %s", reason)
         self._failed = True
 
 
@@ -123,7 +122,7 @@ def openlineage_jobs(
     environment: Mapping[str, str] = os.environ, *, connect: Connect = connect
 ) -> Iterator[Jobs | None]:
     """Yield the sender for this process's runs; None if no backend is declared."""
-    settings = Settings.of(environment)
+    settings = Settings.load(environment)
     for problem in settings.problems:
         log.warning("%s", problem)
     if not settings.on:

@@ -1,7 +1,8 @@
-"""One writer as a run of a streaming job: START at its take-over, RUNNING at intervals, COMPLETE or FAIL at its end.
+"""Reports a writer as a run of a streaming job: START when it takes over the stream, RUNNING at intervals, COMPLETE or
+FAIL at its end.
 
-A shared thread sends the events, and the writer never waits for it. If the backend is down, it gets START late, and the
-newest totals once it is back.
+A shared thread sends the events, and the writer never waits for it. If the backend is down, START and the newest totals
+are sent once it is up again.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Protocol
 from pyiceberg.table import Table
 
 from frazil.events import BatchCommitted, EpochBegan, Event, TableEvolved
-from frazil.lineage.facts import Dataset, RunFacts, Settings, State, Totals, dataset_of, topics
+from frazil.lineage.facts import Dataset, RunFacts, Settings, State, Totals, table_dataset, topic_datasets
 
 log = logging.getLogger(__name__)
 
-AGAIN_MS = 60_000
-"""Milliseconds before another attempt after an error of the backend."""
-CLOSE_S = 2.0
+RETRY_INTERVAL_MS = 60_000
+"""Milliseconds between two attempts after an error of the backend."""
+CLOSE_TIMEOUT_S = 2.0
 
 
 class Sender(Protocol):
@@ -33,22 +34,28 @@ class Sender(Protocol):
 
 
 class StreamLineage:
-    """A sink of a stream's events that reports them as a lineage run.
+    """Event sink that reports a stream's writer as a lineage run.
 
-    A thread of `frazil.history.scribes` sends the lineage events; `connect` creates the client in that thread.
+    A thread of `frazil.history.recording_threads` sends the events. `connect` creates the client in that thread.
     """
 
     def __init__(
-        self, stream: str, *, settings: Settings, bootstrap: str, named: Iterable[str], connect: Callable[[], Sender]
+        self,
+        stream: str,
+        *,
+        settings: Settings,
+        bootstrap: str,
+        topics: Iterable[str],
+        connect: Callable[[], Sender],
     ) -> None:
-        """Prepare the run. `named` are the declared topics; topics that match a pattern are taken from the marker."""
+        """Prepare the run. `topics` are the declared ones; the marker adds those that match a pattern."""
         self._stream, self._settings, self._bootstrap, self._connect = stream, settings, bootstrap, connect
         self._lock = threading.Lock()
-        self._topics = frozenset(named)
+        self._topics = frozenset(topics)
         self._totals = Totals()
         self._load: Callable[[], Table] | None = None
         self._output: Dataset | None = None
-        """The table; None until it is loaded, and once it has evolved."""
+        """The table; None before it is loaded, and after a schema change until it is loaded again."""
         self._began_ms: int | None = None
         self._ended: tuple[State, int, str | None] | None = None
         self._sender: Sender | None = None
@@ -58,7 +65,7 @@ class StreamLineage:
         self._failed_ms: int | None = None
 
     def opens(self, load: Callable[[], Table]) -> None:
-        """Record that the table exists. `load` loads the table, and is called in the sending thread."""
+        """Start sending: the table exists. The sending thread calls `load` to load it."""
         self._load = load
 
     def take(self, event: Event) -> None:
@@ -77,7 +84,7 @@ class StreamLineage:
                     self._totals = Totals(records, size, total.files + batch.files, newest, changes)
 
     def ended(self, error: str | None, *, at_ms: int) -> None:
-        """Record that the writer ended, well or with this error."""
+        """Record that the writer ended, with an error or (None) without."""
         with self._lock:
             self._ended = (State.COMPLETE if error is None else State.FAIL, at_ms, error)
 
@@ -85,7 +92,7 @@ class StreamLineage:
         """Whether `write` should be called now."""
         if self._began_ms is None or self._load is None:
             return False
-        if self._failed_ms is not None and abs(now_ms - self._failed_ms) < AGAIN_MS:
+        if self._failed_ms is not None and abs(now_ms - self._failed_ms) < RETRY_INTERVAL_MS:
             return False
         if self._sent is None:
             return True
@@ -97,7 +104,9 @@ class StreamLineage:
             self._write(now_ms)
         except Exception as error:  # transports raise what their clients raise
             if self._failed_ms is None:
-                log.warning("stream %s: OpenLineage's backend does not get its events: %s", self._stream, error)
+                log.warning(
+                    "stream %s: cannot send its events to the OpenLineage backend; will retry: %s", self._stream, error
+                )
             self._failed_ms = now_ms
         else:
             self._failed_ms = None
@@ -105,11 +114,11 @@ class StreamLineage:
     def _write(self, now_ms: int) -> None:
         with self._lock:
             began_ms, output, totals, ended = self._began_ms, self._output, self._totals, self._ended
-            inputs = topics(self._bootstrap, self._topics)
+            inputs = topic_datasets(self._bootstrap, self._topics)
         if began_ms is None or self._load is None:
             return  # the writer never took over
         if output is None:
-            output = self._output = dataset_of(self._load())
+            output = self._output = table_dataset(self._load())
         if self._sender is None:
             self._sender = self._connect()
         facts = RunFacts(inputs, output, totals)
@@ -118,7 +127,7 @@ class StreamLineage:
         if ended is not None:
             state, at_ms, error = ended
             self._send(state, at_ms, replace(facts, error=error))
-            self._sender.close(CLOSE_S)
+            self._sender.close(CLOSE_TIMEOUT_S)
         elif totals != self._sent_totals and abs(now_ms - self._sent_ms) >= self._settings.every_ms:
             self._send(State.RUNNING, now_ms, facts)
             self._sent_ms = now_ms

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from frazil import clock
-from frazil.lineage.facts import RunFacts, dataset_of
+from frazil.lineage.facts import RunFacts, table_dataset
 from frazil.lineage.jobs import Jobs
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.tables import MaintainedTable
@@ -28,9 +28,9 @@ def report_maintenance(
         return
     try:
         loaded = open_existing_catalog(table.catalog).load_table(table.identifier)
-        found, snapshot = dataset_of(loaded), loaded.current_snapshot()
+        found, snapshot = table_dataset(loaded), loaded.current_snapshot()
     except Exception as error:  # anything that the catalog raises; the log has what was done
-        log.info("could not report the maintenance of %s to OpenLineage's backend: %r", table.name, error)
+        log.info("could not report the maintenance of %s to the OpenLineage backend: %r", table.name, error)
         return
     failed = [f"{one.action}: {one.sentence}" for one in worth if one.ending is Ending.FAILED]
     facts = RunFacts(

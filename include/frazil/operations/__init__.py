@@ -1,3 +1,3 @@
-"""The content of operators' pages about streams: frozen values that pure functions build from data read elsewhere."""
+"""Builds the content of the operations page: pure functions that return frozen values."""
 
 from __future__ import annotations

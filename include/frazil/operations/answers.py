@@ -1,7 +1,7 @@
-"""A cache of blocking reads, such as of a catalog, that answers within a deadline.
+"""A cache of blocking reads, such as of a catalog, that responds within a deadline.
 
-Each read runs in a thread. Fresh cached answers return at once, and are refreshed in the background. Stale or missing
-answers are awaited until the request's deadline. A read that hangs occupies one of its group's few threads until it
+Each read runs in a thread. Fresh cached answers return immediately and are refreshed in the background. Stale or
+missing answers are awaited until the request's deadline. A read that hangs occupies one of its group's threads until it
 returns, so a catalog that does not respond never delays other catalogs. Without requests, nothing runs.
 """
 
@@ -23,33 +23,33 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 THREADS = 4
-SILENT_AFTER_S = 1.2
+UNRESPONSIVE_AFTER_S = 1.2
 """Seconds after which a running read is reported as unresponsive."""
-TOO_OLD_S = 120.0
-"""Age in seconds from which an answer is stale. A stale answer is returned only if its refresh misses the deadline,
-marked as pending.
+STALE_AFTER_S = 120.0
+"""Age in seconds from which an answer is stale. A stale answer is returned, as pending, only if its refresh misses the
+deadline.
 """
-FORGOTTEN_AFTER_S, SWEPT_EVERY_S = 12 * 3600.0, 60.0
+RETENTION_S, SWEEP_INTERVAL_S = 12 * 3600.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """The newest answer of a read. `problem` is the error of the last read, if that failed."""
+    """The newest result of a read. `problem` is the error of the last read; None if it succeeded."""
 
     value: T | None = None
     at_ms: int | None = None
-    """The time of `value` or, without one, of the failed read; None before the first read."""
+    """When `value` was read, or (without a value) when the read failed; None before the first read."""
     problem: str | None = None
     silent_since_ms: int | None = None
-    """The start time of the read that is unresponsive, or of the oldest read that blocks the whole group."""
+    """When the unresponsive read began; None if the read responds."""
     renewed: bool = False
     """Whether the answer is stale and a refresh has begun."""
     outdated: bool = False
-    """Whether the read failed because frazil was upgraded while this process runs, as `problem` says."""
+    """Whether the read failed because frazil was upgraded while this process runs; `problem` has the remedy."""
 
     @property
     def pending(self) -> bool:
-        """Whether the first read, or the refresh of a stale answer, is under way."""
+        """Whether the first read, or the refresh of a stale answer, is in progress."""
         return (self.at_ms is None or self.renewed) and self.silent_since_ms is None
 
 
@@ -78,7 +78,7 @@ class _Group:
 class PendingAnswer(Generic[T]):
     """A request for an answer, to be passed to `gather`."""
 
-    kept: _CacheEntry
+    entry: _CacheEntry
 
 
 class Answers:
@@ -98,14 +98,14 @@ class Answers:
     ) -> None:
         self._threads, self._around, self._monotonic, self._now_ms = threads, around, monotonic, now_ms
         self._groups: dict[str, _Group] = {}
-        self._kept: dict[Hashable, _CacheEntry] = {}
+        self._entries: dict[Hashable, _CacheEntry] = {}
         self._swept_s = monotonic()
         self._changed = threading.Condition()
 
     def ask(
         self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, first: bool = False
     ) -> PendingAnswer[T]:
-        """Start a read unless the cached answer is younger than `keep_s`. Returns at once.
+        """Start a read unless the cached answer is younger than `keep_s`. Does not wait.
 
         Reads of one group share the group's threads. `first` moves this read to the front of the group's queue. An
         exception of `read` becomes the answer's problem.
@@ -113,9 +113,9 @@ class Answers:
         with self._changed:
             now_s = self._monotonic()
             self._drop_old(now_s)
-            one = self._kept.get(key)
+            one = self._entries.get(key)
             if one is None:
-                one = self._kept[key] = _CacheEntry(self._groups.setdefault(group, _Group()), read)
+                one = self._entries[key] = _CacheEntry(self._groups.setdefault(group, _Group()), read)
             one.read, one.requested_s = read, now_s
             fresh = one.answered_s is not None and now_s - one.answered_s < keep_s
             if one.waiting and first:
@@ -134,19 +134,19 @@ class Answers:
         The next request refreshes it.
         """
         with self._changed:
-            if key not in self._kept:
+            if key not in self._entries:
                 now_s = self._monotonic()
                 one = _CacheEntry(self._groups.setdefault(group, _Group()), lambda: value, value)
                 age_s = max(self._now_ms() - at_ms, 0) / 1000
                 one.answered_s, one.answered_ms, one.requested_s = now_s - age_s, at_ms, now_s
-                self._kept[key] = one
+                self._entries[key] = one
 
     def gather(self, pending: Iterable[PendingAnswer[T]], *, within_s: float) -> list[Answer[T]]:
         """Return the answers in the order of the requests, after at most `within_s` seconds."""
-        questions = [one.kept for one in pending]
+        questions = [one.entry for one in pending]
         with self._changed:
             deadline_s = self._monotonic() + within_s
-            while any(self._is_waited_for(one) for one in questions):
+            while any(self._must_wait_for(one) for one in questions):
                 left_s = deadline_s - self._monotonic()
                 if left_s <= 0:
                     break
@@ -165,39 +165,42 @@ class Answers:
     def forget_all(self, mark: Hashable) -> None:
         """Drop the answer of each key that contains `mark`."""
         with self._changed:
-            for key in [key for key in self._kept if _has(key, mark)]:
+            for key in [key for key in self._entries if _contains(key, mark)]:
                 self._forget(key)
 
     def _forget(self, key: Hashable) -> None:
         """Replace the cache entry, so that the result of a running read is discarded and no older answer is shown."""
-        if one := self._kept.get(key):
-            self._kept[key] = _CacheEntry(one.group, one.read, requested_s=one.requested_s)
+        if one := self._entries.get(key):
+            self._entries[key] = _CacheEntry(one.group, one.read, requested_s=one.requested_s)
 
-    def _is_waited_for(self, one: _CacheEntry) -> bool:
+    def _must_wait_for(self, one: _CacheEntry) -> bool:
         if one.began_s is None and not one.waiting:
             return False
         if one.answered_s is not None and not self._is_old(one):
             return False
-        return self._silent_since_s(one) is None
+        return self._unresponsive_since_s(one) is None
 
     def _is_old(self, one: _CacheEntry) -> bool:
-        return one.answered_s is not None and self._monotonic() - one.answered_s >= TOO_OLD_S
+        return one.answered_s is not None and self._monotonic() - one.answered_s >= STALE_AFTER_S
 
     def _answer(self, one: _CacheEntry) -> Answer[object]:
-        since_s = self._silent_since_s(one)
+        since_s = self._unresponsive_since_s(one)
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
         reading = one.waiting or one.began_s is not None
         renewed = reading and self._is_old(one)
         return Answer(one.value, one.answered_ms, one.problem, since_ms, renewed=renewed, outdated=one.outdated)
 
-    def _silent_since_s(self, one: _CacheEntry) -> float | None:
-        """Return the start of an unresponsive read. A queued read is unresponsive if all threads of its group are."""
+    def _unresponsive_since_s(self, one: _CacheEntry) -> float | None:
+        """Return when an unresponsive read began, in monotonic seconds; None if the read responds.
+
+        A queued read counts as unresponsive if every thread of its group is.
+        """
         now_s = self._monotonic()
         if one.began_s is not None:
-            return one.began_s if now_s - one.began_s >= SILENT_AFTER_S else None
+            return one.began_s if now_s - one.began_s >= UNRESPONSIVE_AFTER_S else None
         running = one.group.running if one.waiting else ()
         begun = [other.began_s for other in running if other.began_s is not None]
-        if len(begun) < self._threads or any(now_s - began_s < SILENT_AFTER_S for began_s in begun):
+        if len(begun) < self._threads or any(now_s - began_s < UNRESPONSIVE_AFTER_S for began_s in begun):
             return None
         return min(begun)
 
@@ -205,7 +208,7 @@ class Answers:
         one = group.queue.popleft()
         one.waiting, one.began_s = False, self._monotonic()
         group.running.add(one)
-        threading.Thread(target=self._run, args=(one,), name="frazil-look", daemon=True).start()
+        threading.Thread(target=self._run, args=(one,), name="frazil-read", daemon=True).start()
 
     def _run(self, one: _CacheEntry | None) -> None:
         with self._around():
@@ -214,11 +217,11 @@ class Answers:
                 problem = restart = None
                 try:
                     value = one.read()
-                except Exception as error:  # whatever a catalog or a storage raises is the answer
+                except Exception as error:  # any error of a catalog or a storage is the answer
                     restart = installed.outdated(error)
                     problem = restart or f"{type(error).__name__}: {' '.join(str(error).split())}"
-                    if restart and problem != one.problem:  # once, though it is looked at again and again
-                        log.warning("a look failed: %s", problem, exc_info=error)
+                    if restart and problem != one.problem:  # log it once, although the read is repeated
+                        log.warning("a read for the operations page failed: %s", problem, exc_info=error)
                 one = self._done(one, value, problem, outdated=restart is not None)
 
     def _done(self, one: _CacheEntry, value: object, problem: str | None, *, outdated: bool) -> _CacheEntry | None:
@@ -239,13 +242,13 @@ class Answers:
             return following
 
     def _drop_old(self, now_s: float) -> None:
-        if now_s - self._swept_s < SWEPT_EVERY_S:  # each of hundreds of questions comes here
+        if now_s - self._swept_s < SWEEP_INTERVAL_S:  # this runs for each of hundreds of requests
             return
         self._swept_s = now_s
-        for key in [k for k, one in self._kept.items() if now_s - one.requested_s > FORGOTTEN_AFTER_S]:
-            if self._kept[key].began_s is None and not self._kept[key].waiting:
-                del self._kept[key]
+        for key in [k for k, one in self._entries.items() if now_s - one.requested_s > RETENTION_S]:
+            if self._entries[key].began_s is None and not self._entries[key].waiting:
+                del self._entries[key]
 
 
-def _has(key: Hashable, mark: Hashable) -> bool:
-    return key == mark or (isinstance(key, tuple) and any(_has(part, mark) for part in key))
+def _contains(key: Hashable, mark: Hashable) -> bool:
+    return key == mark or (isinstance(key, tuple) and any(_contains(part, mark) for part in key))

@@ -1,4 +1,4 @@
-"""A table's windows for the page: the windows' signals, and the files of the table's partitions. Pure."""
+"""Builds the page's calendar of a table's windows, from signals and partition files. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def calendar_of(
 
 def _cell(window: Window, signal: Signal | None, through_us: int) -> Cell:
     if signal is None:
-        # A window before the cursor without a signal had none to send: it was history.
+        # A window before the cursor without a signal is history: it was never signalled.
         return Cell(window.key, "open" if window.start_us >= through_us else "history")
     state = {SignalState.HELD: "held", SignalState.RELEASED: "released"}.get(signal.state)
     if state is None:
@@ -81,7 +81,7 @@ def partition_calendar(
     alike = [window for window in windows if window.grain is grain]
     first, last = min(alike), max(alike)
     begin_us = max(first.start_us, last.end_us - SHOWN[grain] // timedelta(microseconds=1))
-    cells = [_filled(w, found.get(w, ()), now_us=now_us) for w in windows_between(grain, begin_us, last.end_us)]
+    cells = [_partition_cell(w, found.get(w, ()), now_us=now_us) for w in windows_between(grain, begin_us, last.end_us)]
     shown = {window.key for window in waiting}
     return Calendar(grain, tuple(replace(cell, backfilled=cell.key in shown) for cell in cells), None)
 
@@ -106,20 +106,20 @@ def _window_of(one: PartitionFiles) -> Window | None:
     return next((Window(begin_us, grain) for grain in Grain if end_us - begin_us == grain.us), None)
 
 
-def _filled(window: Window, partitions: Sequence[PartitionFiles], *, now_us: int) -> Cell:
+def _partition_cell(window: Window, partitions: Sequence[PartitionFiles], *, now_us: int) -> Cell:
     files, is_over = sum(one.files for one in partitions), window.end_us <= now_us
     compacted = files > 0 and is_over and all(one.small_files < 2 and not one.delete_files for one in partitions)
     return Cell(window.key, "written" if files else "empty", files=files, compacted=compacted)
 
 
-def together(signalled: Calendar | None, partitions: Calendar | None) -> Calendar | None:
+def merge_calendars(signalled: Calendar | None, partitions: Calendar | None) -> Calendar | None:
     """Merge two calendars: signalled windows get the files of their partitions."""
     if signalled is None or partitions is None:
         return signalled or partitions
     known = {cell.key: cell for cell in partitions.cells}
 
     def shown(cell: Cell) -> Cell:
-        # An hour may be of the partition of a day.
+        # An hourly window may belong to the partition of a day.
         found = known.get(cell.key) or known.get(cell.key[: len(next(iter(known)))])
         if found is None:
             return cell

@@ -1,4 +1,4 @@
-"""A stream's dead letters for the page: rejected records, and how many remain after replays and discards. Pure."""
+"""Counts a stream's rejected records for the page, and how many are left after replays and discards. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from frazil.commit.dead_letter_counts import (
 )
 from frazil.commit.history import ancestors, commit_records, merge_counts
 from frazil.commit.reasons import Reason, Reasons, parse_reasons
-from frazil.history.points import Happened, Kind
+from frazil.history.points import EventKind, HistoryEvent
 from frazil.spec.units import counted
 from frazil.status.flow import DAY_MS, counted_since
 
 COMMITTED_MS = 600_000
-"""Usual maximum of milliseconds between a record's rejection and the commit of its batch."""
+"""Milliseconds within which the batch of a rejected record is usually committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,24 @@ class Treatment:
     changes: Changes
 
     @property
-    def happened(self) -> Happened:
-        return Happened(self.at_ms, Kind.DEAD_LETTERS, self.sentence)
+    def happened(self) -> HistoryEvent:
+        return HistoryEvent(self.at_ms, EventKind.DEAD_LETTERS, self.sentence)
 
 
-def treated(dead_letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int) -> list[Treatment]:
+def find_treatments(
+    dead_letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int
+) -> list[Treatment]:
     """Return the replays and discards after `since_ms`, oldest first, from the snapshots of the dead-letter table."""
     found: list[Treatment] = []
-    landed = {summary["frazil.backfill"]: summary for summary in published(main, stream, since_ms=since_ms)}
+    landed = {summary["frazil.backfill"]: summary for summary in published_summaries(main, stream, since_ms=since_ms)}
     for snapshot in ancestors(dead_letters) if dead_letters else ():
         if snapshot.timestamp_ms < since_ms:
             break
         summary = summary_of(snapshot)
         if summary.get("frazil.operation") == "replay" and summary.get("frazil.backfill-stream") == stream:
-            sentence = _replayed(landed.get(summary.get("frazil.backfill", "")))
+            sentence = _replay_sentence(landed.get(summary.get("frazil.backfill", "")))
         elif summary.get("frazil.dead-letters-of") == stream:
-            by, why = summary.get("frazil.discarded-by", "somebody"), summary.get("frazil.reason", "")
+            by, why = summary.get("frazil.discarded-by", "an unknown user"), summary.get("frazil.reason", "")
             sentence = f"dead letters were discarded by {by}: {why}"
         else:
             continue
@@ -73,7 +75,7 @@ def treated(dead_letters: TableMetadata | None, main: TableMetadata, stream: str
     return found[::-1]
 
 
-def published(main: TableMetadata, stream: str, *, since_ms: int) -> list[Mapping[str, str]]:
+def published_summaries(main: TableMetadata, stream: str, *, since_ms: int) -> list[Mapping[str, str]]:
     """Return the summaries of a stream's backfills and replays since `since_ms` from its table, newest first."""
     found = []
     for snapshot in ancestors(main):
@@ -85,7 +87,7 @@ def published(main: TableMetadata, stream: str, *, since_ms: int) -> list[Mappin
     return found
 
 
-def _replayed(summary: Mapping[str, str] | None) -> str:
+def _replay_sentence(summary: Mapping[str, str] | None) -> str:
     landed, failed = ((summary or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
     if not (landed.isdecimal() and failed.isdecimal()):
         return "dead letters were replayed"
@@ -95,7 +97,7 @@ def _replayed(summary: Mapping[str, str] | None) -> str:
     return f"dead letters were replayed: {rows} landed,{dropped} {int(failed):,} failed again"
 
 
-def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int) -> list[Rejected]:
+def count_rejected(main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int) -> list[Rejected]:
     """Count the last day's rejected records by error class, highest count first, and how many are still dead letters.
 
     The count begins later than a day ago if older snapshots have expired or the stream was reset. A replay or discard
@@ -114,7 +116,7 @@ def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treatment
             reasons[name] = reasons.get(name, Reason(0)) + summary
             there[name] += summary.count
             of_first[name] += summary.count if at_ms < (last + span) * HOUR_MS + COMMITTED_MS else 0
-        for name, change in _since(range(first, last + 1), of_first, sum_by_span(changes.by, span)).items():
+        for name, change in _changes_since(range(first, last + 1), of_first, sum_by_span(changes.by, span)).items():
             there[name] = max(there[name] + change, 0)
             if change > 0:
                 reasons.setdefault(name, Reason(0))
@@ -134,7 +136,7 @@ def _changes(
     return iter(sorted([*found, *treated], key=lambda one: one[0]))
 
 
-def _since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
+def _changes_since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
     """Sum the changes of a replay or discard by error class, from the hours of `first` on.
 
     `counts` has each change at the first hour of its span. Part of the hours in `first` lies before the counted period.
@@ -152,7 +154,7 @@ def _since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]
     return found
 
 
-def with_treatments(happened: Iterable[Happened], treatments: Iterable[Treatment]) -> tuple[Happened, ...]:
+def with_treatments(happened: Iterable[HistoryEvent], treatments: Iterable[Treatment]) -> tuple[HistoryEvent, ...]:
     """Merge replays and discards into the events, ordered by time."""
     return tuple(sorted((*happened, *(one.happened for one in treatments)), key=lambda what: what.at_ms))
 

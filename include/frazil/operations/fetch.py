@@ -1,6 +1,6 @@
-"""Blocking reads behind the page. Each may take as long as its catalog needs, and raises the catalog's errors.
+"""Blocking reads for the page. They wait for the catalog, and raise its errors.
 
-Callers go through `frazil.operations.answers`, which limits the wait.
+The page calls them through `frazil.operations.answers`, which limits the wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from frazil.commit.backfill_marker import BackfillMarker, branch_name, open_back
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import read_stream
 from frazil.errors import MarkerUnreadable
-from frazil.history.read import history_of as past_of
+from frazil.history.read import read_table_history as past_of
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.deep import read_partitions
@@ -35,7 +35,7 @@ from frazil.operations.calendar import SHOWN, Calendar, calendar_of, partition_c
 from frazil.operations.holders import holders
 from frazil.operations.offers import Standing
 from frazil.operations.overview import Windows
-from frazil.operations.stream_view import History, history_of
+from frazil.operations.stream_view import History, read_table_history
 from frazil.operations.table_view import Shape, shape_of
 from frazil.partitions.completeness import Cursor, complete_until_us, format_time
 from frazil.partitions.windows import Window
@@ -52,7 +52,7 @@ from frazil.table.tables import load_stream_table
 
 KAFKA_ANSWERS_WITHIN_S = 5.0
 MAX_FILES = 20_000
-"""Maximum of files for a histogram of file sizes, because a histogram needs every manifest entry."""
+"""Maximum number of files for a histogram of file sizes, which needs every manifest entry."""
 
 
 def fetch_stream(spec: StreamSpec) -> StreamState:
@@ -83,12 +83,12 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> History | None:
         return None
     try:
         marker = read_marker(table.properties, spec.name)
-    except MarkerUnreadable:  # the status says so
+    except MarkerUnreadable:  # the status reports this
         marker = None
     now_ms = clock.now_ms()
     past = past_of(table, spec.name, since_ms=now_ms - past_ms)
     dead_letters = _dead_letters(table, spec)
-    return history_of(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, past_ms=past_ms)
+    return read_table_history(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, past_ms=past_ms)
 
 
 def _dead_letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
@@ -149,7 +149,7 @@ def _open_backfills(table: Table) -> list[BackfillMarker]:
     """Return the open backfills that have staged at most `MAX_FILES` files each."""
     try:
         return [backfill for backfill in open_backfills(table.properties) if backfill.files <= MAX_FILES]
-    except MarkerUnreadable:  # the view of its stream says so
+    except MarkerUnreadable:  # the stream's view reports this
         return []
 
 
@@ -166,10 +166,7 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
 
 
 def fetch_signals(spec: StreamSpec) -> Cursor | None:
-    """Read up to which time a table's windows are signalled, and which windows its gates hold.
-
-    None before the first signal.
-    """
+    """Read the cursor of a table's signals: the signalled time and the held windows; None before the first signal."""
     return TableSignals.load(open_existing_catalog(spec.table.catalog), spec.table.identifier).cursor
 
 

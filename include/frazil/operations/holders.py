@@ -1,4 +1,4 @@
-"""The topic-partitions, streams and quality gates that hold a table's next window back. Pure."""
+"""Finds the topic partitions, streams and quality gates that delay a table's next window. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from frazil.partitions.windows import Window
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One reason why the next window is not complete.
-
-    `kind` is topic-partition, stream or gate; `why` adds a detail.
-    """
+    """One reason why the next window is not complete. `kind` is topic-partition, stream or gate; `why` is a detail."""
 
     kind: str
     name: str
@@ -22,9 +19,9 @@ class Holder:
 
 
 def holders(feeds: Iterable[Feed], following: Window | None, held: Iterable[str]) -> tuple[Holder, ...]:
-    """Return the causes, one for each feed that the next window waits for, then the windows that gates hold.
+    """Return a reason for each feed that delays the next window, then for each window that a gate holds.
 
-    `following` is the next window. It is None while a watermark is unknown: then no window is complete.
+    `following` is the next window; None while a watermark is unknown.
     """
     feeds = tuple(feeds)
     waiting = feeds_behind(feeds, following) if following else tuple(f for f in feeds if f.watermark_us is None)
@@ -33,10 +30,10 @@ def holders(feeds: Iterable[Feed], following: Window | None, held: Iterable[str]
 
 def _holder(feed: Feed) -> Holder:
     if feed.problem:
-        return Holder("stream", feed.stream, "does not count")
+        return Holder("stream", feed.stream, "cannot be read")
     if feed.waiting_us is not None and feed.complete_until_us == feed.waiting_us:
-        return Holder("stream", feed.stream, "rows wait on a branch")
+        return Holder("stream", feed.stream, "has rows on a branch")
     if feed.holding_back is not None:
         topic, partition = feed.holding_back
         return Holder("topic-partition", f"{topic}-{partition}")
-    return Holder("stream", feed.stream, "has not begun" if feed.watermark_us is None else "is idle")
+    return Holder("stream", feed.stream, "has not started" if feed.watermark_us is None else "is idle")

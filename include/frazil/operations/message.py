@@ -1,4 +1,4 @@
-"""Notifications of alerts and failed tasks: one message of limited size for every notifier, in three formats. Pure.
+"""Builds the messages about alerts and failed tasks for notifiers, in three formats and of limited size. Pure.
 
 A message names the problem, the stream or table, the start time, and the addresses of the runbook and the operations
 page. Quoted text stays on one line, and cannot format the message or mention a user.
@@ -19,19 +19,19 @@ from frazil.maintenance.rules import runbook_of
 from frazil.safe_text import safe
 from frazil.timetext import utc
 
-NAMED = 10
-"""Maximum of alerts listed in one message; the other alerts are counted."""
-ALONE = 20
-"""Maximum of simultaneous alerts that `each` sends separately; the other alerts share one message."""
-SENTENCES = 4_000
-"""Maximum of characters of all sentences in a message."""
-TITLE = 200
-KEY = 255
-"""Maximum of characters that PagerDuty accepts in a deduplication key."""
+MAX_LISTED = 10
+"""Maximum number of alerts listed in one message; the others are counted."""
+MAX_SEPARATE = 20
+"""Maximum number of simultaneous alerts that `each` sends separately; the others share one message."""
+MAX_SENTENCE_CHARACTERS = 4_000
+"""Maximum number of characters of all sentences in a message."""
+MAX_TITLE_CHARACTERS = 200
+MAX_KEY_CHARACTERS = 255
+"""Maximum number of characters that PagerDuty accepts in a deduplication key."""
 SEVERAL = "frazil/several"
 """The deduplication key of every message about several alerts."""
-KINDS = 5
-"""Maximum of different rules counted in a title."""
+MAX_RULES = 5
+"""Maximum number of different rules counted in a title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Trouble:
     """Whether `each` sent this alert in a message of its own when it fired."""
 
     @classmethod
-    def of_alert(cls, alert: Mapping[str, Any], *, page: str) -> Self:
-        """Parse an alert as `Alert.to_json` writes it, without trusting its content.
+    def from_alert(cls, alert: Mapping[str, Any], *, page: str) -> Self:
+        """Parse an alert that `Alert.to_json` wrote, without trusting its content.
 
         `page` is the operations page's URL.
         """
@@ -63,12 +63,14 @@ class Trouble:
         name, _, one = rule.partition(":")
         stream = one if name in {"freshness", "lag"} else ""
         return cls(
-            name=_line(name, TITLE) or "an alert",
-            about=_line(f"stream {stream} of {subject}" if stream else subject.removeprefix("care of "), TITLE),
-            sentence=_line(str(alert.get("sentence", "")), SENTENCES),
+            name=_line(name, MAX_TITLE_CHARACTERS) or "an alert",
+            about=_line(
+                f"stream {stream} of {subject}" if stream else subject.removeprefix("care of "), MAX_TITLE_CHARACTERS
+            ),
+            sentence=_line(str(alert.get("sentence", "")), MAX_SENTENCE_CHARACTERS),
             since_ms=since if isinstance(since, int) else None,
-            runbook=_line(str(alert.get("runbook") or runbook_of(rule)), SENTENCES),
-            page=page and f"{page}#{_place(stream, subject)}",
+            runbook=_line(str(alert.get("runbook") or runbook_of(rule)), MAX_SENTENCE_CHARACTERS),
+            page=page and f"{page}#{_page_path(stream, subject)}",
             key=_key(f"frazil/{subject}/{rule}"),
             alone=alert.get("alone") is not False,
         )
@@ -95,7 +97,7 @@ class Message:
 
     @property
     def runbook(self) -> str:
-        """The runbook entry that all alerts share, or else the runbook's first page."""
+        """The runbook entry that all alerts share, otherwise the runbook's first page."""
         entries = {one.runbook for one in self.troubles}
         return entries.pop() if len(entries) == 1 else self.troubles[0].runbook.partition("#")[0]
 
@@ -105,17 +107,17 @@ class Message:
         over = "over: " if self.is_over else ""
         if len(self.troubles) == 1:
             (one,) = self.troubles
-            return _line(f"frazil: {over}{one.name}" + (f", {one.about}" if one.about else ""), TITLE)
+            return _line(f"frazil: {over}{one.name}" + (f", {one.about}" if one.about else ""), MAX_TITLE_CHARACTERS)
         kinds = Counter(one.name for one in self.troubles).most_common()
-        counted = ", ".join(f"{name} ({count:,})" for name, count in kinds[:KINDS])
-        more = ", …" if len(kinds) > KINDS else ""
-        return _line(f"frazil: {over}{len(self.troubles):,} alerts: {counted}{more}", TITLE)
+        counted = ", ".join(f"{name} ({count:,})" for name, count in kinds[:MAX_RULES])
+        more = ", …" if len(kinds) > MAX_RULES else ""
+        return _line(f"frazil: {over}{len(self.troubles):,} alerts: {counted}{more}", MAX_TITLE_CHARACTERS)
 
     @property
     def text(self) -> str:
         """The message as plain text, one fact per line."""
         blocks = [self.title]
-        for one in self._shown():
+        for one in self._listed():
             head = [f"{one.name}, {one.about}"] if len(self.troubles) > 1 else []
             facts = [f"{name}: {value}" for name, value in self._facts(one)]
             blocks.append("\n".join([*head, self._sentence(one), *facts]))
@@ -125,7 +127,7 @@ class Message:
     def slack(self) -> str:
         """The message in Slack's markup."""
         blocks = [f"*{_slack(self.title)}*"]
-        for one in self._shown():
+        for one in self._listed():
             head = [f"*{_slack(f'{one.name}, {one.about}')}*"] if len(self.troubles) > 1 else []
             facts = [
                 f"<{value}|{name}>" if _is_address(value) else f"{name}: {_slack(value)}"
@@ -138,7 +140,7 @@ class Message:
     def html(self) -> str:
         """The message as HTML, for the body of an e-mail."""
         blocks = [f"<h3>{html.escape(self.title)}</h3>"]
-        for one in self._shown():
+        for one in self._listed():
             head = f"<b>{html.escape(f'{one.name}, {one.about}')}</b><br>" if len(self.troubles) > 1 else ""
             facts = "<br>".join(
                 f'{name}: <a href="{html.escape(value)}">{html.escape(value)}</a>'
@@ -151,23 +153,23 @@ class Message:
         return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._rest())])
 
     def each(self) -> tuple[Message, ...]:
-        """Return a message for each alert. If more than `ALONE` alerts fire at once, the others share one message.
+        """Return a message for each alert. If more than `MAX_SEPARATE` alerts fire, the others share one message.
 
         Alerts resolve in the same grouping in which they fired, so that each incident is closed exactly once. The
         shared message resolves when no alert is active.
         """
-        alone = [one for one in self.troubles if one.alone][: None if self.is_over else ALONE]
+        alone = [one for one in self.troubles if one.alone][: None if self.is_over else MAX_SEPARATE]
         made = [replace(self, troubles=(one,), key=one.key) for one in alone]
         rest = self.troubles if self.is_over else tuple(one for one in self.troubles if one not in alone)
         if rest and (not self.is_over or self.standing == 0):
             made.append(replace(self, troubles=rest, key=SEVERAL))
         return tuple(made)
 
-    def _shown(self) -> tuple[Trouble, ...]:
-        return self.troubles[:NAMED]
+    def _listed(self) -> tuple[Trouble, ...]:
+        return self.troubles[:MAX_LISTED]
 
     def _sentence(self, one: Trouble) -> str:
-        return _line(one.sentence, SENTENCES // len(self._shown()))
+        return _line(one.sentence, MAX_SENTENCE_CHARACTERS // len(self._listed()))
 
     def _facts(self, one: Trouble) -> list[tuple[str, str]]:
         since = [("stood since" if self.is_over else "since", utc(one.since_ms))] if one.since_ms is not None else []
@@ -175,7 +177,7 @@ class Message:
         return [*since, ("runbook", one.runbook), ("page", page), *([("log", one.log)] if one.log else [])]
 
     def _rest(self) -> list[str]:
-        more = len(self.troubles) - NAMED
+        more = len(self.troubles) - MAX_LISTED
         said = [f"And {more:,} more: {self.overview or 'see Streams, in Airflow'}"] if more > 0 else []
         if self.standing is not None and (self.is_over or self.standing > len(self.troubles)):
             said.append(f"{self.standing:,} alerts are active." if self.standing else "No alert is active.")
@@ -184,7 +186,7 @@ class Message:
 
 def message_of(alerts: Iterable[Mapping[str, Any]], *, is_over: bool, standing: int, overview: str) -> Message | None:
     """Return the message for alerts that fired or resolved; None if `alerts` is empty."""
-    troubles = tuple(Trouble.of_alert(alert, page=overview) for alert in alerts)
+    troubles = tuple(Trouble.from_alert(alert, page=overview) for alert in alerts)
     if not troubles:
         return None
     key = troubles[0].key if len(troubles) == 1 else SEVERAL
@@ -207,9 +209,9 @@ def failed_task(  # noqa: PLR0913 - what Airflow has about it, each in a keyword
     `task` is the task's id, with the name of its map index if it is mapped.
     """
     trouble = Trouble(
-        name=_line(f"{dag_id}: {task} failed", TITLE),
-        about=_line(f"stream {stream}" if stream else table or "", TITLE),
-        sentence=_line(error, SENTENCES),
+        name=_line(f"{dag_id}: {task} failed", MAX_TITLE_CHARACTERS),
+        about=_line(f"stream {stream}" if stream else table or "", MAX_TITLE_CHARACTERS),
+        sentence=_line(error, MAX_SENTENCE_CHARACTERS),
         since_ms=since_ms,
         runbook=runbook_of("runs"),
         page=overview and f"{overview}#{page_path(stream, table)}",
@@ -222,9 +224,9 @@ def failed_task(  # noqa: PLR0913 - what Airflow has about it, each in a keyword
 def late_run(*, dag_id: str, sentence: str, since_ms: int | None, run: str, overview: str) -> Message:
     """Return the message for a run past its deadline. `run` is the run's URL; it was queued at `since_ms`."""
     trouble = Trouble(
-        name=_line(f"{dag_id}: late", TITLE),
+        name=_line(f"{dag_id}: late", MAX_TITLE_CHARACTERS),
         about="",
-        sentence=_line(sentence, SENTENCES),
+        sentence=_line(sentence, MAX_SENTENCE_CHARACTERS),
         since_ms=since_ms,
         runbook=runbook_of("runs"),
         page=overview and f"{overview}#/",
@@ -237,10 +239,10 @@ def late_run(*, dag_id: str, sentence: str, since_ms: int | None, run: str, over
 def page_path(stream: str | None, table: str | None) -> str:
     """Return the part after # of the operations page's URL, for a table, a stream or (without either) the overview."""
     kind, name = ("table", table) if table else ("stream", stream)
-    return f"/{kind}/{quote(name, safe='', errors='replace')}" if name and len(name) <= TITLE else "/"
+    return f"/{kind}/{quote(name, safe='', errors='replace')}" if name and len(name) <= MAX_TITLE_CHARACTERS else "/"
 
 
-def _place(stream: str, subject: str) -> str:
+def _page_path(stream: str, subject: str) -> str:
     kind, _, name = subject.rpartition(" ")
     if stream or kind in {"stream", "route of"}:
         return page_path(stream or name, None)
@@ -248,15 +250,15 @@ def _place(stream: str, subject: str) -> str:
 
 
 def _line(text: str, limit: int) -> str:
-    """Reduce a text to one line of printable characters, at most `most` of them."""
-    seen = safe(" ".join(text.split()), lines=False)
-    return seen if len(seen) <= limit else f"{seen[: limit - 1]}…"
+    """Reduce a text to one line of at most `limit` printable characters."""
+    line = safe(" ".join(text.split()), lines=False)
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def _key(text: str) -> str:
-    if len(text) <= KEY:
+    if len(text) <= MAX_KEY_CHARACTERS:
         return text
-    return f"{text[: KEY - 17]}/{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
+    return f"{text[: MAX_KEY_CHARACTERS - 17]}/{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
 
 
 def _slack(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The actions that a stream offers, and why it refuses others, in the words of the equivalent commands. Pure."""
+"""Finds the actions that are possible on a stream, and why others are not, with the commands' messages. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Standing:
     paused: bool = False
     given_up: bool = False
     is_read: bool = False
-    """Whether the stream's table was read, or is known to be missing. Otherwise only the declaration decides."""
+    """Whether the stream's table was read, or is known to be missing. If not, only the declaration is checked."""
     marker: Marker | None = None
     backfill: BackfillMarker | None = None
     """The stream's last backfill or replay."""
@@ -38,7 +38,7 @@ class Standing:
     """Whether the stream's table has the columns for topic, partition and offset; True if unknown."""
 
 
-def standing_of(status: StreamState | None, history: History | None, *, is_read: bool) -> Standing:
+def build_standing(status: StreamState | None, history: History | None, *, is_read: bool) -> Standing:
     """Build a standing from a stream's status and history.
 
     `is_read` says whether the stream's table was read, or is known to be missing.
@@ -57,12 +57,12 @@ def standing_of(status: StreamState | None, history: History | None, *, is_read:
     )
 
 
-def offered(spec: StreamSpec, now: Standing) -> tuple[PageAction, ...]:
+def possible_actions(spec: StreamSpec, now: Standing) -> tuple[PageAction, ...]:
     """Return the possible actions, in the order in which the page shows them."""
-    return tuple(action for action in _sensible(now) if refusal(action, spec, now) is None)
+    return tuple(action for action in _candidates(now) if refusal(action, spec, now) is None)
 
 
-def _sensible(now: Standing) -> Iterator[PageAction]:
+def _candidates(now: Standing) -> Iterator[PageAction]:
     yield PageAction.RESUME if now.paused else PageAction.PAUSE
     if now.given_up and not now.paused:
         yield PageAction.RESUME
@@ -77,9 +77,9 @@ def _sensible(now: Standing) -> Iterator[PageAction]:
 
 
 def refusal(action: PageAction, spec: StreamSpec, now: Standing) -> str | None:
-    """Return why a backfill or a replay is not possible now; None if it is possible, and for all other actions.
+    """Return why a backfill or replay is not possible now; None if it is possible.
 
-    Whether other actions are possible depends on state that is only read when the action is requested.
+    Always None for other actions: they are checked when they are requested.
     """
     try:
         if action is PageAction.BACKFILL:

@@ -1,4 +1,4 @@
-"""The overview: one line per stream, with streams that need attention first. Pure."""
+"""Builds the page's overview: one line per stream, with streams that need attention first. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from frazil.status.state import Level, State, StreamState
 from frazil.timetext import utc
 
 NOT_MEASURED = "not measured"
-"""Stands in place of a table's due actions if the table could not be measured."""
+"""Replaces a table's due actions if the table could not be measured."""
 TABLE_RULES = frozenset(
     {
         "manifest-list",
@@ -31,10 +31,10 @@ TABLE_RULES = frozenset(
     }
 )
 """Alert rules about a table's files, snapshots and metadata."""
-MAX_MISTAKES = 5
-"""Maximum of errors shown per declaration."""
+MAX_ERRORS = 5
+"""Maximum number of errors shown per declaration."""
 GRACE_MS = 10_000
-"""Milliseconds after which an unanswered read needs attention. A shorter delay, as on a busy host, does not."""
+"""Milliseconds after which an unresponsive read needs attention. Shorter delays occur on a busy host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Windows:
 class StreamReading:
     """The result of reading one stream. `silent_since_ms` is set while the read is unresponsive.
 
-    `status` describes the stream at `at_ms`. Time that has passed since then does not make the stream look late.
+    `status` describes the stream at `at_ms`. The stream's freshness is computed for that time.
     """
 
     status: StreamState | None = None
@@ -152,7 +152,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The state of a stream's table, and of the DAGs and alerts around it."""
+    """The state of a stream's table, DAGs and alerts."""
 
     windows: Windows | None = None
     alerts: Sequence[StandingAlert] = ()
@@ -183,7 +183,7 @@ def _calm(lines: Sequence[Line]) -> str:
     one, of = len(lines) == 1, counted(len(lines), "stream")
     well = sum(line.level is Level.WELL for line in lines)
     if all(line.word == State.NOT_BEGUN for line in lines):
-        return "The stream has not begun yet" if one else f"None of {of} has begun yet"
+        return "The stream has not started yet" if one else f"None of {of} has started yet"
     if well < len(lines):
         return f"The stream is {lines[0].word}" if one else f"No stream needs attention: {well:,} of {of} are well"
     return "The stream is well" if one else f"All {of} are well"
@@ -212,11 +212,11 @@ def line_of(name: str, spec: StreamSpec | None, reading: StreamReading, around: 
         at_ms=reading.at_ms,
     )
     if status is None:
-        return replace(line, notes=_quiet_words(state))
+        return replace(line, notes=_quiet_notes(state))
     flow = status.flow
     return replace(
         line,
-        notes=tuple(dict.fromkeys((*_quiet_words(state), *status.notices))),
+        notes=tuple(dict.fromkeys((*_quiet_notes(state), *status.notices))),
         freshness_ms=freshness_ms(status, now_ms=_known_at(reading, now_ms)),
         lag=status.lag,
         records_per_s=flow.records_per_s if flow else None,
@@ -236,7 +236,7 @@ def _state(spec: StreamSpec, reading: StreamReading, *, now_ms: int) -> StreamSt
         return shown(State.RESTART_NEEDED, Level.TROUBLE, reading.outdated)
     waited_ms = 0 if reading.silent_since_ms is None else now_ms - reading.silent_since_ms
     if reading.silent_since_ms is not None and (reading.status is None or waited_ms >= GRACE_MS):
-        said = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not answered since"
+        said = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not responded since"
         level = Level.TROUBLE if waited_ms >= GRACE_MS else Level.UNKNOWN
         return shown(State.NO_ANSWER, level, f"{said} {utc(reading.silent_since_ms)}", "unmeasured")
     if reading.status is not None:
@@ -252,7 +252,7 @@ def _known_at(reading: StreamReading, now_ms: int) -> int:
     return now_ms if reading.at_ms is None else reading.at_ms
 
 
-def _quiet_words(state: StreamState) -> tuple[str, ...]:
+def _quiet_notes(state: StreamState) -> tuple[str, ...]:
     return (state.sentence,) if state.sentence and state.level > Level.TROUBLE else ()
 
 
@@ -260,10 +260,10 @@ def _needs(state: StreamState, reading: StreamReading, around: Around) -> tuple[
     said, windows = {}, around.windows
     if state.level <= Level.TROUBLE:
         said[state.sentence or state.state] = runbook_of(state.rule) if state.rule else None
-    said |= dict.fromkeys(_of_file(reading), runbook_of("declaration"))
+    said |= dict.fromkeys(_declaration_needs(reading), runbook_of("declaration"))
     if reading.status is not None and reading.problem:
         since = f" since {utc(reading.at_ms)}" if reading.at_ms is not None else ""
-        said[f"It could not be looked at{since}, and is shown as it was then: {reading.problem}"] = runbook_of(
+        said[f"The stream's state could not be read{since}; an older state is shown: {reading.problem}"] = runbook_of(
             "unmeasured"
         )
     if reading.status is not None and state.level <= Level.TROUBLE:
@@ -274,66 +274,66 @@ def _needs(state: StreamState, reading: StreamReading, around: Around) -> tuple[
         and reading.status
         and reading.status.table_exists
     ):
-        said[f"Its windows cannot be read, so it is not known which are complete or held: {around.windows_problem}"] = (
+        said[f"Cannot read the table's windows, so complete and held windows are unknown: {around.windows_problem}"] = (
             runbook_of("unmeasured")
         )
     if windows is not None and windows.held:
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
-        sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or fix the data"
+        sentence = f"A quality gate holds the window {windows.held[0]}{more}: check it, then release it or fix the data"
         said[sentence] = runbook_of("held")
     first_said = next(iter(said), "") if state.level <= Level.TROUBLE else ""
-    said |= {one.sentence: one.runbook for one in around.alerts if not _says_the_same(one, state, first_said)}
+    said |= {one.sentence: one.runbook for one in around.alerts if not _repeats_state(one, state, first_said)}
     return tuple(Need(sentence, runbook) for sentence, runbook in said.items())
 
 
-def _of_file(reading: StreamReading) -> Iterator[str]:
-    """Yield the errors and conflicts of the declaration, up to `MAX_MISTAKES` of each."""
+def _declaration_needs(reading: StreamReading) -> Iterator[str]:
+    """Yield the errors and conflicts of the declaration, up to `MAX_ERRORS` of each."""
     for said, lines in (
         ("The last valid declaration is in use, because the file has a problem", reading.broken.splitlines()),
-        ("The declaration is in use, and is in conflict with another", reading.conflict.splitlines()),
+        ("The declaration is in use, but conflicts with another", reading.conflict.splitlines()),
     ):
-        yield from (f"{said}: {line}" for line in lines[:MAX_MISTAKES])
-        if len(lines) > MAX_MISTAKES:
-            yield f"{len(lines) - MAX_MISTAKES:,} more are wrong: `frazil validate` says which"
+        yield from (f"{said}: {line}" for line in lines[:MAX_ERRORS])
+        if len(lines) > MAX_ERRORS:
+            yield f"{len(lines) - MAX_ERRORS:,} more errors: run `frazil validate`"
 
 
 def _unsupervised(state: StreamState, status: StreamState | None, paused_dag: str | None) -> tuple[Need, ...]:
     """Return a need for the paused writer DAG, if that explains why the stream has no writer."""
     if status is None or status.writer.pid is not None or state.level > Level.TROUBLE or paused_dag is None:
         return ()
-    said = f"The DAG of its writer, {paused_dag}, is paused in Airflow: no writer starts before you unpause it"
+    said = f"The writer's DAG {paused_dag} is paused in Airflow: unpause it so that a writer starts"
     return (Need(said, dag=paused_dag),)
 
 
-def _says_the_same(alert: StandingAlert, state: StreamState, first_said: str) -> bool:
-    """Whether an alert repeats the stream's state.
-
-    An alert does so if it quotes the first sentence of the stream's needs, or if the stream is broken and both have the
-    same rule.
+def _repeats_state(alert: StandingAlert, state: StreamState, first_said: str) -> bool:
+    """Whether an alert repeats the stream's state: it quotes the first sentence of the stream's needs, or the stream is
+    broken and both have the same rule.
     """
     if state.level is Level.BROKEN and state.rule == alert.rule.partition(":")[0]:
         return True
     return bool(first_said) and first_said in alert.sentence
 
 
-def ordered(lines: Iterable[Line]) -> tuple[Line, ...]:
+def sort_lines(lines: Iterable[Line]) -> tuple[Line, ...]:
     """Order lines by level, broken first, then by the number of needs, then by name."""
     return tuple(sorted(lines, key=lambda line: (line.level, -len(line.needs), line.stream)))
 
 
-def by_stream(alerts: Iterable[StandingAlert], tables: Mapping[str, Sequence[str]]) -> dict[str, list[StandingAlert]]:
+def group_by_stream(
+    alerts: Iterable[StandingAlert], tables: Mapping[str, Sequence[str]]
+) -> dict[str, list[StandingAlert]]:
     """Group alerts by stream. Alerts that belong to no stream are under the empty name.
 
     `tables` maps each table, including dead-letter tables and tables of routes, to its streams.
     """
     found: dict[str, list[StandingAlert]] = {}
     for alert in alerts:
-        for stream in _concerned(alert, tables) or ("",):
+        for stream in _streams_of(alert, tables) or ("",):
             found.setdefault(stream, []).append(alert)
     return found
 
 
-def _concerned(alert: StandingAlert, tables: Mapping[str, Sequence[str]]) -> Sequence[str]:
+def _streams_of(alert: StandingAlert, tables: Mapping[str, Sequence[str]]) -> Sequence[str]:
     rule, _, one = alert.rule.partition(":")
     if rule == "freshness" and one:
         return (one,)

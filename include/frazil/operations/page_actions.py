@@ -1,4 +1,4 @@
-"""The page's actions. The effects of an action are described before the user confirms it. Pure."""
+"""The page's actions, and the descriptions of their effects that the user confirms. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from frazil.operations.silence import Silent
+from frazil.operations.silence import MissingComponent
 
 NO_WRITER_NOW = "No writer runs on this host."
 
@@ -24,7 +24,7 @@ class PageAction(StrEnum):
     SEND_AGAIN = "send-again"
 
 
-OF_STREAMS = frozenset(
+STREAM_ACTIONS = frozenset(
     {
         PageAction.PAUSE,
         PageAction.RESUME,
@@ -35,13 +35,12 @@ OF_STREAMS = frozenset(
         PageAction.REPLAY,
     }
 )
-"""Actions on a stream. The other actions are on a table."""
-RUNS_A_DAG = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN, PageAction.RELEASE})
-"""Actions that start a run in Airflow, which does the work."""
-PREPARED = frozenset({PageAction.RESET, PageAction.ABANDON})
-"""Actions whose effect depends on the table. The table is read for the plan, and again when the action is carried out.
-"""
-DEPENDS: Mapping[PageAction, tuple[str, ...]] = {
+"""Actions on a stream. The other actions change a table."""
+DAG_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN, PageAction.RELEASE})
+"""Actions that a DAG run in Airflow carries out."""
+PREPARED_ACTIONS = frozenset({PageAction.RESET, PageAction.ABANDON})
+"""Actions whose effect depends on the table, which is read for the plan and again when the action is carried out."""
+DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.PAUSE: ("generation",),
     PageAction.RESUME: ("generation", "dag_paused"),
     PageAction.RESTART: ("generation", "dag_paused"),
@@ -53,13 +52,10 @@ DEPENDS: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.RELEASE: ("dag_paused",),
     PageAction.SEND_AGAIN: (),
 }
-"""The fields of `ActionContext` that an action depends on. The action is refused if they changed since the user saw the
-plan.
-
-Only users' decisions are among them: a process may end or start meanwhile. For prepared actions the state of the table
-counts too.
+"""The fields of `ActionContext` that an action depends on. The action is refused if they changed after the user saw the
+plan. They are users' decisions only: a writer may start or end in between. Prepared actions also depend on the table.
 """
-ALTERS = frozenset(
+CONFIRMED_BY_NAME = frozenset(
     {
         PageAction.RESET,
         PageAction.BACKFILL,
@@ -70,27 +66,27 @@ ALTERS = frozenset(
         PageAction.SEND_AGAIN,
     }
 )
-"""Actions that change the table or the data that its readers get. The user confirms them by typing the subject's name,
-except for a dry run.
+"""Actions that change the table or its readers' data. Except in a dry run, the user types the subject's name to
+confirm.
 """
-HAS_DRY_RUN = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN})
-BY_THE_TABLE = frozenset({PageAction.BACKFILL, PageAction.REPLAY})
-"""Actions that the state of a stream's table may rule out."""
+DRY_RUN_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN})
+TABLE_DEPENDENT_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY})
+"""Actions that are possible only in certain states of the stream's table."""
 
 
 _TRIGGERER, _SCHEDULER = ("triggerer",), ("scheduler",)
-NEEDS: Mapping[PageAction, tuple[str, ...]] = {
+REQUIRED_COMPONENTS: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.PAUSE: _TRIGGERER,
     PageAction.RESUME: _TRIGGERER,
     PageAction.RESTART: _TRIGGERER,
-    **dict.fromkeys(RUNS_A_DAG, _SCHEDULER),
+    **dict.fromkeys(DAG_ACTIONS, _SCHEDULER),
     PageAction.SEND_AGAIN: (*_SCHEDULER, *_TRIGGERER),
 }
 """The Airflow components that must run for an action to take effect."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class UnfinishedRun:
     """A DAG run in Airflow that has not ended."""
 
     id: str
@@ -114,19 +110,19 @@ class ActionContext:
     dag_paused: bool | None = None
     """Whether the DAG is paused; None if Airflow does not have the DAG."""
     unfit: str | None = None
-    """Why the stream's declaration or state rules the action out."""
+    """Why the stream's declaration or state makes the action impossible; None if it is possible."""
     backfill: str = ""
     """The id and state of the stream's open backfill or replay."""
-    run: Run | None = None
+    run: UnfinishedRun | None = None
     """A run of the DAG that is already changing the subject's tables."""
-    silent: tuple[Silent, ...] = ()
+    silent: tuple[MissingComponent, ...] = ()
     """Airflow components without a recent heartbeat."""
     staged: str = ""
     """A sentence on the progress of the stream's open backfill or replay."""
 
     def version_token(self, action: PageAction) -> str:
         """Return a token that changes with every field that the action depends on."""
-        return ",".join(f"{name}={getattr(self, name)}" for name in DEPENDS[action])
+        return ",".join(f"{name}={getattr(self, name)}" for name in DEPENDENCIES[action])
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +133,7 @@ class Plan:
     says: tuple[str, ...]
     refused: str | None = None
     missing: str | None = None
-    """The part of the form that the user must change first."""
+    """What the user must change in the form first; None if the form is complete."""
     version_token: str = ""
     """Token of the plan. The confirmation sends it back, so that frazil does exactly what the user confirmed."""
     retype: bool = False
@@ -178,59 +174,61 @@ def plan_of(action: PageAction, now: ActionContext, *, dry: bool = False) -> Pla
         PageAction.SEND_AGAIN: _send_again,
     }[action](now)
     waits = waits_for(action, now.silent)
-    retype = action in ALTERS and not (dry and action in HAS_DRY_RUN)
-    refused = _refused(action, now, dry=dry)
+    retype = action in CONFIRMED_BY_NAME and not (dry and action in DRY_RUN_ACTIONS)
+    refused = _refusal(action, now, dry=dry)
     said = (*says, *_run_words(action, now), *waits)
     return Plan(
         action, said, refused, version_token=now.version_token(action), retype=retype, generation=now.generation
     )
 
 
-def waits_for(action: PageAction, silent: Iterable[Silent]) -> tuple[str, ...]:
+def waits_for(action: PageAction, silent: Iterable[MissingComponent]) -> tuple[str, ...]:
     """Return a sentence for each Airflow component that must be started before the action takes effect."""
     return tuple(
-        f"{one.words}: this waits until it is back." for one in silent if one.component in NEEDS.get(action, ())
+        f"{one.words}: the action takes effect when the {one.component} runs again."
+        for one in silent
+        if one.component in REQUIRED_COMPONENTS.get(action, ())
     )
 
 
-def moved(action: PageAction, before: str, now: str) -> str:
+def describe_changes(action: PageAction, before: str, now: str) -> str:
     """Describe what changed between two version tokens of an action's plans, without a full stop."""
     then, _, then_table = before.partition("/")
     parts, _, by_table = now.partition("/")
     was = dict(one.partition("=")[::2] for one in then.split(","))
     said = [
-        _MOVED[name](was[name], value)
+        _CHANGE_TEXTS[name](was[name], value)
         for name, _, value in (one.partition("=") for one in parts.split(",") if one)
         if was.get(name, value) != value
     ]
     if then_table != by_table and then_table and by_table:
-        said.append(_MOVED_TABLE[action])
-    return ", and ".join(said) or "the confirmed plan is not one of its plans"
+        said.append(_TABLE_CHANGE_TEXTS[action])
+    return ", and ".join(said) or "the request does not confirm the shown plan"
 
 
-def _moved_dag(was: str, now: str) -> str:
+def _dag_change(was: str, now: str) -> str:
     if was == "None":
-        return "Airflow has its DAG now"
+        return "its DAG was added to Airflow"
     return {
         "True": "its DAG was paused in Airflow",
         "False": "its DAG is no longer paused in Airflow",
-    }.get(now, "Airflow no longer has a DAG of it")
+    }.get(now, "its DAG was removed from Airflow")
 
 
-def _moved_backfill(was: str, now: str) -> str:
+def _backfill_change(was: str, now: str) -> str:
     if not now:
         return f"the backfill or replay {was} ended"
-    return f"the backfill or replay is {now} now, and was {was}" if was else f"the backfill or replay {now} began"
+    return f"the backfill or replay changed from {was} to {now}" if was else f"the backfill or replay {now} started"
 
 
-_MOVED: Mapping[str, Callable[[str, str], str]] = {
+_CHANGE_TEXTS: Mapping[str, Callable[[str, str], str]] = {
     "generation": lambda _, __: "another user paused, resumed or restarted it",
-    "dag_paused": _moved_dag,
-    "backfill": _moved_backfill,
+    "dag_paused": _dag_change,
+    "backfill": _backfill_change,
 }
-_MOVED_TABLE: Mapping[PageAction, str] = {
-    PageAction.RESET: "its position moved, or another target was asked for",
-    PageAction.ABANDON: "its backfill or replay under way is another one",
+_TABLE_CHANGE_TEXTS: Mapping[PageAction, str] = {
+    PageAction.RESET: "its position moved, or another target was requested",
+    PageAction.ABANDON: "another backfill or replay is in progress",
 }
 """Descriptions of a changed table, for prepared actions."""
 
@@ -239,42 +237,44 @@ def _pause(now: ActionContext) -> tuple[str, ...]:
     stops = "Its writer stops after the current batch, which is committed first." if now.writer_runs else NO_WRITER_NOW
     return (
         stops,
-        "Nothing is lost: records wait in Kafka, for as long as Kafka keeps them.",
+        "Nothing is lost: unread records stay in Kafka for its retention time.",
         f"No writer starts until {now.subject} is resumed.",
     )
 
 
 def _resume(now: ActionContext) -> tuple[str, ...]:
-    supervised = "Its supervisor in Airflow starts a writer within seconds, and it goes on where the table stands."
+    supervised = (
+        "Its supervisor in Airflow starts a writer within seconds; the writer continues from the table's position."
+    )
     return (supervised, *_unsupervised(now))
 
 
 def _restart(now: ActionContext) -> tuple[str, ...]:
     before = "The current batch commits first, then a new writer replaces this one." if now.writer_runs else ""
-    resumed = f"{now.subject} is paused, and is resumed by this." if now.desired == "paused" else ""
-    said = (before or f"{NO_WRITER_NOW} A new one starts within seconds.", resumed, *_unsupervised(now))
+    resumed = f"{now.subject} is paused; this action resumes it." if now.desired == "paused" else ""
+    said = (before or f"{NO_WRITER_NOW} A new writer starts within seconds.", resumed, *_unsupervised(now))
     return tuple(one for one in said if one)
 
 
 def _unsupervised(now: ActionContext) -> tuple[str, ...]:
     if now.dag_paused is None:
-        return (f"Airflow has no DAG {now.dag}: nothing supervises {now.subject}, so nothing starts.",)
+        return (f"Airflow has no DAG {now.dag}, so {now.subject} is not supervised and no writer starts.",)
     if now.dag_paused and not now.writer_runs:
-        return (f"The DAG {now.dag} is paused in Airflow: nothing starts before you unpause it.",)
+        return (f"The DAG {now.dag} is paused in Airflow: no writer starts until you unpause it.",)
     return ()
 
 
 def _reset(now: ActionContext) -> tuple[str, ...]:
-    return (f"{now.subject} goes on from another position. No row is deleted.",)
+    return (f"{now.subject} continues from another position. No rows are deleted.",)
 
 
 def _backfill(now: ActionContext) -> tuple[str, ...]:
     return (
         (
-            f"Records that Kafka has and the table of {now.subject} is missing are written to a branch, audited and "
-            "published in one commit, each of them once."
+            f"Records that are in Kafka but not in the table of {now.subject} are written to a branch, audited, and "
+            "published in one commit, each of them exactly once."
         ),
-        "A dry run says in its log what it would touch, and stops there.",
+        "A dry run only logs what it would change.",
         *_open_backfill_words(now),
     )
 
@@ -285,18 +285,18 @@ def _open_backfill_words(now: ActionContext) -> tuple[str, ...]:
     return (
         now.staged,
         (
-            "A run that asks for just the same goes on with it. One that asks for something else begins when no other "
-            "run of the DAG is under way, and fails unless that backfill is published or abandoned by then."
+            "A run with the same form continues it. A run with another form starts after other runs of the DAG, and "
+            "fails unless this backfill has been published or abandoned by then."
         ),
     )
 
 
 def _abandon(now: ActionContext) -> tuple[str, ...]:
     return (
-        f"What the backfill of {now.subject} has staged is removed. The table has none of these rows yet.",
+        f"The staged rows of the backfill of {now.subject} are removed. None of them is in the table yet.",
         (
-            "A run of its DAG that is under way fails, and is not retried. A new run begins it again, also one that "
-            "is queued in Airflow now: end that run in Airflow."
+            "A running DAG run fails and is not retried. A queued run would start the backfill again: mark it as "
+            "failed in Airflow."
         ),
     )
 
@@ -304,77 +304,77 @@ def _abandon(now: ActionContext) -> tuple[str, ...]:
 def _replay(now: ActionContext) -> tuple[str, ...]:
     return (
         (
-            f"The dead letters of {now.subject} are decoded again by the current declaration. Those accepted become "
-            "rows or are merged, each dead letter once; the others stay."
+            f"The dead letters of {now.subject} are decoded again with the current declaration. Those that succeed "
+            "are written or merged, each exactly once; the others stay."
         ),
-        "A dry run only counts them.",
+        "A dry run only counts the dead letters.",
     )
 
 
 def _maintain(now: ActionContext) -> tuple[str, ...]:
-    who = f"Of the {now.subject}, each table that needs it" if now.subject.startswith("route of ") else now.subject
+    who = f"Each table of the {now.subject} that needs it" if now.subject.startswith("route of ") else now.subject
     return (
         (
-            f"{who} is compacted, its manifests are rewritten and old snapshots expire, each where it is due. "
-            "Writers go on meanwhile."
+            f"{who} is compacted, its manifests are rewritten and old snapshots expire, as far as each is due. "
+            "Writers continue to run."
         ),
-        "A dry run says in its log what it would do, and stops there.",
+        "A dry run only logs what it would change.",
     )
 
 
 def _release(now: ActionContext) -> tuple[str, ...]:
     return (
         (
-            f"The window of {now.subject} is signalled as it stands, although its quality gate did not pass. DAGs that "
-            "wait for it start within a minute."
+            f"The window of {now.subject} is signalled with its current rows, although its quality gate did not pass. "
+            "DAGs that wait for it start within a minute."
         ),
-        "Your name and your reason stay next to it in frazil.signals.",
+        "Your name and your reason are stored with the window in frazil.signals.",
     )
 
 
 def _send_again(now: ActionContext) -> tuple[str, ...]:
     return (
         (
-            f"The windows of that day of {now.subject} are signalled once more. Every DAG that starts from them runs "
-            "again, also those that have had them."
+            f"The windows of this day of {now.subject} are signalled again. Every DAG that they start runs again, even "
+            "if it has already run for them."
         ),
     )
 
 
 def _run_words(action: PageAction, now: ActionContext) -> tuple[str, ...]:
-    if action not in RUNS_A_DAG or now.dag_paused is None:
+    if action not in DAG_ACTIONS or now.dag_paused is None:
         return ()
-    waits = ", which is paused: the run waits until you unpause it" if now.dag_paused else ""
+    waits = ", which is paused: the run starts when you unpause it" if now.dag_paused else ""
     return (f"This starts a run of the DAG {now.dag}{waits}.",)
 
 
-def _refused(action: PageAction, now: ActionContext, *, dry: bool) -> str | None:
+def _refusal(action: PageAction, now: ActionContext, *, dry: bool) -> str | None:
     if now.unfit is not None:
         return now.unfit
-    if action in RUNS_A_DAG and (said := _no_run(now, dry=dry)):
+    if action in DAG_ACTIONS and (said := _run_refusal(now, dry=dry)):
         return said
     if action is PageAction.PAUSE and now.desired == "paused":
-        return f"{now.subject} is paused already"
+        return f"{now.subject} is already paused"
     if action is PageAction.RESET and now.writer_runs:
         return f"A writer of {now.subject} runs. Pause the stream first, and wait until it has stopped"
     if action in {PageAction.RESET, PageAction.RELEASE, PageAction.SEND_AGAIN} and not now.has_table:
-        return f"There is no table of {now.subject} yet"
+        return f"The table of {now.subject} does not exist yet"
     return None
 
 
-def _no_run(now: ActionContext, *, dry: bool) -> str | None:
+def _run_refusal(now: ActionContext, *, dry: bool) -> str | None:
     """Return why a run of the DAG cannot be started; None if it can."""
     if now.dag_paused is None:
-        return f"Airflow has no DAG {now.dag}, which would do it. Add it to the DAG folder, or see its import errors"
+        return f"Airflow has no DAG {now.dag}, which carries out this action. Add it, or check its import errors"
     run = now.run
     if run is None or dry:
         return None
     does, end = (
         ("is queued", "mark that run as failed in Airflow")
         if run.waits
-        else ("is running", "abandon what it has begun, or mark that run as failed in Airflow")
+        else ("is running", "abandon its backfill or replay, or mark that run as failed in Airflow")
     )
     return (
-        f"The run {run.id} of the DAG {now.dag} {does} for {now.subject}: a second one would begin after it, also if "
-        f"a user abandoned the first. Wait until it has ended. If you want another one instead, {end}, and ask again"
+        f"The run {run.id} of the DAG {now.dag} {does} for {now.subject}, and a second run would start after it. "
+        f"Wait until it has ended. To replace it, {end}, and try again"
     )

@@ -1,7 +1,7 @@
-"""Records per second over time, from the history that a stream's writers recorded. Pure.
+"""Computes records per second over time from a stream's history. Pure.
 
-The history has points, each for a span of time. A batch that takes longer than a span has records from several spans,
-so its records are spread over these spans.
+Each point of the history covers a time span. The records of a batch that took longer than a span are spread over
+several spans.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from frazil.history.points import Point
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The rates of records and of rejected records in the span that began at `at_ms`."""
+    """Records and rejected records per second, in the span that begins at `at_ms`."""
 
     at_ms: int
     records_per_s: float = 0.0

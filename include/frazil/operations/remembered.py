@@ -1,4 +1,4 @@
-"""The last overview, in a file on this host. After a start, an API server first shows this overview."""
+"""Saves the last overview in a file on this host, so that a restarted API server can show it first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from frazil.host.json_file import read_json, replace_json
 from frazil.status.state import StreamState
 
-KEPT_MS = 24 * 3_600_000
+MAX_AGE_MS = 24 * 3_600_000
 """Maximum age in milliseconds of a status; older statuses are ignored."""
 
 
@@ -25,13 +25,13 @@ class Remembered:
     status: StreamState
 
 
-def remember(file: Path, known: Iterable[Remembered], *, now_ms: int) -> None:
+def save_statuses(file: Path, known: Iterable[Remembered], *, now_ms: int) -> None:
     """Merge these statuses into the file. Raises OSError."""
-    streams = {one.stream: one for one in (*remembered(file, now_ms=now_ms), *known)}
+    streams = {one.stream: one for one in (*load_statuses(file, now_ms=now_ms), *known)}
     replace_json(file, msgspec.to_builtins(list(streams.values())))
 
 
-def remembered(file: Path, *, now_ms: int) -> list[Remembered]:
+def load_statuses(file: Path, *, now_ms: int) -> list[Remembered]:
     """Return the statuses that are not too old. Raises OSError.
 
     Returns none if the file is missing or another version of frazil wrote it.
@@ -40,4 +40,4 @@ def remembered(file: Path, *, now_ms: int) -> list[Remembered]:
         known = msgspec.convert(read_json(file) or [], list[Remembered])
     except (ValueError, msgspec.ValidationError):
         return []
-    return [one for one in known if 0 <= now_ms - one.at_ms < KEPT_MS]
+    return [one for one in known if 0 <= now_ms - one.at_ms < MAX_AGE_MS]

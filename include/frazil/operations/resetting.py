@@ -1,4 +1,4 @@
-"""Resets a stream in two steps: describe the effects, then carry out exactly these effects."""
+"""Resets a stream, or abandons its backfill, in two steps: describe the effects, then carry out exactly these."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from frazil.status.reset_target import Merged, ResetTarget, available_now, conse
 from frazil.timetext import utc
 
 
-def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -> Prepared:
+def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "an unknown user") -> Prepared:
     """Read the table and Kafka, and return the effects of a reset. Raises the errors of both.
 
     Raises AdoptionRequired for a stream that never began. `by` is the user who would reset the stream.
@@ -31,12 +31,12 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -
     with open_kafka(spec) as kafka:
         seen = before_reset(opened.tables)
         if seen.marker_text is None:
-            raise AdoptionRequired(f"stream {spec.name!r} has not begun: there is no position to reset")
+            raise AdoptionRequired(f"stream {spec.name!r} has not started, so it has no position to reset")
         now = available_now(kafka, seen.marker)
         target = target_of(wanted, seen=seen, now=now, kafka=kafka)
-    plan = moves_of(spec, target, seen=seen, now=now)
+    plan = compute_moves(spec, target, seen=seen, now=now)
     says = consequences_for(spec, plan, seen=seen, now=now)
-    # Not the target itself: the end of a topic moves while a person reads.
+    # Without the target: the end of a topic moves while the user reads the plan.
     version_token = hashlib.sha256(f"{seen.marker_text}|{wanted.to}|{wanted.at}".encode()).hexdigest()
 
     def carry_out() -> object:
@@ -45,7 +45,7 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -
     return Prepared(tuple(says), version_token, carry_out)
 
 
-def moves_of(spec: StreamSpec, target: Offsets, *, seen: BeforeReset, now: Available) -> tuple[Move, ...]:
+def compute_moves(spec: StreamSpec, target: Offsets, *, seen: BeforeReset, now: Available) -> tuple[Move, ...]:
     """Return what a new position means for each topic-partition.
 
     Raises SpecError if rows of a route would land a second time.
@@ -55,9 +55,9 @@ def moves_of(spec: StreamSpec, target: Offsets, *, seen: BeforeReset, now: Avail
         held = keep_same_topics(marker.offsets, marker.source, now.source)
         if again := sum(move.repeated for move in list_moves(target, held=held, available=now)):
             raise SpecError(
-                f"stream {spec.name!r} has, or had, a route, and would read {counted(again, 'offset')} again, whose "
-                "rows are in its tables: they would land a second time. Nothing was changed. To land what a table is "
-                f"missing, continue at the marker, `frazil reset {spec.name} --to marker`, and run `frazil backfill "
+                f"stream {spec.name!r} has or had a route, and would read {counted(again, 'offset')} again whose "
+                "rows are already in its tables, so they would be duplicated. Nothing was changed. To add rows that a "
+                f"table is missing, run `frazil reset {spec.name} --to marker` and `frazil backfill "
                 f"{spec.name}`"
             )
     return list_moves(target, held=keep_same_topics(seen.held, seen.source, now.source), available=now)
@@ -86,21 +86,21 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     Raises the errors of `marker_change.reset`.
     """
     marker = marker_change.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
-    record_action(tables.main.current(), tables.stream, was_reset(wanted, plan, by=by), at_ms=tables.clock_ms())
+    record_action(tables.main.current(), tables.stream, reset_sentence(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
 
 
-def was_reset(wanted: ResetTarget, plan: Sequence[Move], *, by: str) -> str:
+def reset_sentence(wanted: ResetTarget, plan: Sequence[Move], *, by: str) -> str:
     """Describe a reset in a sentence for the history. Pure."""
     skipped, repeated = sum(move.skipped for move in plan), sum(move.repeated for move in plan)
     skips = [f"skips {counted(skipped, 'offset')}"] if skipped else []
     reads = [f"reads {counted(repeated, 'offset')} again"] if repeated else []
     did = " and ".join(skips + reads)
     at = f" {utc(int(wanted.at.timestamp() * 1000))}" if wanted.at else ""
-    return f"the stream was reset to {wanted.to}{at} by {by}: it {did or 'skips nothing, and reads nothing again'}"
+    return f"the stream was reset to {wanted.to}{at} by {by}: it {did or 'skips no offsets and rereads none'}"
 
 
-def plan_abandon(spec: StreamSpec, *, by: str = "a person") -> Prepared:
+def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> Prepared:
     """Read the table, and return what abandoning its backfill would do. Raises the errors of reading the table.
 
     `by` is the user who would abandon the backfill.
@@ -108,18 +108,20 @@ def plan_abandon(spec: StreamSpec, *, by: str = "a person") -> Prepared:
     tables = read_stream(spec).tables
     backfill = read_backfill(tables.main.refresh().metadata.properties, spec.name)
     if backfill is None or not backfill.is_open:
-        return Prepared((), "", lambda: None, refused=f"{spec.name} has no backfill under way")
-    return Prepared((staged_words(backfill),), backfill.id, lambda: _abandon(open_stream(spec).tables, backfill, by=by))
+        return Prepared((), "", lambda: None, refused=f"{spec.name} has no backfill or replay in progress")
+    return Prepared(
+        (describe_staged(backfill),), backfill.id, lambda: _abandon(open_stream(spec).tables, backfill, by=by)
+    )
 
 
 def _abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str) -> None:
     if abandon(tables, backfill, by=by).state is BackfillState.PUBLISHED:
         raise FrazilError(
-            f"it was not abandoned, because it was published just before: table {tables.main.identifier} has its rows"
+            f"cannot abandon the backfill: it has just been published, and table {tables.main.identifier} has its rows"
         )
 
 
-def staged_words(backfill: BackfillMarker) -> str:
+def describe_staged(backfill: BackfillMarker) -> str:
     """Describe the progress of an open backfill or replay."""
     what = "Replay" if backfill.replays else "Backfill"
     if not backfill.chunks:

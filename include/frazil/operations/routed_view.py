@@ -1,4 +1,4 @@
-"""The tables of a stream's route for the page, which may be thousands. Pure."""
+"""Builds the page's list of a stream's routed tables, of which there may be thousands. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_ROUTED_TABLES = 60
 
 @dataclass(frozen=True, slots=True)
 class RoutedTable:
-    """A table of a route. `amiss` describes the table's problem in a few words; it is empty if no problem is known."""
+    """A routed table. `amiss` describes its problem in a few words; empty without a known problem."""
 
     name: str
     amiss: str = ""
@@ -29,7 +29,7 @@ class RoutedTables:
     in_all: int
 
 
-def routed_of(
+def search_routed(
     names: Sequence[str] | None, search: str, *, amiss: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
 ) -> RoutedTables | None:
     """Return the tables that contain each word of the search; None without a route, or if no tables are known yet.

@@ -1,4 +1,4 @@
-"""Airflow components without a recent heartbeat, and what they block. Pure."""
+"""Finds Airflow components without a recent heartbeat, and describes what they block. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from frazil.timetext import ago, utc
 
 ALIVE_MS = 60_000
-MEANS = {
-    "scheduler": "no run and no task begins, so nothing is measured, maintained or signalled, and your actions wait",
-    "triggerer": "writers go on, but nothing supervises them: one that ends stays so, and a pause or a resume waits",
+EFFECTS = {
+    "scheduler": "no run or task starts, so nothing is measured, maintained or signalled, and your actions wait",
+    "triggerer": "writers continue unsupervised: a writer that ends is not restarted, and a pause or resume waits",
     "dag-processor": "new streams and changed DAG files do not reach Airflow",
 }
 """The effect on frazil while no process of a component runs."""
 
 DEV_START = "frazil dev up --airflow"
-"""The command that starts each component of a development Airflow that is not running."""
+"""The command that starts the missing components of a development Airflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ComponentHeartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
+class MissingComponent:
     """A component without a recent heartbeat."""
 
     component: str
@@ -40,32 +40,34 @@ class Silent:
     def sentence(self, alerts_at_ms: int | None = None) -> str:
         """Describe the effect and the fix. `alerts_at_ms` is the time when alerts were last measured."""
         as_of = f" Alerts are as of {utc(alerts_at_ms)}." if alerts_at_ms and self.component == "scheduler" else ""
-        return f"{self.words}: {MEANS[self.component]}.{as_of} Start it: `{self.start}`"
+        return f"{self.words}: {EFFECTS[self.component]}.{as_of} Start it: `{self.start}`"
 
 
-def silent(heartbeats: Mapping[str, ComponentHeartbeat], *, now_ms: int, dev: bool = False) -> tuple[Silent, ...]:
-    """Return the components that an operator has to start.
+def silent(
+    heartbeats: Mapping[str, ComponentHeartbeat], *, now_ms: int, dev: bool = False
+) -> tuple[MissingComponent, ...]:
+    """Return the components that an operator must start.
 
     `dev` is set if `frazil dev up --airflow` runs this Airflow.
     """
     return tuple(
-        Silent(
+        MissingComponent(
             component,
-            f"Airflow's {component} {_words(heartbeats.get(component), now_ms)}",
+            f"Airflow's {component} {_last_seen(heartbeats.get(component), now_ms)}",
             DEV_START if dev else f"airflow {component}",
         )
-        for component in MEANS
-        if not _lives(heartbeats.get(component), now_ms)
+        for component in EFFECTS
+        if not _is_alive(heartbeats.get(component), now_ms)
     )
 
 
-def _lives(heartbeat: ComponentHeartbeat | None, now_ms: int) -> bool:
+def _is_alive(heartbeat: ComponentHeartbeat | None, now_ms: int) -> bool:
     return heartbeat is not None and heartbeat.runs and now_ms - heartbeat.at_ms <= ALIVE_MS
 
 
-def _words(heartbeat: ComponentHeartbeat | None, now_ms: int) -> str:
+def _last_seen(heartbeat: ComponentHeartbeat | None, now_ms: int) -> str:
     if heartbeat is None:
         return "has never run"
     if not heartbeat.runs:
         return f"was stopped {ago(now_ms - heartbeat.at_ms)} ago"
-    return f"has given no sign of life for {ago(now_ms - heartbeat.at_ms)}"
+    return f"has sent no heartbeat for {ago(now_ms - heartbeat.at_ms)}"

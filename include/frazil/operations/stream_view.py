@@ -1,4 +1,4 @@
-"""One stream for the page: commits, topic-partitions, writers and rejected records. Pure."""
+"""Builds the page's view of one stream: commits, topic partitions, writers and rejected records. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ from frazil.commit.backfill_marker import BackfillMarker, read_backfill
 from frazil.commit.history import commit_records, merge_counts
 from frazil.commit.marker import Marker, keep_topics, property_name
 from frazil.errors import MarkerUnreadable
-from frazil.history.points import MINUTE_MS, Happened, Point, beginning
-from frazil.history.points import History as Past
+from frazil.history.points import MINUTE_MS, HistoryEvent, Point, span_start
+from frazil.history.points import History as StreamHistory
 from frazil.host.launcher import Observation
 from frazil.host.records import ExitRecord, LaunchKind
 from frazil.offsets.spans import TopicPartition
-from frazil.operations.dead_letters import Rejected, published, rejected_of, summary_of, treated, with_treatments
+from frazil.operations.dead_letters import (
+    Rejected,
+    count_rejected,
+    find_treatments,
+    published_summaries,
+    summary_of,
+    with_treatments,
+)
 from frazil.operations.overview import Line
 from frazil.operations.page_actions import PageAction
 from frazil.operations.rates import Rate
@@ -42,7 +49,7 @@ MAX_WRITERS = 12
 MAX_PARTITIONS = 256
 MAX_STREAM_EVENTS = 30
 MAX_TOPICS = 20
-NO_PAST = Past()
+NO_PAST = StreamHistory()
 KAFKA = "Kafka"
 """The name of Kafka among the parts of a view that may be unreadable."""
 
@@ -87,7 +94,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
+class OpenBackfill:
     """An open backfill or replay of dead letters, staged on its branch."""
 
     id: str
@@ -120,7 +127,7 @@ class History:
     does not merge.
     """
     marker: Marker | None = None
-    past: Past = NO_PAST
+    past: StreamHistory = NO_PAST
     last_backfill: BackfillMarker | None = None
     """The stream's last backfill or replay."""
     has_dead_letters: bool = False
@@ -131,8 +138,8 @@ class History:
     """Whether the table has the columns for topic, partition and offset."""
 
     @property
-    def backfill(self) -> UnderWay | None:
-        return _under_way(self.last_backfill)
+    def backfill(self) -> OpenBackfill | None:
+        return _open_backfill(self.last_backfill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +158,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class WriterRun:
     """One run of a writer. `how` describes the run's end; `well` is False if that end needs attention."""
 
     started_at_ms: int
@@ -177,7 +184,7 @@ class StreamView:
     """Counts of the last batch's changes."""
     partitions: tuple[Partition, ...] = ()
     partitions_in_all: int = 0
-    runs: tuple[Run, ...] = ()
+    runs: tuple[WriterRun, ...] = ()
     """The runs of the stream's writer on this host, newest first."""
     dags: Mapping[str, bool] | None = None
     """The stream's DAGs in Airflow, each with whether it is paused."""
@@ -195,9 +202,9 @@ class StreamView:
     """The points of the recorded history, oldest first."""
     rates: tuple[Rate, ...] = ()
     """Record rates for the spans of `points`."""
-    happened: tuple[Happened, ...] = ()
+    happened: tuple[HistoryEvent, ...] = ()
     """Events, newest first."""
-    backfill: UnderWay | None = None
+    backfill: OpenBackfill | None = None
     log: str | None = None
     """The path in Airflow's UI of the log of the stream's writer task."""
     topics: tuple[Topic, ...] = ()
@@ -207,11 +214,11 @@ class StreamView:
     range: Range = Range.SIX_HOURS
 
 
-def history_of(  # noqa: PLR0913 - all facts about a stream's past
+def read_table_history(  # noqa: PLR0913 - all facts about a stream's past
     metadata: TableMetadata,
     spec: StreamSpec,
     marker: Marker | None,
-    past: Past = NO_PAST,
+    past: StreamHistory = NO_PAST,
     dead_letters: TableMetadata | None = None,
     *,
     now_ms: int,
@@ -227,14 +234,14 @@ def history_of(  # noqa: PLR0913 - all facts about a stream's past
         if now_ms - snapshot.timestamp_ms > DAY_MS:
             break
         changes.update(merge_counts(summary_of(snapshot)))
-    for summary in published(metadata, spec.name, since_ms=now_ms - DAY_MS):
+    for summary in published_summaries(metadata, spec.name, since_ms=now_ms - DAY_MS):
         changes.update(merge_counts(summary))
-    treatments = treated(dead_letters, metadata, spec.name, since_ms=now_ms - max(past_ms, DAY_MS))
-    rejected = rejected_of(metadata, spec.name, treatments, now_ms=now_ms)
+    treatments = find_treatments(dead_letters, metadata, spec.name, since_ms=now_ms - max(past_ms, DAY_MS))
+    rejected = count_rejected(metadata, spec.name, treatments, now_ms=now_ms)
     shown = (one for one in treatments if one.at_ms >= now_ms - past_ms)
     past = replace(past, happened=with_treatments(past.happened, shown))
     commits = tuple(map(_commit, reversed(newest)))
-    there = head_of(dead_letters) if dead_letters else None
+    head = head_of(dead_letters) if dead_letters else None
     return History(
         commits,
         tuple(rejected),
@@ -242,16 +249,16 @@ def history_of(  # noqa: PLR0913 - all facts about a stream's past
         marker,
         past,
         last_backfill=_last_backfill(metadata, spec.name),
-        has_dead_letters=there is not None and live_rows(there) != 0,
+        has_dead_letters=head is not None and live_rows(head) != 0,
         unreadable=marker is None and property_name(spec.name) in metadata.properties,
         coordinates=has_coordinates(metadata.schema()),
     )
 
 
-def _under_way(last_backfill: BackfillMarker | None) -> UnderWay | None:
+def _open_backfill(last_backfill: BackfillMarker | None) -> OpenBackfill | None:
     if last_backfill is None or not last_backfill.is_open:
         return None
-    return UnderWay(
+    return OpenBackfill(
         last_backfill.id,
         last_backfill.replays,
         last_backfill.chunks,
@@ -289,7 +296,7 @@ def _commit(snapshot: Snapshot) -> Commit:
 
 
 def without_repeats(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
-    """Return the sentences on unreadable parts. Kafka's sentence is left out if the status already reports it."""
+    """Return the sentences on unreadable parts, without Kafka's sentence if the status already reports it."""
     said = any(one.startswith(LAG_UNKNOWN) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not said))
 
@@ -316,7 +323,7 @@ def partitions_of(
     )
 
 
-def waiting_in(partitions: Sequence[Partition]) -> int | None:
+def total_lag(partitions: Sequence[Partition]) -> int | None:
     """Return the total lag; None if the lag of any topic-partition is unknown."""
     lags = [one.lag for one in partitions if one.lag is not None]
     return sum(lags) if partitions and len(lags) == len(partitions) else None
@@ -333,27 +340,27 @@ def shown_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
     return tuple(sorted(worst, key=lambda one: (one.topic, one.partition)))
 
 
-def runs_of(observation: Observation | None) -> tuple[Run, ...]:
+def runs_of(observation: Observation | None) -> tuple[WriterRun, ...]:
     """Return the runs of the writer on this host, newest first, including the current one."""
     if observation is None:
         return ()
-    ended = [_ended(one) for one in reversed(observation.exits)]
+    ended = [_ended_run(one) for one in reversed(observation.exits)]
     launch = observation.launch
     if launch is None or not observation.process.is_alive:
         return tuple(ended[:MAX_WRITERS])
     how = {
-        LaunchKind.SUPERVISED: "runs, kept alive by Airflow",
-        LaunchKind.FOREGROUND: "runs in a person's terminal, and nothing restarts it",
+        LaunchKind.SUPERVISED: "runs, supervised by Airflow",
+        LaunchKind.FOREGROUND: "runs in a user's terminal; nothing restarts it",
         LaunchKind.HOSTED: f"runs in the application {launch.application}",
     }[launch.kind]
-    return (Run(launch.launched_at_ms, None, how, well=True), *ended[: MAX_WRITERS - 1])
+    return (WriterRun(launch.launched_at_ms, None, how, well=True), *ended[: MAX_WRITERS - 1])
 
 
-def _ended(end: ExitRecord) -> Run:
+def _ended_run(end: ExitRecord) -> WriterRun:
     if end.stopped_for:
         how = f"stopped: {end.stopped_for}"
     elif end.code == 0:
-        how = "ended, with nothing left to do"
+        how = "ended normally"
     elif end.code is None:
         how = "was killed, or its host went down"
     elif end.code > 128:
@@ -361,7 +368,7 @@ def _ended(end: ExitRecord) -> Run:
     else:
         how = f"failed with {error_name(end.code) or 'exit code'} ({end.code})"
     well = end.code == 0 or bool(end.stopped_for)
-    return Run(end.started_at_ms, end.ended_at_ms, how, well=well, error=None if well else end.error)
+    return WriterRun(end.started_at_ms, end.ended_at_ms, how, well=well, error=None if well else end.error)
 
 
 def facts_of(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
@@ -370,7 +377,7 @@ def facts_of(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
     return {
         "Topics": spec.source.topics_in_words,
         **({"Route": _route_in_words(spec.route)} if spec.route else {}),
-        "Home table" if spec.route else "Table": names.get(spec.table.identifier, spec.table.identifier),
+        "Default table" if spec.route else "Table": names.get(spec.table.identifier, spec.table.identifier),
         "Mode": spec.mode,
         "Event time": spec.event_time.column,
         "Partitioned by": ", ".join(map(str, spec.partition_by)) or "nothing",
@@ -385,23 +392,23 @@ def _route_in_words(route: Route) -> str:
     return f"by {route.by} {route.name}" if route.name else f"by {route.by}"
 
 
-def coarser(points: Sequence[Point], shown: Range) -> tuple[Point, ...]:
+def downsample(points: Sequence[Point], shown: Range) -> tuple[Point, ...]:
     """Merge points into points of the range's span, oldest first.
 
     The last merged point ends with the last of `points`, so it may be shorter than the others.
     """
     found: dict[int, Point] = {}
     for point in points:
-        at_ms = beginning(point.at_ms, max(shown.span_ms, point.span_ms))
+        at_ms = span_start(point.at_ms, max(shown.span_ms, point.span_ms))
         before = found.get(at_ms)
-        found[at_ms] = before.then(point) if before else _spread(point, at_ms, shown.span_ms)
+        found[at_ms] = before.then(point) if before else _widen(point, at_ms, shown.span_ms)
     if found:
         at_ms, last = found.popitem()
         found[at_ms] = replace(last, span_ms=min(last.span_ms, points[-1].end_ms - at_ms))
     return tuple(found.values())
 
 
-def _spread(point: Point, at_ms: int, span_ms: int) -> Point:
+def _widen(point: Point, at_ms: int, span_ms: int) -> Point:
     return replace(point, at_ms=at_ms, span_ms=max(span_ms, point.span_ms))
 
 

@@ -1,4 +1,4 @@
-"""One table for the page: its files, snapshots and windows, its past maintenance, and its due maintenance. Pure."""
+"""Builds the page's view of one table: files, snapshots, windows, past and due maintenance. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALLEST_BUCKET = 16 * 1024
 MAX_SNAPSHOTS = 600
 MAX_PAST_RUNS = 12
 MAX_LOST_CHARACTERS = 200
-"""Maximum of characters shown of the list of lost offsets."""
+"""Maximum number of characters shown of the list of lost offsets."""
 STREAMS = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
 DEAD_LETTER_OPERATIONS = {"replay": "replayed", "discard-dead-letters": "discarded"}
 """Operations on dead letters, with their labels."""
@@ -35,23 +35,21 @@ LABELS = {
     "manifests": "manifests rewritten",
     "expiry": "expiry",
     "dead-letters": "replay or discard",
-    "others": "by others",
+    "others": "other programs",
 }
-OF_MARKERS = {
+MARKER_OPERATIONS = {
     "take-over": ("start", "writer started", "a new epoch"),
     "settle": ("start", "writer started", "a batch of an earlier epoch was discarded"),
-    "follow": ("start", "table joined", "the stream's next batches bring it rows"),
-    "reset": ("position", "offsets reset", "the stream goes on elsewhere in Kafka"),
-    "adopt": ("position", "table adopted", "the stream appends to the rows that it has"),
+    "follow": ("start", "table joined", "receives rows from the stream's next batch on"),
+    "reset": ("position", "offsets reset", "the stream continues from other offsets"),
+    "adopt": ("position", "table adopted", "the stream appends to the existing rows"),
     "forget": ("position", "stream forgotten", "its marker was removed"),
-    "skip-gap": ("position", "gap skipped", "Kafka deleted what was not read"),
-    "give-up": ("position", "rows given up", "the table goes on without rows that waited for it"),
+    "skip-gap": ("position", "gap skipped", "Kafka deleted unread records"),
+    "give-up": ("position", "rows given up", "the table continues without its pending rows"),
     "align": ("open", "open windows", ""),
     "release": ("open", "rows moved to main", ""),
 }
-"""Operations of a stream that commit no batch: kind, label and effect. If the effect is empty, the snapshot's file
-counts are shown instead.
-"""
+"""Operations that commit no batch: kind, label and effect. Without an effect, file counts are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The files, snapshots and metadata of a table. `limit` is the maximum of manifest-list bytes per data file."""
+    """The files, snapshots and metadata of a table. `limit` is the limit of manifest-list bytes per data file."""
 
     rows: int
     files: int
@@ -176,18 +174,18 @@ def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
     files: dict[int, int] = {}
     total: dict[int, int] = {}
     for size in sizes:
-        place = max((max(size, 1) // SMALLEST_BUCKET).bit_length(), 0)
-        files[place] = files.get(place, 0) + 1
-        total[place] = total.get(place, 0) + size
+        index = max((max(size, 1) // SMALLEST_BUCKET).bit_length(), 0)
+        files[index] = files.get(index, 0) + 1
+        total[index] = total.get(index, 0) + size
     if not files:
         return ()
 
-    def at_least(place: int) -> int:
-        return SMALLEST_BUCKET << (place - 1) if place else 0
+    def at_least(index: int) -> int:
+        return SMALLEST_BUCKET << (index - 1) if index else 0
 
     return tuple(
-        Bucket(at_least(place), at_least(place + 1), files.get(place, 0), total.get(place, 0))
-        for place in range(min(files), max(files) + 1)
+        Bucket(at_least(index), at_least(index + 1), files.get(index, 0), total.get(index, 0))
+        for index in range(min(files), max(files) + 1)
     )
 
 
@@ -212,7 +210,7 @@ def _mark(snapshot: Snapshot) -> Mark:
     kind, operation = _kind(snapshot, summary), summary.get("frazil.operation", "")
     label, did = LABELS.get(kind, "marker changed"), ""
     if kind == "position":
-        kind, label, did = OF_MARKERS.get(operation, (kind, label, operation))
+        kind, label, did = MARKER_OPERATIONS.get(operation, (kind, label, operation))
     words = {
         "batch": f"{_number(summary, 'frazil.records'):,} records",
         "merge": f"{_number(summary, 'frazil.records'):,} changes",
@@ -267,8 +265,8 @@ def state_of(
 def amiss_of(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...]:
     """Return a sentence for each stream that routes to a table and reports a problem of this table."""
     return tuple(
-        f"It is not as the route of {status.name} had it ({status.amiss[identifier]}): "
-        f"`frazil route {status.name}` shows the remedy"
+        f"The table differs from what the route of {status.name} expects ({status.amiss[identifier]}): "
+        f"run `frazil route {status.name}` for the remedy"
         for status in statuses
         if identifier in status.amiss
     )

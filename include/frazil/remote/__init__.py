@@ -1,1 +1,1 @@
-"""Writers whose driver runs in a cluster: the local agent that submits and follows it, and the driver's reports."""
+"""Runs writers whose driver is in a cluster: the local agent submits the driver and follows its reports."""

@@ -1,8 +1,7 @@
-"""The local process of a writer whose driver runs in a cluster: it submits the driver, follows it, and ends with it.
+"""The local agent of a driver in a cluster: it submits the driver, follows it, and ends when the driver ends.
 
-For its supervisor, this process (the agent) is the writer: it has the lock, the heartbeat, the log and the exit code.
-Its knowledge of the driver comes from the table's storage and the cluster's API, so a new agent finds the driver of the
-previous agent.
+For its supervisor, the agent is the writer: it has the lock, the heartbeat, the log and the exit code. It observes the
+driver through the table's storage and the cluster's API, so a new agent finds the driver of the previous agent.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from types import FrameType
 from typing import Any
 
 from frazil import __version__, clock
-from frazil.cluster.api import Silent
+from frazil.cluster.api import ApiUnavailable
 from frazil.cluster.driver import Driver, DriverState, DriverStatus
 from frazil.cluster.submission import ClusterDriver
 from frazil.errors import Fenced, FrazilError
 from frazil.home import make_folder, run_folder
-from frazil.host.agents import KILL, record_agent
+from frazil.host.agents import KILL_SIGNAL, record_agent
 from frazil.host.process_log import log_to_stderr
 from frazil.remote.driver_folder import DriverFolder, DriverReport, LogEnd, Order, Wanted
 from frazil.remote.follow import KILLED, AgentAction, DriverObservation, Step, decide
@@ -40,17 +39,19 @@ log = logging.getLogger("frazil")
 
 POLL_INTERVAL_S = 1.5
 """Seconds between two polls of the driver's reports."""
-ASK_S = 5.0
-"""Seconds between two requests to the cluster while the driver reports that it runs well."""
-KILL_AGAIN_S = 5.0
-QUIET_S = 10.0
+QUERY_INTERVAL_S = 5.0
+"""Seconds between two requests to the cluster while the driver reports regularly."""
+KILL_INTERVAL_S = 5.0
+"""Seconds between two attempts to kill the driver."""
+REPORT_TIMEOUT_S = 10.0
 """Seconds without a new report from the driver after which each poll also queries the cluster."""
-LOG_SHOWN_BYTES = 64 * 1024
-_UNKNOWN = DriverStatus(DriverState.UNKNOWN, "the cluster was not asked yet")
+MAX_LOG_BYTES = 64 * 1024
+_UNKNOWN = DriverStatus(DriverState.UNKNOWN, "the cluster has not been queried yet")
 
 
 def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up: bool = False) -> int:
-    """Have a driver in the cluster write the stream, with the Python file `program`. Return the driver's exit code.
+    """Write the stream with a driver in the cluster, which runs the Python file `program`. Return the driver's exit
+    code.
 
     SIGTERM asks the driver to end after its current batch; SIGUSR1 kills the driver. Killing the agent does not end the
     driver.
@@ -75,7 +76,7 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
 
 @dataclass(slots=True)
 class Signals:
-    """The requests that this process received as signals."""
+    """The stop requests that this process received as signals."""
 
     stop: str | None = None
     force: bool = False
@@ -83,7 +84,7 @@ class Signals:
 
     def listen(self) -> None:
         def stop(signum: int, _: FrameType | None) -> None:
-            self.stop = self.stop or f"its agent was asked to end ({signal.Signals(signum).name})"
+            self.stop = self.stop or f"the agent was asked to end ({signal.Signals(signum).name})"
             self.wake.set()
 
         def force(_: int, __: FrameType | None) -> None:
@@ -92,11 +93,11 @@ class Signals:
 
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
-        signal.signal(KILL, force)
+        signal.signal(KILL_SIGNAL, force)
 
 
 class Agent:
-    """Polls, decides (`frazil.remote.follow`) and acts, until the driver has ended."""
+    """Follows one driver: polls, decides (`frazil.remote.follow`) and acts, until the driver has ended."""
 
     def __init__(  # noqa: PLR0913 - what an agent works with
         self,
@@ -116,10 +117,10 @@ class Agent:
         self._reported_at_s = self._ordered_at_s = monotonic()
         self._status, self._polled_at_s = _UNKNOWN, float("-inf")
         self._followed = False
-        self._number_heard = self._log_shown = 0
-        self._unanswered: str | None = None
-        """Why its last submission had no answer."""
-        self._said: str | None = None
+        self._reports_read = self._log_shown = 0
+        self._submit_problem: str | None = None
+        """Why the last submission had no response; None if it had one."""
+        self._last_reason: str | None = None
         self._killed_at_s = float("-inf")
 
     def run(self) -> tuple[int, str | None]:
@@ -131,8 +132,8 @@ class Agent:
             try:
                 observation = self._observe()
             except Exception as error:  # a storage outage must not make this agent abandon its driver
-                self._mirror.outage(f"the driver's report cannot be read: {type(error).__name__}: {error}")
-                log.warning("the driver's report cannot be read: %s", error)
+                self._mirror.outage(f"cannot read the driver's report: {type(error).__name__}: {error}")
+                log.warning("cannot read the driver's report: %s", error)
             else:
                 self._mirror.outage(None)
                 step = decide(observation)
@@ -147,10 +148,10 @@ class Agent:
             self._order = self._folder.order()
         if self._order is not None:
             self._read_report(self._order)
-            self._ask(self._order)
+            self._query_cluster(self._order)
         now_s = self._monotonic()
         followed = self._status.state in {DriverState.WAITING, DriverState.RUNNING}
-        self._followed = self._followed or followed or (self._report is not None and self._number_heard > 1)
+        self._followed = self._followed or followed or (self._report is not None and self._reports_read > 1)
         return DriverObservation(
             wanted=self._wanted(),
             master=self._prepared.resources.master,
@@ -171,37 +172,37 @@ class Agent:
         if report is None or (self._report is not None and report.number == self._report.number):
             return
         self._report, self._reported_at_s = report, self._monotonic()
-        self._number_heard += 1
+        self._reports_read += 1
         if report.heartbeat is not None:
-            self._mirror.heard(report.heartbeat)
+            self._mirror.copy_heartbeat(report.heartbeat)
         if report.log_bytes > self._log_shown:
-            self._show(self._folder.log_end(order.id))
+            self._append_log(self._folder.log_end(order.id))
 
-    def _show(self, end: LogEnd | None) -> None:
+    def _append_log(self, end: LogEnd | None) -> None:
         """Append the new part of the driver's log to this process's own log."""
         if end is None or end.bytes <= self._log_shown:
             return
         new, text = end.bytes - self._log_shown, end.text.encode()
         if new > len(text):
-            log.info("%d bytes of the driver's log are not shown here", new - len(text))
+            log.info("%d bytes of the driver's log are omitted", new - len(text))
         sys.stderr.write(text[-new:].decode(errors="replace"))
         sys.stderr.flush()
         self._log_shown = end.bytes
 
-    def _ask(self, order: Order) -> None:
-        """Query the cluster, less often while the driver reports that it runs well."""
+    def _query_cluster(self, order: Order) -> None:
+        """Query the cluster for the driver's status, less often while the driver reports regularly."""
         if order.submission is None:
-            self._status = DriverStatus(DriverState.UNKNOWN, "the cluster has not returned the driver's name")
-            self._mirror.unanswered(self._unanswered)
+            self._status = DriverStatus(DriverState.UNKNOWN, "the cluster has not returned the driver's name yet")
+            self._mirror.show_missing_name(self._submit_problem)
             return
         now_s = self._monotonic()
-        well = self._report is not None and self._report.exit is None and now_s - self._reported_at_s < QUIET_S
+        well = self._report is not None and self._report.exit is None and now_s - self._reported_at_s < REPORT_TIMEOUT_S
         urgent = not well or self._signals.force or self._status is _UNKNOWN
-        if not urgent and now_s - self._polled_at_s < ASK_S:
+        if not urgent and now_s - self._polled_at_s < QUERY_INTERVAL_S:
             return
         self._polled_at_s = now_s
         self._status = self._driver(order.submission).status()
-        self._mirror.runs(order.submission, self._status)
+        self._mirror.show_status(order.submission, self._status)
 
     def _find(self, order: Order | None) -> str | None:
         if order is None or order.submission is not None:
@@ -209,10 +210,10 @@ class Agent:
         return self._cluster.find(self._cluster_driver(order))
 
     def _carry_out(self, step: Step) -> None:
-        if step.action is not AgentAction.WAIT or step.reason != self._said:
+        if step.action is not AgentAction.WAIT or step.reason != self._last_reason:
             if step.action is not AgentAction.WAIT:
                 log.info("driver of stream %r: %s: %s", self._prepared.spec.name, step.action, step.reason)
-            self._said = step.reason
+            self._last_reason = step.reason
         match step.action:
             case AgentAction.SUBMIT:
                 self._submit()
@@ -232,19 +233,19 @@ class Agent:
             ordered_at_ms=clock.now_ms(),
         )
         if self._order is None and (other := self._folder.order()) is not None:
-            self._order = other  # of a concurrent agent: the next poll decides about its driver
+            self._order = other  # from a concurrent agent: the next poll decides about its driver
             return
-        self._ordered_now()
+        self._current_order()
         # First the order, then the submission: otherwise nothing would refer to the driver.
         self._folder.put_order(order)
         self._order, self._report, self._status = order, None, _UNKNOWN
-        self._ordered_at_s, self._followed, self._log_shown, self._number_heard = self._monotonic(), True, 0, 0
+        self._ordered_at_s, self._followed, self._log_shown, self._reports_read = self._monotonic(), True, 0, 0
         try:
             submission = self._cluster.submit(self._cluster_driver(order))
-        except Silent as silent:
+        except ApiUnavailable as error:
             self._ordered_at_s = self._monotonic()
-            self._unanswered = str(silent)
-            log.warning("the submission of a driver had no answer: %s", silent)
+            self._submit_problem = str(error)
+            log.warning("no response to the submission of a driver: %s", error)
             return
         log.info("the driver of stream %r is %s", self._prepared.spec.name, submission)
         self._put(submission=submission)
@@ -254,56 +255,58 @@ class Agent:
         if self._order is None:
             return
         if not self._order.kill:
-            # The agent after this one continues with it. A driver that starts late receives the stop.
-            order = self._ordered_now() or self._order
-            self._put(kill=True, stop=order.stop or "the supervisor ended it by force")
+            # The next agent continues the kill. A driver that starts late reads the stop.
+            order = self._current_order() or self._order
+            self._put(kill=True, stop=order.stop or "the supervisor killed the driver")
         if self._order.submission is None:
             return
-        if self._monotonic() - self._killed_at_s < KILL_AGAIN_S:
+        if self._monotonic() - self._killed_at_s < KILL_INTERVAL_S:
             return
         self._killed_at_s = self._monotonic()
         try:
             self._driver(self._order.submission).kill()
         except FrazilError as error:
-            log.warning("the driver could not be killed yet: %s", error)
+            log.warning("cannot kill the driver; will retry: %s", error)
 
     def _put(self, **changes: Any) -> None:
-        """Change the current order, which another agent may have changed meanwhile. Raises Fenced."""
-        if (order := self._ordered_now()) is not None:
+        """Change the current order, which another agent may have replaced. Raises Fenced if it did."""
+        if (order := self._current_order()) is not None:
             self._order = dataclasses.replace(order, **changes)
             self._folder.put_order(self._order)
 
-    def _ordered_now(self) -> Order | None:
-        """Read the order again. Raises Fenced if it is for another driver than this agent's."""
+    def _current_order(self) -> Order | None:
+        """Return the current order. Raises Fenced if it is for another driver than this agent's."""
         now = self._folder.order()
         if now is None or self._order is None or now.id == self._order.id:
             return now or self._order
         stream = self._prepared.spec.name
         raise Fenced(
-            f"another agent of stream {stream!r}, perhaps on another host, ordered a driver after this one's: this one "
-            f"ends and leaves that driver alone; see `frazil status {stream}`"
+            f"another agent of stream {stream!r}, perhaps on another host, submitted a newer driver. This agent ends, "
+            f"and the newer driver continues; see `frazil status {stream}`"
         )
 
     def _end(self, step: Step) -> tuple[int, str | None]:
         if self._order is not None and self._followed:
-            self._show(self._folder.log_end(self._order.id))
+            self._append_log(self._folder.log_end(self._order.id))
             if self._order.submission and (self._report is None or self._report.exit is None):
-                words = self._driver(self._order.submission).log(limit_bytes=LOG_SHOWN_BYTES)
-                if words:
-                    sys.stderr.write(f"{words}\n")
+                text = self._driver(self._order.submission).log(limit_bytes=MAX_LOG_BYTES)
+                if text:
+                    sys.stderr.write(f"{text}\n")
             if self._order.submission and not self._status.state.has_ended:
                 # Its Python has ended, but its JVM may hold executors forever.
                 with suppress(FrazilError):
                     self._driver(self._order.submission).kill()
         if step.code == 0 and self._signals.stop is None and not self._signals.force:
-            order = self._ordered_now()
+            order = self._current_order()
             if self._until_caught_up and order is not None and order.stop is not None:
-                raise Fenced(f"the driver ended before it had caught up: another agent asked it to ({order.stop})")
-        code = KILLED if self._signals.force and step.code == 0 and not self._was_last_word() else step.code
+                raise Fenced(
+                    f"the driver ended before it had caught up, because another agent stopped it ({order.stop})"
+                )
+        code = KILLED if self._signals.force and step.code == 0 and not self._has_reported_exit() else step.code
         log.log(logging.ERROR if code else logging.INFO, "the driver has ended: %s", step.reason)
         return code, step.reason
 
-    def _was_last_word(self) -> bool:
+    def _has_reported_exit(self) -> bool:
         return self._report is not None and self._report.exit is not None
 
     def _driver(self, submission: str) -> Driver:

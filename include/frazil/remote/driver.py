@@ -1,8 +1,7 @@
-"""A writer's process in a cluster: writes the stream as any writer does, and reports to its agent through the storage.
+"""The driver of a writer in a cluster: writes the stream, and reports to its agent through the table's storage.
 
-The driver runs without an agent too. It ends after its current batch if the order says so, if the order is for another
-driver, or if operators paused the stream. It ends at once when its JVM is gone, which it finds out by polling its
-parent process.
+The driver also runs without an agent. It ends after its current batch if its order asks for that, if the current order
+is for another driver, or if the stream is paused. It ends immediately when its JVM, the parent process, is gone.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
-from frazil.host.process_log import FORM, SafeFormatter, log_to_stderr
+from frazil.host.process_log import LOG_FORMAT, SafeFormatter, log_to_stderr
 from frazil.remote.driver_folder import DriverFolder, DriverReport, Exit, LogEnd, Order
 from frazil.spec.load import validate_stream
 from frazil.stream.main import write
@@ -37,36 +36,36 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 3.0
 """Seconds between two reports. Readers consider a heartbeat stale after ten seconds."""
-DESIRED_S = 30.0
-"""Seconds between two checks whether the stream was paused. An agent, if one runs, reports a pause sooner."""
-LOG_BYTES = 64 * 1024
+PAUSE_CHECK_INTERVAL_S = 30.0
+"""Seconds between two checks whether the stream is paused. A running agent stops the driver sooner."""
+MAX_LOG_BYTES = 64 * 1024
 CRASHED = 1
 JVM_GONE = 137
 _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
-"""Matches the id of a driver: a standalone cluster's worker runs the driver in a folder of this name."""
+"""Matches a driver's id on a standalone cluster, whose workers run each driver in a folder with this name."""
 
 
 def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
-    """Write until an order, an operator or the end of Kafka's records stops it. Return the exit code.
+    """Write until an order, an operator or the end of Kafka's records stops the driver. Return the exit code.
 
-    Raises FrazilError if the order cannot be read.
+    Raises FrazilError if the catalog or the order cannot be read.
     """
     log_to_stderr()
     end_with_parent(os.getppid())
     found = load_catalog(catalog)
-    folder = DriverFolder.of(found.load_table(table), stream)
+    folder = DriverFolder.open(found.load_table(table), stream)
     order = folder.order()
     if order is None or order.id != driver:
-        log.info("stream %r: another driver was submitted since this one; it ends", stream)
+        log.info("stream %r: a newer driver was submitted; this driver ends", stream)
         return 0
     if order.stop is not None:
-        log.info("stream %r: %s, before the driver had begun; it ends", stream, order.stop)
+        log.info("stream %r: %s, before the driver started; it ends", stream, order.stop)
         return 0
-    # A stop may arrive before the writer listens, when nothing has started yet.
+    # SIGTERM may arrive before the writer handles it, when nothing has started yet.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     def is_paused() -> bool:
-        # Loaded again: a catalog may give credentials that last for an hour.
+        # Load the table again, because its credentials may expire after an hour.
         return DesiredStore(stream, found.load_table(table)).read().mode is DesiredMode.PAUSED
 
     with DriverReporter(folder, order, stream=stream, is_paused=is_paused) as reporter:
@@ -89,17 +88,18 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
     return 0
 
 
-def check_version(of_agent: str) -> None:
+def check_version(agent_version: str) -> None:
     """Raise EnvironmentUnusable if this driver has another version of frazil than its agent."""
-    if of_agent != __version__:
+    if agent_version != __version__:
         raise EnvironmentUnusable(
-            f"the driver in the cluster has frazil {__version__} at {sys.prefix}, and its agent {of_agent}. Nothing "
-            "was read or taken over: install the same there, or make resources.package again with `frazil package`"
+            f"the driver in the cluster has frazil {__version__} in {sys.prefix}, but its agent has {agent_version}. "
+            "The driver wrote nothing: install the same version there, or recreate resources.package with `frazil "
+            "package`"
         )
 
 
 class DriverReporter:
-    """A thread that reports the writer's state and reads its order, until it is closed."""
+    """A thread that publishes the writer's state and polls for orders from the agent, until its context ends."""
 
     def __init__(  # noqa: PLR0913 - what it tells, and to whom
         self,
@@ -112,7 +112,7 @@ class DriverReporter:
         interval_s: float = REPORT_INTERVAL_S,
     ) -> None:
         self.ended: Exit | None = None
-        """How the writer ended; reported when this is closed."""
+        """How the writer ended; reported when the context ends."""
         self._folder, self._order, self._is_paused, self._stop = folder, order, is_paused, stop
         self._exchange, self._interval_s = open_exchange(run_folder(stream)), interval_s
         self._number = int(time.time() * 1000)  # above those of an earlier process with the same order
@@ -139,16 +139,16 @@ class DriverReporter:
                 self._write_report(ended=self.ended)
                 break
             except Exception as failure:
-                log.warning("the driver cannot report its end: %s", failure)
+                log.warning("cannot report the driver's end: %s", failure)
                 time.sleep(wait_s)
 
     def step(self) -> None:
-        """Report once, and obey the order."""
+        """Report once, and stop the writer if an order or a pause requires it."""
         self._write_report(ended=None)
         if self._stopping:
             return
-        if reason := self._why_stop():
-            log.info("%s: the writer commits its current batch, then ends", reason)
+        if reason := self._stop_reason():
+            log.info("%s: the writer ends after its current batch", reason)
             self._stopping = True
             self._stop()
 
@@ -157,15 +157,15 @@ class DriverReporter:
             try:
                 self.step()
             except Exception as error:  # the storage may be down for a while, which the writer reports itself
-                log.info("the driver cannot report to its agent: %s", error)
+                log.info("cannot report to the driver's agent: %s", error)
 
-    def _why_stop(self) -> str | None:
+    def _stop_reason(self) -> str | None:
         order = self._folder.order()
         if order is not None and order.id != self._order.id:
-            return "another driver was submitted"
+            return "a newer driver was submitted"
         if order is not None and order.stop is not None:
             return order.stop
-        if time.monotonic() - self._polled_s >= DESIRED_S:
+        if time.monotonic() - self._polled_s >= PAUSE_CHECK_INTERVAL_S:
             self._polled_s = time.monotonic()
             if self._is_paused():
                 return "the stream is paused"
@@ -184,11 +184,11 @@ class DriverReporter:
 
 
 class LogTail(logging.Handler):
-    """Keeps the end of this process's log."""
+    """Keeps the last bytes of this process's log."""
 
-    def __init__(self, limit_bytes: int = LOG_BYTES) -> None:
+    def __init__(self, limit_bytes: int = MAX_LOG_BYTES) -> None:
         super().__init__()
-        self.setFormatter(SafeFormatter(FORM))
+        self.setFormatter(SafeFormatter(LOG_FORMAT))
         self._limit, self._text, self._bytes = limit_bytes, b"", 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -197,7 +197,7 @@ class LogTail(logging.Handler):
         self._text = (self._text + line)[-self._limit :]
 
     def end(self) -> LogEnd:
-        """Return the end of the log. It begins with a whole line, unless the line exceeds the limit."""
+        """Return the end of the log. It begins with a complete line, unless that line exceeds the limit."""
         self.acquire()
         try:
             text, size = self._text, self._bytes
@@ -209,13 +209,13 @@ class LogTail(logging.Handler):
 
 
 def own_submission() -> str | None:
-    """Return the cluster's name of this driver; None unless it is known, which needs a standalone cluster."""
+    """Return the cluster's name of this driver on a standalone cluster; None on other clusters."""
     name = Path.cwd().name
     return name if _STANDALONE_ID.fullmatch(name) else None
 
 
 def end_with_parent(parent: int, *, poll_interval_s: float = 1.0) -> None:
-    """End this process at once when its parent, the JVM, has ended: a standalone cluster kills only the JVM."""
+    """End this process when its parent, the JVM, has ended, because a standalone cluster kills only the JVM."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,6 +1,6 @@
-"""Passes part of the agent's environment to a driver in a cluster: variables that its stream needs, and its catalog.
+"""Passes the variables that a stream needs, and its catalog's configuration, from the agent to a driver in a cluster.
 
-This module imports little, because the driver's program uses it before it imports PyIceberg.
+This module imports little, because the driver uses it before it imports PyIceberg.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import yaml
 
 FILE = ".pyiceberg.yaml"
 CATALOG = "FRAZIL_DRIVER_CATALOG"
-"""The variable with the configuration of the stream's catalog, as JSON in Base64: YARN puts values into a script
-unquoted.
+"""The variable with the catalog's configuration, as JSON in Base64, because YARN does not quote values in its script.
 """
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OPENLINEAGE_", "OTEL_", "LC_")
 NAMES = frozenset(
@@ -26,28 +25,28 @@ NAMES = frozenset(
         *("FRAZIL_METRICS", "FRAZIL_METRICS_LISTEN", "FRAZIL_METRICS_PARTITIONS"),
     }
 )
-OF_THIS_HOST = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE", "_CONFIG")
-"""Suffixes of variables whose values name files of this host. They are not passed on, unless the stream refers to them.
-"""
+HOST_FILE_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE", "_CONFIG")
+"""Suffixes of variables that name files on this host. They are passed only if the stream refers to them."""
 
 
 def driver_environment(
-    base: Mapping[str, str], *, referred: Collection[str], catalog: str, properties: Mapping[str, str]
+    base: Mapping[str, str], *, referenced: Collection[str], catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the driver's variables: those that the stream refers to, credentials of storages, and catalog properties.
+    """Return the driver's variables: those that the stream refers to, storage credentials, and the catalog's
+    properties.
 
-    Folders and programs of this host are left out.
+    Variables that name folders or programs of this host are left out.
     """
     passed = {
         name: value
         for name, value in base.items()
-        if name in referred or name in NAMES or (name.startswith(PREFIXES) and not name.endswith(OF_THIS_HOST))
+        if name in referenced or name in NAMES or (name.startswith(PREFIXES) and not name.endswith(HOST_FILE_SUFFIXES))
     }
     sent = json.dumps({"name": catalog, "properties": dict(properties)})
     return {**passed, CATALOG: base64.b64encode(sent.encode()).decode()}
 
 
-def take_up(environment: MutableMapping[str, str], folder: Path) -> None:
+def set_up_home(environment: MutableMapping[str, str], folder: Path) -> None:
     """Create a FRAZIL_HOME in the driver's folder, and configure PyIceberg if the agent sent a catalog."""
     try:
         home = folder / "frazil-home"
@@ -66,7 +65,7 @@ def take_up(environment: MutableMapping[str, str], folder: Path) -> None:
         environment.pop("PYICEBERG_DEFAULT_CATALOG", None)
 
 
-def lay_down(environment: Mapping[str, str]) -> None:
-    """Remove the catalog's configuration when the driver ends: the file may have secrets, and the folder stays."""
+def remove_catalog_config(environment: Mapping[str, str]) -> None:
+    """Remove the catalog's configuration when the driver ends, because the file may contain secrets."""
     if home := environment.get("FRAZIL_HOME"):
         (Path(home) / FILE).unlink(missing_ok=True)

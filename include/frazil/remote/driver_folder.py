@@ -4,8 +4,8 @@
 - `<state>/driver/<id>/status.json`, written by the driver: its heartbeat, and how it ended.
 - `<state>/driver/<id>/log.json`, written by the driver: the end of its log.
 
-A driver ends if the order is for another driver. Of two submitted drivers, one therefore writes. (Until the other
-driver notices the order, the epoch in the table keeps that driver from committing.)
+A driver ends if the order is for another driver, so only one of two submitted drivers writes. Until the other driver
+has read the order, the epoch in the table prevents its commits.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The inputs from which a driver is made.
-
-    An agent attaches to a driver with the same inputs, and replaces any other.
+    """The properties of the driver that should run. An agent reattaches to a driver with the same properties, and
+    replaces any other.
     """
 
     fingerprint: str
@@ -43,7 +42,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The agent's order: the driver that should run."""
+    """The agent's order: which driver should run, and whether it should stop."""
 
     id: str
     """The driver's id: 32 hexadecimal digits, new with each submission."""
@@ -62,6 +61,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
+    """How a driver's writer ended."""
+
     code: int
     error: str | None = None
 
@@ -90,9 +91,9 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class DriverFolder:
-    """The objects of one stream.
+    """The objects through which one stream's agent and driver communicate.
 
-    Methods raise the storage's errors. An object of an unknown format counts as missing.
+    Methods raise the storage's errors. An object with an unknown format counts as missing.
     """
 
     store: ObjectStore = field(repr=False)
@@ -100,8 +101,8 @@ class DriverFolder:
     """The folder's location, `<state>/driver`."""
 
     @classmethod
-    def of(cls, table: Table, stream: str) -> Self:
-        """Return the folder of a stream. Its store renews temporary credentials of a catalog."""
+    def open(cls, table: Table, stream: str) -> Self:
+        """Open the folder of a stream. Its store renews temporary credentials of a catalog."""
         return cls(TableHandle.from_table(table).store, f"{state_location(table, stream)}/driver")
 
     def order(self) -> Order | None:
@@ -147,5 +148,5 @@ class DriverFolder:
 
 
 def _known(kind: Any, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value without fields that only later versions have."""
+    """Return the fields that `kind` has, without those of later versions."""
     return {each.name: value[each.name] for each in dataclasses.fields(kind) if each.name in value}

@@ -1,4 +1,4 @@
-"""Decides what an agent does next, from the order, the driver's report and the cluster's answer. Pure."""
+"""Decides an agent's next step from the order, the driver's report and the cluster's status. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import StrEnum
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.remote.driver_folder import DriverReport, Order, Wanted
 
-UNHEARD_S = 60.0
-"""Seconds to wait for the driver of a submission without a response, before another driver is submitted."""
-FRESH_S = 30.0
+SUBMISSION_TIMEOUT_S = 60.0
+"""Seconds to wait for a driver whose submission had no response, before another driver is submitted."""
+REPORT_VALID_S = 30.0
 """Seconds for which a driver counts as running after its report, even if the cluster no longer lists it."""
-LEAVES_S = 30.0
+EXIT_TIMEOUT_S = 30.0
 """Seconds for which a driver that reported its end may still be listed as running."""
 KILLED = 137
 CRASHED = 1
@@ -30,6 +30,8 @@ class AgentAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """An agent's next step."""
+
     action: AgentAction
     reason: str
     """A sentence for operators."""
@@ -51,7 +53,7 @@ class DriverObservation:
     ordered_since_s: float
     """Seconds since this agent ordered the driver; if another agent ordered it, since this agent started."""
     status: DriverStatus
-    """What the cluster reports about the order's driver; UNKNOWN while its name is unknown."""
+    """The cluster's status of the order's driver; UNKNOWN while its name is unknown."""
     found: str | None
     """The cluster's name of a driver whose submission had no response."""
     followed: bool
@@ -69,85 +71,88 @@ def decide(observation: DriverObservation) -> Step:  # noqa: PLR0911 - a return 
     """
     order = observation.order
     if order is None:
-        return _begin(observation, "none was submitted before")
-    if over := _over(observation):
-        return _after(observation, order, over)
+        return _submit_or_end(observation, "no driver has been submitted before")
+    if over := _end_of_driver(observation):
+        return _after_end(observation, order, over)
     if order.submission is None:
-        return _unanswered(observation, order)
+        return _await_submission(observation, order)
     if observation.force or order.kill:
         return Step(
-            AgentAction.KILL, "it did not end when it was asked" if order.kill else "the supervisor ends it by force"
+            AgentAction.KILL,
+            "the driver did not end after a stop request" if order.kill else "the supervisor kills the driver",
         )
-    why = observation.stop or _differs(observation, order)
-    if why is not None and order.stop is None:
+    reason = observation.stop or _difference(observation, order)
+    if reason is not None and order.stop is None:
         if observation.report is None and observation.status.state is DriverState.WAITING:
-            return Step(AgentAction.KILL, f"{why}, and it has not started yet")
-        return Step(AgentAction.ASK_TO_STOP, why)
+            return Step(AgentAction.KILL, f"{reason}, and the driver has not started yet")
+        return Step(AgentAction.ASK_TO_STOP, reason)
     return Step(AgentAction.WAIT, observation.status.reason)
 
 
-def _begin(observation: DriverObservation, why: str) -> Step:
+def _submit_or_end(observation: DriverObservation, reason: str) -> Step:
     if observation.force:
-        return Step(AgentAction.END, "the supervisor ends it by force, and no driver runs", KILLED)
+        return Step(AgentAction.END, "the supervisor kills the driver, but no driver runs", KILLED)
     if observation.stop is not None:
         return Step(AgentAction.END, f"{observation.stop}, and no driver runs")
-    return Step(AgentAction.SUBMIT, why)
+    return Step(AgentAction.SUBMIT, reason)
 
 
-def _over(observation: DriverObservation) -> Step | None:
+def _end_of_driver(observation: DriverObservation) -> Step | None:
     """Return how the order's driver ended; None if it may still run."""
     ended = observation.report.exit if observation.report else None
     state = observation.status.state
     if ended is not None and (
-        state.has_ended or observation.report_age_s >= LEAVES_S or observation.status.state is state.UNKNOWN
+        state.has_ended or observation.report_age_s >= EXIT_TIMEOUT_S or observation.status.state is state.UNKNOWN
     ):
-        how = f"it ended with exit code {ended.code}" if ended.code else "it ended in order"
+        how = f"it ended with exit code {ended.code}" if ended.code else "the driver ended normally"
         return Step(AgentAction.END, ended.error or how, ended.code)
-    if not state.has_ended or (state is DriverState.GONE and observation.report and observation.report_age_s < FRESH_S):
+    if not state.has_ended or (
+        state is DriverState.GONE and observation.report and observation.report_age_s < REPORT_VALID_S
+    ):
         return None
     if state is DriverState.SUCCEEDED:
         return Step(AgentAction.END, observation.status.reason)
     code = observation.status.exit_code or (KILLED if state is DriverState.KILLED else CRASHED)
-    return Step(AgentAction.END, f"it left no message, and {observation.status.reason}", code)
+    return Step(AgentAction.END, f"the driver reported no error; {observation.status.reason}", code)
 
 
-def _after(observation: DriverObservation, order: Order, over: Step) -> Step:
+def _after_end(observation: DriverObservation, order: Order, over: Step) -> Step:
     """Return the step after the end of the order's driver: submit another driver, or report this end."""
     if observation.stop is not None or observation.force:
-        return over if observation.followed else _begin(observation, over.reason)
+        return over if observation.followed else _submit_or_end(observation, over.reason)
     if not observation.followed:
-        return Step(AgentAction.SUBMIT, f"the last one has ended: {over.reason}")
-    if order.stop is not None and (why := _differs(observation, order)) is not None:
-        return Step(AgentAction.SUBMIT, f"{why}, and the last one has ended")
+        return Step(AgentAction.SUBMIT, f"the last driver has ended: {over.reason}")
+    if order.stop is not None and (reason := _difference(observation, order)) is not None:
+        return Step(AgentAction.SUBMIT, f"{reason}, and the last driver has ended")
     return over
 
 
-def _unanswered(observation: DriverObservation, order: Order) -> Step:
-    """Return the step while the cluster's name of the driver is unknown: it may run, start later, or not exist."""
+def _await_submission(observation: DriverObservation, order: Order) -> Step:
+    """Return the step while the driver's name in the cluster is unknown: it may run, start later, or not exist."""
     if name := (observation.report.submission if observation.report else None) or observation.found:
         return Step(AgentAction.ADOPT, name)
     if observation.force and not order.kill:
-        return Step(AgentAction.KILL, "the supervisor ends it by force")
-    why = observation.stop or _differs(observation, order)
-    if why is not None and order.stop is None:  # the cluster may start it after this agent has ended
-        return Step(AgentAction.ASK_TO_STOP, why)
-    if observation.report is not None and observation.report_age_s < FRESH_S:
-        return Step(AgentAction.WAIT, "the driver runs, and the cluster's name of it is not known")
-    if observation.ordered_since_s < UNHEARD_S:
-        return Step(AgentAction.WAIT, "the cluster did not answer its submission, so it may start yet")
-    return _begin(observation, f"the last one did not report for {UNHEARD_S:.0f} s")
+        return Step(AgentAction.KILL, "the supervisor kills the driver")
+    reason = observation.stop or _difference(observation, order)
+    if reason is not None and order.stop is None:  # the cluster may start it after this agent has ended
+        return Step(AgentAction.ASK_TO_STOP, reason)
+    if observation.report is not None and observation.report_age_s < REPORT_VALID_S:
+        return Step(AgentAction.WAIT, "the driver runs; its name in the cluster is not known yet")
+    if observation.ordered_since_s < SUBMISSION_TIMEOUT_S:
+        return Step(AgentAction.WAIT, "the cluster did not respond to the submission, so the driver may still start")
+    return _submit_or_end(observation, f"the last driver did not report within {SUBMISSION_TIMEOUT_S:.0f} s")
 
 
-def _differs(observation: DriverObservation, order: Order) -> str | None:
-    """Return why the order's driver is not the wanted one; None if it is."""
+def _difference(observation: DriverObservation, order: Order) -> str | None:
+    """Return how the order's driver differs from the wanted one; None if it does not."""
     if order.master != observation.master:
-        return f"resources.master was {order.master}"
+        return f"resources.master has changed from {order.master}"
     if order.wanted.fingerprint != observation.wanted.fingerprint:
         return "the declaration has changed"
     if order.wanted.version != observation.wanted.version:
-        return f"it was submitted by frazil {order.wanted.version}"
+        return f"the driver was submitted by frazil {order.wanted.version}"
     if order.wanted.restart_generation < observation.wanted.restart_generation:
         return "a restart was requested"
     if order.wanted.until_caught_up != observation.wanted.until_caught_up:
-        return "it was to run until another end"
+        return "the option --until-caught-up has changed"
     return None

@@ -1,4 +1,4 @@
-"""The heartbeat of an agent: a copy of the driver's last heartbeat, with the times of this host's clock."""
+"""Writes the heartbeat of an agent: a copy of the driver's last heartbeat, with times of this host's clock."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ from frazil.spec.model import StreamSpec
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
-SILENT_MS = 10_000
-"""Milliseconds for which a driver's last report counts. After that, the heartbeat in the run folder visibly becomes
-stale.
-"""
+REPORT_TIMEOUT_MS = 10_000
+"""Milliseconds for which a driver's last report is used. After that, the heartbeat in the run folder becomes stale."""
 LOG_CHECK_HEARTBEATS = 60
 
 
 class Mirror:
-    """A thread that writes the heartbeat into the run folder every second, until it is closed.
+    """A thread that writes the heartbeat to the run folder every second, until its context ends.
 
-    Before the driver starts, the heartbeat has the cluster's status of the driver. While the storage does not respond,
-    the heartbeat reports that instead, because the driver may run well.
+    Before the driver starts, the heartbeat contains the cluster's status of the driver. While the storage does not
+    respond, the heartbeat reports an outage, because the driver may still run.
     """
 
     def __init__(self, spec: StreamSpec, folder: Path) -> None:
@@ -46,9 +44,9 @@ class Mirror:
             written_at_ms=now_ms,
             advanced_at_ms=now_ms,
         )
-        self._heard_at_ms: int | None = None
+        self._copied_at_ms: int | None = None
         self._advanced: tuple[int, int] | None = None
-        """The driver's time of its last progress, and our time of it."""
+        """The time of the last progress, by the driver's clock and by this host's clock."""
         self._outage: str | None = None
         self._notice: str | None = None
         self._over = threading.Event()
@@ -67,8 +65,8 @@ class Mirror:
         if error is not None:
             self.ended(f"{type(error).__name__}: {error}")
 
-    def heard(self, heartbeat: Heartbeat) -> None:
-        """Use a new report of the driver."""
+    def copy_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Copy a new heartbeat of the driver."""
         now_ms = clock.now_ms()
         with self._lock:
             if self._advanced is None or self._advanced[0] != heartbeat.advanced_at_ms:
@@ -82,27 +80,27 @@ class Mirror:
                 spec_fingerprint=self._heartbeat.spec_fingerprint,
                 advanced_at_ms=self._advanced[1],
             )
-            self._heard_at_ms = now_ms
+            self._copied_at_ms = now_ms
 
-    def runs(self, submission: str, status: DriverStatus) -> None:
-        """Use the cluster's status of the driver."""
-        sentence = f"the driver is {submission} in the cluster: {status.reason}"
-        self._notices(sentence, waits=status.state in {DriverState.WAITING, DriverState.UNKNOWN})
+    def show_status(self, submission: str, status: DriverStatus) -> None:
+        """Show the cluster's status of the driver."""
+        sentence = f"driver {submission}: {status.reason}"
+        self._set_notice(sentence, is_waiting=status.state in {DriverState.WAITING, DriverState.UNKNOWN})
 
-    def unanswered(self, why: str | None) -> None:
-        """Report that the cluster has not returned the driver's name; `why` is the reason, if known."""
-        sentence = "the cluster has not answered the submission of the driver yet"
-        self._notices(f"{sentence}: {why}" if why else sentence, waits=True)
+    def show_missing_name(self, reason: str | None) -> None:
+        """Show that the cluster has not returned the driver's name, with the reason if known."""
+        sentence = "the cluster has not responded to the driver's submission yet"
+        self._set_notice(f"{sentence}: {reason}" if reason else sentence, is_waiting=True)
 
-    def _notices(self, sentence: str, *, waits: bool) -> None:
+    def _set_notice(self, sentence: str, *, is_waiting: bool) -> None:
         now_ms = clock.now_ms()
         with self._lock:
             self._notice = sentence
-            if waits and self._heard_at_ms is None:  # waiting for a cluster is not a hang
+            if is_waiting and self._copied_at_ms is None:  # waiting for a cluster is not a hang
                 self._heartbeat = dataclasses.replace(self._heartbeat, advanced_at_ms=now_ms)
 
     def outage(self, sentence: str | None) -> None:
-        """Set the reason why the driver's reports cannot be read; None once they can be read."""
+        """Set why the driver's reports cannot be read; None if they can be read."""
         with self._lock:
             self._outage = sentence
 
@@ -116,11 +114,13 @@ class Mirror:
     def write(self, *, ended: bool = False) -> None:
         now_ms = clock.now_ms()
         with self._lock:
-            heard_ms = self._heard_at_ms
-            silent = heard_ms is not None and now_ms - heard_ms > SILENT_MS and self._outage is None and not ended
+            copied_ms = self._copied_at_ms
+            stale = (
+                copied_ms is not None and now_ms - copied_ms > REPORT_TIMEOUT_MS and self._outage is None and not ended
+            )
             heartbeat = dataclasses.replace(
                 self._heartbeat,
-                written_at_ms=heard_ms + SILENT_MS if silent and heard_ms is not None else now_ms,
+                written_at_ms=copied_ms + REPORT_TIMEOUT_MS if stale and copied_ms is not None else now_ms,
                 outage=self._outage or self._heartbeat.outage,
                 notices=(*self._heartbeat.notices, *((self._notice,) if self._notice else ())),
             )
@@ -135,4 +135,4 @@ class Mirror:
                 if heartbeats % LOG_CHECK_HEARTBEATS == 0:
                     rotate_full(self._folder)
             except Exception as error:  # a full disk must not end this thread
-                log.warning("the heartbeat could not be written: %r", error)
+                log.warning("cannot write the heartbeat: %r", error)

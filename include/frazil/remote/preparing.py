@@ -1,4 +1,4 @@
-"""Prepares a submission: the table, the folder of the agent's orders, and everything that the driver needs."""
+"""Prepares the submission of a driver: creates the stream's tables, and collects the driver's inputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Prepared:
     declared: Mapping[str, Any]
     """The declaration, with the text of the files that it refers to."""
     resources: Resources
-    """The declared resources. References in Spark properties are resolved, except where a command line would show them.
+    """The declared resources. References in Spark properties are resolved, except on a standalone cluster, whose
+    command line would show them.
     """
     folder: DriverFolder
     restart_generation: int
@@ -64,8 +65,8 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
     config = catalog_config(spec.table.catalog)
     if config.embedded and not on_loopback(spec.resources.master):
         raise SpecError(
-            f"stream {spec.name}: a driver in a cluster cannot use the embedded catalog, which is a file of this host: "
-            "configure a catalog that all hosts reach"
+            f"stream {spec.name}: a driver in a cluster cannot use the embedded catalog, which is a file on this host: "
+            "configure a catalog that all hosts can reach"
         )
     known = load_stream_table(spec)
     check_own_table(spec, known)
@@ -82,8 +83,8 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
     return Prepared(
         spec=spec,
         declared=portable(read_stream(find_file(streams, spec.name)), streams),
-        resources=_of_submission(spec, resolved),
-        folder=DriverFolder.of(table, spec.name),
+        resources=_submitted_resources(spec, resolved),
+        folder=DriverFolder.open(table, spec.name),
         restart_generation=DesiredStore(spec.name, table).read().restart_generation,
         program=program,
         arguments=(spec.name, "--catalog", config.name, "--table", spec.table.identifier),
@@ -94,7 +95,7 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
 def portable(declared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return a declaration with the text of its schema file, which the driver's host does not have.
 
-    Raises SpecError.
+    Raises SpecError if the file cannot be read.
     """
     source = declared.get("source")
     form = source.get("format") if isinstance(source, Mapping) else None
@@ -104,12 +105,12 @@ def portable(declared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     try:
         text = path.read_text()
     except OSError as error:
-        raise SpecError(f"{path} cannot be read, and has the schema of the records: {error.strerror}") from error
+        raise SpecError(f"cannot read {path}, the schema file of the records: {error.strerror}") from error
     inline = {key: value for key, value in form.items() if key != "schema-file"} | {"schema-text": text}
     return {**declared, "source": {**source, "format": inline}}
 
 
-def _of_submission(spec: StreamSpec, resolved: Mapping[str, str]) -> Resources:
+def _submitted_resources(spec: StreamSpec, resolved: Mapping[str, str]) -> Resources:
     if spec.resources.manager is ClusterManager.STANDALONE:
         return spec.resources
     return spec.resources.model_copy(update={"spark": dict(resolved)})
@@ -120,11 +121,11 @@ def _environment(
 ) -> dict[str, str]:
     """Return the driver's variables.
 
-    Users of the cluster can read a pod's variables, so a driver on Kubernetes uses its own catalog configuration and
-    credentials.
+    On Kubernetes, users of the cluster can read a pod's variables, so the catalog's configuration and credentials are
+    not passed.
     """
-    referred = {*environment_names(spec), *map(connection_variable, declared_connections(spec))}
+    referenced = {*environment_names(spec), *map(connection_variable, declared_connections(spec))}
     if spec.resources.manager is ClusterManager.KUBERNETES:
-        named = {name for name in referred if f"{KUBERNETES_VARIABLE}{name}" not in resolved}
+        named = {name for name in referenced if f"{KUBERNETES_VARIABLE}{name}" not in resolved}
         return {name: os.environ[name] for name in named if name in os.environ}
-    return driver_environment(os.environ, referred=referred, catalog=catalog, properties=properties)
+    return driver_environment(os.environ, referenced=referenced, catalog=catalog, properties=properties)

@@ -1,4 +1,4 @@
-"""Submits, finds and opens a driver on each kind of cluster."""
+"""Submits and finds drivers on each kind of cluster."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from frazil.cluster import standalone
-from frazil.cluster.api import Silent
+from frazil.cluster.api import ApiUnavailable
 from frazil.cluster.driver import Driver, DriverState
 from frazil.cluster.kubernetes import DriverPod
-from frazil.cluster.kubernetes_access import KubernetesAccess, by_kubeconfig, in_cluster
+from frazil.cluster.kubernetes_access import KubernetesAccess, from_kubeconfig, from_service_account
 from frazil.cluster.submission import (
     PACKAGE_FOLDER,
     ClusterDriver,
@@ -29,20 +29,20 @@ from frazil.cluster.submission import (
 )
 from frazil.cluster.yarn import (
     YarnDriver,
-    application_of_tag,
+    find_application,
     is_submitted,
+    parse_application_id,
     resource_managers,
-    submitted_application,
 )
 from frazil.errors import EnvironmentUnusable
-from frazil.spark.class_archive import LEAN
+from frazil.spark.class_archive import LEAN_OPTIONS
 from frazil.spark.java import require_java, require_pyspark
 from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream.session import HADOOP_FOLDERS
 
 log = logging.getLogger(__name__)
 
-SUBMIT_WITHIN_S = 300.0
+SUBMIT_TIMEOUT_S = 300.0
 """Timeout of spark-submit in seconds. It may upload a package of hundreds of megabytes."""
 NAMESPACE = "spark.kubernetes.namespace"
 CONTEXT = "spark.kubernetes.context"
@@ -51,10 +51,10 @@ CONTEXT = "spark.kubernetes.context"
 class SubmitFailed(EnvironmentUnusable):
     """spark-submit failed, perhaps after the cluster had accepted the driver."""
 
-    def __init__(self, message: str, said: str) -> None:
+    def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
-        self.said = said
-        """All of its output."""
+        self.output = output
+        """The output of spark-submit."""
 
 
 class Submitter(Protocol):
@@ -77,7 +77,7 @@ class Submitter(Protocol):
 def submitter(resources: Resources) -> Submitter:
     """Return the submitter for the cluster of `resources.master`.
 
-    Raises EnvironmentUnusable if the cluster cannot be reached at all.
+    Raises EnvironmentUnusable if Java, the cluster's configuration or its credentials are missing.
     """
     if resources.manager is ClusterManager.STANDALONE:
         return StandaloneSubmitter(resources)
@@ -109,8 +109,8 @@ class StandaloneSubmitter:
         )
         try:
             return standalone.submit(self._addresses, request)
-        except Silent:
-            # The next submission, which has another id, begins at another master: this one may hang for hours.
+        except ApiUnavailable:
+            # Begin the next submission with another master: this one may hang for hours.
             self._addresses = (*self._addresses[1:], *self._addresses[:1])
             raise
 
@@ -129,18 +129,17 @@ def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
     return {
         "spark.app.name": f"frazil {driver.application}",
         "spark.driver.memory": f"{max(1, resources.driver_memory // 2**20)}m",
-        "spark.driver.extraJavaOptions": LEAN,
+        "spark.driver.extraJavaOptions": LEAN_OPTIONS,
         **archive,
-        # They are on the driver's command line, so those with references wait until the driver resolves them.
+        # Properties are on the driver's command line, so the driver itself resolves those with references.
         **{key: value for key, value in resources.spark.items() if "${" not in value},
         "spark.master": resources.master,
     }
 
 
 def _standalone_environment(driver: ClusterDriver) -> dict[str, str]:
-    """Return the driver's environment with its Python: the path of this Python, on the workers' hosts.
-
-    The declaration can override the path.
+    """Return the driver's environment. Its Python has the same path as on this host, unless the declaration has
+    another.
     """
     python = driver.resources.spark.get("spark.pyspark.driver.python", sys.executable)
     # Spark loads conf/spark-env.sh of the worker unless this says that it was loaded.
@@ -153,41 +152,43 @@ class YarnSubmitter:
     def __init__(self, environment: Mapping[str, str]) -> None:
         folder = next((environment[name] for name in HADOOP_FOLDERS if environment.get(name)), None)
         if folder is None:
-            raise EnvironmentUnusable("resources.master is yarn, but HADOOP_CONF_DIR is not set for the stream's agent")
+            raise EnvironmentUnusable(
+                "resources.master is yarn, but HADOOP_CONF_DIR is not set: set it in the environment of the writer"
+            )
         self._addresses = resource_managers(Path(folder))
         self._user = environment.get("HADOOP_USER_NAME") or environment.get("USER")
 
     def submit(self, driver: ClusterDriver) -> str:
         """See `Submitter.submit`."""
         try:
-            said = spark_submit(driver)
+            output = spark_submit(driver)
         except SubmitFailed as failed:
-            return self._accepted(driver, failed)
-        if application := submitted_application(said):
+            return self._accepted_application(driver, failed)
+        if application := parse_application_id(output):
             return application
-        raise Silent("spark-submit succeeded, but did not print the application's id")
+        raise ApiUnavailable("spark-submit succeeded, but did not print the application's id")
 
-    def _accepted(self, driver: ClusterDriver, failed: SubmitFailed) -> str:
-        """Return the application that YARN accepted although spark-submit failed, by its output or the launch's tag."""
-        application = submitted_application(failed.said)
+    def _accepted_application(self, driver: ClusterDriver, failed: SubmitFailed) -> str:
+        """Return the application that YARN accepted although spark-submit failed. Raises the failure if none was."""
+        application = parse_application_id(failed.output)
         try:
-            application = application or self._tagged(driver)
-        except Silent as silent:
-            if is_submitted(failed.said):
-                raise Silent(f"{failed}; whether YARN accepted the application is unknown: {silent}") from failed
+            application = application or self._find_by_tag(driver)
+        except ApiUnavailable as error:
+            if is_submitted(failed.output):
+                raise ApiUnavailable(f"{failed}; whether YARN accepted the application is unknown: {error}") from failed
         if application is None:
             raise failed
-        log.warning("YARN has %s, although %s", application, failed)
+        log.warning("YARN accepted %s, although %s", application, failed)
         return application
 
     def find(self, driver: ClusterDriver) -> str | None:
         """See `Submitter.find`."""
-        with suppress(Silent):
-            return self._tagged(driver)
+        with suppress(ApiUnavailable):
+            return self._find_by_tag(driver)
         return None
 
-    def _tagged(self, driver: ClusterDriver) -> str | None:
-        return application_of_tag(yarn_tag(driver), addresses=self._addresses, user=self._user)
+    def _find_by_tag(self, driver: ClusterDriver) -> str | None:
+        return find_application(yarn_tag(driver), addresses=self._addresses, user=self._user)
 
     def open(self, submission: str) -> Driver:
         """See `Submitter.open`."""
@@ -195,7 +196,7 @@ class YarnSubmitter:
 
 
 class KubernetesSubmitter:
-    """Submits with spark-submit, and queries the Kubernetes API. The name of the driver's pod is known in advance."""
+    """Submits with spark-submit, and queries the Kubernetes API. The driver's pod has a predictable name."""
 
     def __init__(self, resources: Resources, environment: Mapping[str, str]) -> None:
         self._access = _kubernetes_access(resources, environment)
@@ -218,12 +219,12 @@ class KubernetesSubmitter:
 
 
 def _kubernetes_access(resources: Resources, environment: Mapping[str, str]) -> KubernetesAccess:
-    """Return access to the API as spark-submit finds it: the pod's own service account, or else the kubeconfig."""
+    """Return access to the API as in spark-submit: the pod's service account, otherwise the kubeconfig."""
     if environment.get("KUBERNETES_SERVICE_HOST"):
-        return in_cluster(environment)
+        return from_service_account(environment)
     named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
     file = Path(named) if named else Path("~/.kube/config").expanduser()
-    return by_kubeconfig(file, context=resources.spark.get(CONTEXT))
+    return from_kubeconfig(file, context=resources.spark.get(CONTEXT))
 
 
 def spark_submit(
@@ -249,12 +250,12 @@ def spark_submit(
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=SUBMIT_WITHIN_S,
+                timeout=SUBMIT_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired:
-            raise Silent(f"spark-submit did not end within {SUBMIT_WITHIN_S:.0f} s") from None
-    said = f"{done.stdout}\n{done.stderr}"
+            raise ApiUnavailable(f"spark-submit did not end within {SUBMIT_TIMEOUT_S:.0f} s") from None
+    output = f"{done.stdout}\n{done.stderr}"
     if done.returncode:
-        problem = next((line for line in said.splitlines() if "Exception" in line or "Error" in line), said.strip())
-        raise SubmitFailed(f"spark-submit ended with exit code {done.returncode}: {problem.strip()[-500:]}", said)
-    return said
+        problem = next((line for line in output.splitlines() if "Exception" in line or "Error" in line), output.strip())
+        raise SubmitFailed(f"spark-submit ended with exit code {done.returncode}: {problem.strip()[-500:]}", output)
+    return output

@@ -34,7 +34,7 @@ def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
     wanted = _parse_window(key, specs[0])
     seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
-        return WindowStatus((), f"the table {table} does not exist yet: its writer has never run")
+        return WindowStatus((), f"the table {table} does not exist yet: its writer has not committed")
     cursor = seen.signals.cursor
     if said := never_signalled_text(wanted, cursor):
         return WindowStatus((), f"{key} of {table}: {said} (`complete-from`)", never=True)

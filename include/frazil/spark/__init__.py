@@ -1,3 +1,3 @@
-"""What every Spark application of frazil needs: Java, jars and a session."""
+"""Java, jars and sessions for frazil's Spark applications."""
 
 from __future__ import annotations

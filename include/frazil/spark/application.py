@@ -1,4 +1,4 @@
-"""Starts the Spark session of frazil's applications. Catalog secrets are set in the session, not on a command line."""
+"""Starts the Spark session of an application. Catalog secrets are set in the session, never on a command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frazil.table.catalogs import spark_properties
 def start_session(
     app_name: str, *catalogs: str | None, properties: Mapping[str, str] = MappingProxyType({})
 ) -> SparkSession:
-    """Start a session with the catalogs. Their secrets are never on a command line or in Airflow's database.
+    """Start a session with these catalogs; None is the default catalog.
 
     spark-submit sets the master, the resources and Iceberg's runtime. Without spark-submit, `properties` must set them.
     """

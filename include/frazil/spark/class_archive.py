@@ -1,7 +1,7 @@
-"""An archive of Spark's classes. With it, a writer's JVM starts in half the time, and so does a restart or a recovery.
+"""Creates a class data archive of Spark's classes, which halves the time to start a writer's JVM.
 
 `python -m frazil.spark.class_archive` creates the archive once (`make setup` does so): it runs a small session and lets
-the JVM dump the classes it loaded. The archive is only an optimisation: if it is missing or no longer fits, the JVM
+the JVM dump the classes it loaded. The archive is only an optimisation: if it is missing or does not match, the JVM
 loads the classes from the jars.
 """
 
@@ -19,33 +19,31 @@ import pyspark
 from frazil.home import cache_folder
 from frazil.spark.java import find_java
 
-LEAN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of a JVM that only schedules tasks and moves no records: optimising its code would cost more CPU than it
-saves.
-"""
-QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+LEAN_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of a JVM that only schedules tasks: optimising its code would cost more CPU than it saves."""
+NO_LOG = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def archive_path() -> Path:
-    """Return the archive's path for this Spark and this Java. The file may not exist. An archive fits no other JVM or
-    class path.
+    """Return the archive's path for this Spark and this Java, which are part of the name. The file may not exist.
 
     Raises EnvironmentUnusable without Java.
     """
     java, _ = find_java(os.environ)
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'version "([^"]+)"', said)
-    place = re.sub(r"\W+", "-", str(Path(pyspark.__file__).parent))[-60:]
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "([^"]+)"', output)
+    installation = re.sub(r"\W+", "-", str(Path(pyspark.__file__).parent))[-60:]
     program = hashlib.sha256(_PROGRAM.encode()).hexdigest()[:8]
     return (
-        cache_folder() / f"spark-{pyspark.__version__}-java-{version[1] if version else 'unknown'}{place}-{program}.jsa"
+        cache_folder()
+        / f"spark-{pyspark.__version__}-java-{version[1] if version else 'unknown'}{installation}-{program}.jsa"
     )
 
 
 def java_options() -> str:
     """Return the options of a JVM that needs few resources. The JVM starts from the archive if the archive exists."""
     path = archive_path()
-    return f"{LEAN} -XX:SharedArchiveFile={path} {QUIET}" if path.exists() else LEAN
+    return f"{LEAN_OPTIONS} -XX:SharedArchiveFile={path} {NO_LOG}" if path.exists() else LEAN_OPTIONS
 
 
 _PROGRAM = """
@@ -67,13 +65,13 @@ gateway.proc.wait(120)  # it dumps the archive as it ends
 
 
 def make() -> Path:
-    """Create the archive if it is missing. The file appears complete or not at all, even if two processes create it."""
+    """Create the archive if it is missing, and return its path. Atomic, also if two processes create it."""
     path = archive_path()
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    options = f"{LEAN} -XX:ArchiveClassesAtExit={temporary} {QUIET}"
+    options = f"{LEAN_OPTIONS} -XX:ArchiveClassesAtExit={temporary} {NO_LOG}"
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     ran = subprocess.run(
         [sys.executable, "-c", _PROGRAM, options], env=environment, capture_output=True, text=True, check=False
@@ -91,4 +89,4 @@ if __name__ == "__main__":
     try:
         print(f"JVM class archive: {make()}")
     except (OSError, RuntimeError) as error:
-        print(f"the JVM class archive was not made, writers will start slower: {error}", file=sys.stderr)
+        print(f"cannot create the JVM class archive, so writers will start more slowly: {error}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Downloads jars by their Maven coordinates with Apache Ivy, which is part of pyspark, so no other tool is needed.
+"""Downloads jars by their Maven coordinates with Apache Ivy, which PySpark contains.
 
-Ivy's settings decide where jars are downloaded from. A user can name another settings file in `FRAZIL_IVY_SETTINGS`,
-for example for a company's mirror.
+Ivy's settings decide where jars are downloaded from. `FRAZIL_IVY_SETTINGS` can name another settings file, for example
+for a company's mirror.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from xml.sax.saxutils import quoteattr
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.java import require_java, require_pyspark
 
-_POLL_S = 0.3
+_POLL_INTERVAL_S = 0.3
 _NOT_FOUND = re.compile(r"(?:module not found:|\[FAILED\s*\]) ([^\s!:]+)")
-_NO_ANSWER = re.compile(r"Server access error|UnknownHostException|ConnectException", re.IGNORECASE)
+_NO_CONNECTION = re.compile(r"Server access error|UnknownHostException|ConnectException", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MavenCoordinates:
-    """One published file: `organisation:name:version` for a jar; `:extension:classifier` is appended for any other
-    file.
-    """
+    """One published file: `organisation:name:version[:extension:classifier]`, a jar by default."""
 
     organisation: str
     name: str
@@ -53,7 +51,7 @@ class MavenCoordinates:
         )
 
     @classmethod
-    def of_path(cls, path: Path) -> MavenCoordinates:
+    def from_path(cls, path: Path) -> MavenCoordinates:
         """Return the coordinates of a file in a folder that is laid out like `path`."""
         organisation, name, version = path.parts[-4:-1]
         classifier, _, extension = path.name.removeprefix(f"{name}-{version}").partition(".")
@@ -70,11 +68,11 @@ def retrieve(
 ) -> None:
     """Download the wanted jars into the folder `to`, each at its `MavenCoordinates.path`.
 
-    Files that an interrupted call had finished are taken from `cache`. With `transitive`, the jars that the wanted ones
-    need at run time are downloaded, too. `watch` is called about three times a second, to show progress.
+    Files that an interrupted call had downloaded are taken from `cache`. With `transitive`, run-time dependencies are
+    downloaded, too. `watch` is called about three times a second, to show progress.
 
     Raises:
-        EnvironmentUnusable: a jar is not published, or the network does not answer; details are in Ivy's log.
+        EnvironmentUnusable: a jar does not exist, or the network does not respond; details are in Ivy's log.
     """
     cache.mkdir(parents=True, exist_ok=True)
     log = cache / "ivy.log"
@@ -86,14 +84,14 @@ def retrieve(
             try:
                 while process.poll() is None:
                     watch()
-                    time.sleep(_POLL_S)
+                    time.sleep(_POLL_INTERVAL_S)
             except BaseException:
                 process.kill()
                 raise
     finally:
         descriptor.unlink()
     if process.returncode:
-        raise EnvironmentUnusable(_why(log))
+        raise EnvironmentUnusable(_failure_message(log))
 
 
 def _command(descriptor: Path, *, to: Path, cache: Path, transitive: bool) -> list[str]:
@@ -116,7 +114,7 @@ def _ivy_jar() -> Path:
     spec = find_spec("pyspark")
     jars = list(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
     if not jars:
-        raise EnvironmentUnusable("pyspark is installed without its Ivy jar: install it again.")
+        raise EnvironmentUnusable("PySpark is installed without its Ivy jar: reinstall it.")
     return jars[0]
 
 
@@ -135,7 +133,7 @@ def _descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:
 
 
 def _artifact(wanted: MavenCoordinates) -> str:
-    """Return the element that names a file with a classifier. Ivy downloads such files only if they are listed."""
+    """Return the XML element of a file with a classifier, which Ivy downloads only if it is listed; otherwise empty."""
     if not wanted.classifier:
         return ""
     kind = quoteattr(wanted.extension)
@@ -144,19 +142,19 @@ def _artifact(wanted: MavenCoordinates) -> str:
     )
 
 
-def _why(log: Path) -> str:
-    """Summarise Ivy's log in one sentence."""
-    said = log.read_text(errors="replace")
-    missing = [found.replace("#", ":").replace(";", ":") for found in _NOT_FOUND.findall(said)]
-    if "No space left on device" in said:
+def _failure_message(log: Path) -> str:
+    """Return an error message with the cause that Ivy's log shows."""
+    text = log.read_text(errors="replace")
+    missing = [found.replace("#", ":").replace(";", ":") for found in _NOT_FOUND.findall(text)]
+    if "No space left on device" in text:
         cause = f"the disk of {log.parent} is full"
-    elif _NO_ANSWER.search(said):
-        cause = "the network does not answer"
+    elif _NO_CONNECTION.search(text):
+        cause = "the network does not respond"
     elif missing:
-        cause = f"{missing[0]} was not found" + (f", nor {len(missing) - 1} others" if len(missing) > 1 else "")
+        cause = f"{missing[0]} was not found" + (f" (and {len(missing) - 1} more)" if len(missing) > 1 else "")
     else:
-        cause = next((line for line in reversed(said.split("\n")) if line.strip()), "Ivy printed nothing").strip()
+        cause = next((line for line in reversed(text.split("\n")) if line.strip()), "Ivy printed no message").strip()
     return (
-        f"JVM jars could not be downloaded: {cause}. Check the network, or name your mirror's Ivy settings file in "
-        f"FRAZIL_IVY_SETTINGS, and run it again: what was finished is kept. All that Ivy said is in {log}."
+        f"cannot download JVM jars: {cause}. Check the network, or set FRAZIL_IVY_SETTINGS to your mirror's Ivy "
+        f"settings file, and run the command again; finished downloads are kept. Ivy's log is {log}."
     )

@@ -1,6 +1,6 @@
-"""The JVM jars that frazil needs: pinned by SHA-256 in `jars.lock`, downloaded by coordinates, cached per user.
+"""Provides the JVM jars that frazil needs: pinned by SHA-256 in `jars.lock`, and cached per user.
 
-    $ python -m frazil.spark.jars fetch [SET…]   download what is missing (`kafka spark` by default), print all paths
+    $ python -m frazil.spark.jars fetch [SET…]   download missing jars (of `kafka spark` by default), print all paths
     $ python -m frazil.spark.jars lock           resolve ROOTS again and rewrite the lock file (maintainers)
 
 The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`. All checkouts share it.
@@ -29,9 +29,7 @@ LOCK_FILE = Path(__file__).with_name("jars.lock")
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Modules that a set of jars is made of. With `transitive`, the set includes all that the modules need at run
-    time.
-    """
+    """The modules of a set of jars. With `transitive`, the set includes their run-time dependencies."""
 
     coordinates: tuple[str, ...]
     transitive: bool
@@ -42,19 +40,19 @@ ROOTS = {
     "kafka": Roots(
         ("org.apache.kafka:kafka_2.13:4.3.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"), transitive=True
     ),
-    # Both are whole in themselves, or find the rest in Spark.
+    # Both contain their dependencies, or find them in Spark.
     "spark": Roots(
         ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0", "org.xerial:sqlite-jdbc:3.54.1.0"),
         transitive=False,
     ),
-    # What catalogs need next to it: see frazil.spark.catalog_jars.
+    # Needed by some catalogs: see frazil.spark.catalog_jars.
     "s3": Roots(("org.apache.iceberg:iceberg-aws-bundle:1.12.0",), transitive=False),
     "postgres": Roots(("org.postgresql:postgresql:42.7.11",), transitive=False),
     # An archive of the whole server: see frazil.dev.registry.
     "registry": Roots(("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",), transitive=False),
 }
 DEFAULT_SETS = ("kafka", "spark")
-"""The sets that every checkout needs. Each other set is downloaded when a catalog needs it."""
+"""The sets that every checkout needs. Other sets are downloaded when a catalog needs them."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,7 +72,7 @@ class LockedJar:
         return f"{self.coordinates} {self.bytes} {self.sha256}"
 
 
-def locked(set_name: str, lock_file: Path = LOCK_FILE) -> tuple[LockedJar, ...]:
+def load_locked(set_name: str, lock_file: Path = LOCK_FILE) -> tuple[LockedJar, ...]:
     """Return the jars of one set, in the lock file's order.
 
     Raises:
@@ -82,46 +80,46 @@ def locked(set_name: str, lock_file: Path = LOCK_FILE) -> tuple[LockedJar, ...]:
     """
     sets = tomllib.loads(lock_file.read_text())
     if set_name not in sets:
-        raise EnvironmentUnusable(f"{lock_file.name} has no set of jars {set_name!r}; it has {', '.join(sets)}.")
+        raise EnvironmentUnusable(
+            f"{lock_file.name} has no set of jars {set_name!r}; available sets: {', '.join(sets)}."
+        )
     return tuple(LockedJar.parse(line) for line in sets[set_name]["jars"])
 
 
 def cache_folder() -> Path:
-    """Return the folder of the jars. The folder is not created."""
+    """Return the folder of the jars, which may not exist."""
     folder = os.environ.get("FRAZIL_JARS")
     return Path(folder).expanduser().absolute() if folder else home.cache_folder() / "jars"
 
 
 def ensure(set_name: str, lock_file: Path = LOCK_FILE) -> list[Path]:
-    """Return the paths of a set's jars, each checked against its SHA-256. Missing jars are first downloaded into the
-    cache.
+    """Return the paths of a set's jars, downloading missing jars. Each jar's SHA-256 is checked.
 
     If two processes call this at once, one downloads and the other waits. Progress is written to standard error.
 
     Raises:
-        EnvironmentUnusable: no such set, no Java, no network, or a downloaded file differs from the lock file.
+        EnvironmentUnusable: the set does not exist, Java or the network is missing, or a downloaded file differs from
+            the lock file.
     """
-    jars = locked(set_name, lock_file)
+    jars = load_locked(set_name, lock_file)
     folder = cache_folder()
-    if _missing(jars, folder):
+    if _find_missing(jars, folder):
         folder.mkdir(parents=True, exist_ok=True)
         with _exclusive_lock(folder):
-            if missing := _missing(jars, folder):
+            if missing := _find_missing(jars, folder):
                 _fetch(set_name, missing, folder)
     return [folder / jar.coordinates.path for jar in jars]
 
 
-def _missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
-    """Return the jars missing from the cache. A jar with the wrong SHA-256 is reported and deleted, and counts as
-    missing.
-    """
+def _find_missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
+    """Return the jars missing from the cache. A jar with the wrong SHA-256 is reported, deleted, and returned."""
     missing = []
     for jar in jars:
         path = folder / jar.coordinates.path
         if not path.is_file():
             missing.append(jar)
         elif _sha256(path) != jar.sha256:
-            _say(f"{path} has not the SHA-256 of {LOCK_FILE.name}: deleted, it will be fetched again.\n")
+            _print(f"{path} does not have the SHA-256 in {LOCK_FILE.name}: deleted; downloading it again.\n")
             path.unlink(missing_ok=True)
             missing.append(jar)
     return missing
@@ -131,12 +129,12 @@ def _fetch(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None:
     """Download into a temporary folder, check each jar, and only then move it into the cache."""
     cache = folder / ".ivy"
     wanted_mb = sum(jar.bytes for jar in missing) / 1e6
-    shown = _Progress(set_name, len(missing), wanted_mb, cache)
+    progress = _Progress(set_name, len(missing), wanted_mb, cache)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary:
         try:
-            retrieve([jar.coordinates for jar in missing], to=Path(temporary), cache=cache, watch=shown.update)
+            retrieve([jar.coordinates for jar in missing], to=Path(temporary), cache=cache, watch=progress.update)
         finally:
-            shown.end()
+            progress.end()
         for jar in missing:
             _move_to_cache(jar, Path(temporary) / jar.coordinates.path, folder=folder, ivy_cache=cache)
     shutil.rmtree(cache, ignore_errors=True)
@@ -144,17 +142,19 @@ def _fetch(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None:
 
 def _move_to_cache(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> None:
     if not fetched.is_file():
-        raise EnvironmentUnusable(f"{jar.coordinates} was not delivered; see {ivy_cache / 'ivy.log'} and run it again.")
-    found = _sha256(fetched)
-    if found != jar.sha256:
+        raise EnvironmentUnusable(
+            f"{jar.coordinates} was not downloaded; see {ivy_cache / 'ivy.log'} and run the command again."
+        )
+    actual = _sha256(fetched)
+    if actual != jar.sha256:
         shutil.rmtree(ivy_cache, ignore_errors=True)
         raise EnvironmentUnusable(
-            f"the downloaded {jar.coordinates} has the SHA-256 {found}, but {LOCK_FILE.name} pins {jar.sha256}: it was "
-            f"deleted. Run the command again; if this persists, your mirror serves another file."
+            f"the downloaded {jar.coordinates} has the SHA-256 {actual}, but {LOCK_FILE.name} pins {jar.sha256}: the "
+            f"file was deleted. Run the command again; if the error persists, your mirror serves another file."
         )
-    place = folder / jar.coordinates.path
-    place.parent.mkdir(parents=True, exist_ok=True)
-    fetched.replace(place)
+    target = folder / jar.coordinates.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fetched.replace(target)
 
 
 @contextmanager
@@ -163,19 +163,19 @@ def _exclusive_lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("another process is fetching jars; waiting for it …\n")
+            _print("another process is downloading jars; waiting for it …\n")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 class _Progress:
-    """Shows progress as `n of m jars, MB`: one line that is rewritten on a terminal, else a line every few jars."""
+    """Shows progress as `n of m jars, MB`: on a terminal in one updated line, otherwise in a line every ten jars."""
 
     def __init__(self, set_name: str, jars: int, mb: float, cache: Path) -> None:
         self._what, self._jars, self._mb, self._cache = f"jars of {set_name}", jars, mb, cache
         self._terminal = sys.stderr.isatty()
         self._last = ""
-        _say(f"fetching {jars} {self._what} ({mb:.0f} MB)\n")
+        _print(f"downloading {jars} {self._what} ({mb:.0f} MB)\n")
 
     def update(self) -> None:
         files = [f for f in self._cache.rglob("*") if f.suffix in {".jar", ".gz", ".part"}]
@@ -183,9 +183,9 @@ class _Progress:
         mb = sum(f.stat().st_size for f in files if f.exists()) / 1e6
         line = f"  {min(done, self._jars)} of {self._jars} {self._what}, {mb:.0f} of {self._mb:.0f} MB"
         if self._terminal and line != self._last:
-            _say(f"\r{line}\033[K")
+            _print(f"\r{line}\033[K")
         elif done // 10 != self._done_at_last() // 10:
-            _say(f"{line}\n")
+            _print(f"{line}\n")
         self._last = line
 
     def _done_at_last(self) -> int:
@@ -194,10 +194,10 @@ class _Progress:
     def end(self) -> None:
         self.update()
         if self._terminal:
-            _say("\n")
+            _print("\n")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
 
@@ -208,7 +208,7 @@ def _sha256(path: Path) -> str:
 
 
 def lock(lock_file: Path = LOCK_FILE) -> None:
-    """Resolve ROOTS with all dependencies, and write coordinates, size and SHA-256 of each jar to the lock file."""
+    """Resolve ROOTS, and write coordinates, size and SHA-256 of each jar to the lock file."""
     written = ["# Rewritten by `python -m frazil.spark.jars lock` from ROOTS in jars.py: coordinates, bytes, SHA-256."]
     with tempfile.TemporaryDirectory() as temporary:
         for name, roots in ROOTS.items():
@@ -221,11 +221,11 @@ def lock(lock_file: Path = LOCK_FILE) -> None:
 
 
 def _pin(path: Path) -> LockedJar:
-    return LockedJar(MavenCoordinates.of_path(path), path.stat().st_size, _sha256(path))
+    return LockedJar(MavenCoordinates.from_path(path), path.stat().st_size, _sha256(path))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `fetch [SET…]` or `lock`. An error is printed as one sentence and gives a non-zero exit code."""
+    """Run `fetch [SET…]` or `lock`. Return the exit code; errors are printed in one line."""
     names: tuple[str, ...] = ()
     match arguments:
         case ["lock"]:
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str]) -> int:
         case ["fetch", *sets]:
             names = tuple(sets) or DEFAULT_SETS
         case _:
-            _say(f"{__doc__}\n")
+            _print(f"{__doc__}\n")
             return 2
     try:
         if not names:
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str]) -> int:
         for name in names:
             print(*ensure(name), sep="\n")
     except FrazilError as error:
-        _say(f"{error}\n")
+        _print(f"{error}\n")
         return error.exit_code
     return 0
 

@@ -23,38 +23,35 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def require_java(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the `java` of JAVA_HOME, or else of PATH, after checking that it is Java 17.
+    """Return the path of `java` in JAVA_HOME, otherwise on PATH, after checking that it is Java 17.
 
     Raises:
-        EnvironmentUnusable: no Java, or another major version (Spark 4.1 and Iceberg's runtime are tested on 17).
+        EnvironmentUnusable: Java is missing or has another major version.
     """
     env = os.environ if environment is None else environment
     java, found_by = find_java(env)
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EnvironmentUnusable(f"{java} ({found_by}) does not run: {error}. {_HOW}") from error
-    major = parse_major(said)
+        raise EnvironmentUnusable(f"{java} ({found_by}) cannot be started: {error}. {_HOW}") from error
+    major = parse_major(output)
     if major != REQUIRED_MAJOR:
-        seen = f"is Java {major}" if major else "does not say its version"
-        raise EnvironmentUnusable(f"{java} ({found_by}) {seen}; frazil runs on Java {REQUIRED_MAJOR}. {_HOW}")
+        version = f"is Java {major}" if major else "does not report its version"
+        raise EnvironmentUnusable(f"{java} ({found_by}) {version}; frazil needs Java {REQUIRED_MAJOR}. {_HOW}")
     return java
 
 
 def in_jvm() -> bool:
-    """Return whether a JVM started this Python process (as in a driver in a cluster), so that no other JVM is
-    needed.
-    """
+    """Return whether a JVM started this Python process, as in a driver in a cluster. Then no other JVM is needed."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @contextmanager
 def java_needed() -> Iterator[None]:
-    """Context for the start of a JVM: reports a missing Java before the start, and an unsuitable Java if the start
-    fails.
+    """Context manager around the start of a JVM, which turns problems with Java into clear errors.
 
-    Raises EnvironmentUnusable, and MissingExtra without PySpark. The version is checked only after a failure, because
-    `java -version` takes as long as starting the JVM.
+    Raises EnvironmentUnusable if Java is missing or unsuitable, and MissingExtra without PySpark. The version is
+    checked only if the start fails, because `java -version` takes as long as starting the JVM.
     """
     require_pyspark()
     if in_jvm():
@@ -79,25 +76,25 @@ def require_pyspark() -> None:
     require("py4j")
 
 
-def parse_major(said: str) -> int | None:
-    """Return the major version from the output of `java -version`: 17 for `openjdk version "17.0.15"`, 8 for
-    `"1.8.0_402"`.
-    """
-    match = _VERSION.search(said)
+def parse_major(output: str) -> int | None:
+    """Parse the output of `java -version`: 17 for `"17.0.15"`, 8 for `"1.8.0_402"`; None without a version."""
+    match = _VERSION.search(output)
     return int(match[1]) if match else None
 
 
 def find_java(env: Mapping[str, str]) -> tuple[Path, str]:
-    """Return the `java` that would be used, without running it, and where it was found: "JAVA_HOME" or "PATH".
+    """Return the path of `java` and where it was found: "JAVA_HOME" or "PATH". Java is not run.
 
     Raises EnvironmentUnusable if Java is missing.
     """
     if java_home := env.get("JAVA_HOME"):
         java = Path(java_home) / "bin" / "java"
         if not java.is_file():
-            raise EnvironmentUnusable(f"JAVA_HOME is {java_home}, but there is no {java}. {_HOW}")
+            raise EnvironmentUnusable(f"JAVA_HOME is {java_home}, but {java} does not exist. {_HOW}")
         return java, "JAVA_HOME"
     found = shutil.which("java", path=env.get("PATH", os.defpath))
     if not found:
-        raise EnvironmentUnusable(f"Java {REQUIRED_MAJOR} is missing: neither JAVA_HOME nor PATH has it. {_HOW}")
+        raise EnvironmentUnusable(
+            f"Java {REQUIRED_MAJOR} is missing: JAVA_HOME is not set, and PATH has no java. {_HOW}"
+        )
     return Path(found), "PATH"

@@ -1,8 +1,8 @@
-"""Creates the archive with the Python environment that executors of a cluster need, and drivers that run there.
+"""Creates the archive with the Python environment for executors and drivers in a cluster.
 
-The archive contains this Python with its standard library, frazil, and the packages that staging and a driver need. It
-has no Airflow, no quality gates, and no PySpark, which the cluster has. The loops that decode records are compiled for
-this host's kind of CPU.
+The archive contains this Python with its standard library, frazil, and the packages that executors and drivers need. It
+does not contain Airflow, quality gates or PySpark, which the cluster provides. The loops that decode records are
+compiled for this host's CPU type.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import frazil
 from frazil.errors import EnvironmentUnusable, MissingExtra
 from frazil.ingest.compiled import KEPT_WITH_PYTHON
 
-NEEDED = (
+REQUIRED_PACKAGES = (
     "confluent-kafka",
     "cryptography",
     "google-re2",
@@ -39,10 +39,10 @@ NEEDED = (
     "requests",
     "sqlalchemy",
 )
-OPTIONAL = ("psycopg2-binary",)
-"""Packages that a driver's catalog may need. They are included if they are installed here."""
+OPTIONAL_PACKAGES = ("psycopg2-binary",)
+"""Packages that a driver's catalog may need. They are included if they are installed on this host."""
 STORAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
-LEFT_OUT = (
+EXCLUDED = (
     "*.a",
     "*.h",
     "*.pxd",
@@ -57,9 +57,9 @@ LEFT_OUT = (
     "pyarrow/*flight*",
     "botocore/data/[!_]*/*.gz",
 )
-"""Patterns of files in packages that staging never loads."""
-KEPT = ("botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
-STANDARD_LEFT_OUT = (
+"""Patterns of package files that are never loaded."""
+INCLUDED_ANYWAY = ("botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
+STDLIB_EXCLUDED = (
     "site-packages",
     "dist-packages",
     "test",
@@ -75,14 +75,14 @@ STANDARD_LEFT_OUT = (
     "_tkinter*",
     "*.a",
 )
-FRAZIL_LEFT_OUT = ("airflow", "dev", "quality", "cli", "spark_apps", "maintenance", "aggregate")
+FRAZIL_EXCLUDED = ("airflow", "dev", "quality", "cli", "spark_apps", "maintenance", "aggregate")
 LAUNCHER = """\
 #!/bin/sh
 # Python finds its shared library next to itself, wherever the archive was unpacked.
 here=$(cd "$(dirname "$0")" && pwd)
 LD_LIBRARY_PATH="$here/../lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/@PYTHON@" "$@"
 """
-TRIAL = (
+SMOKE_TEST = (
     "import sys, frazil.stream.worker_daemon as daemon; daemon.preload(); "
     "import frazil.remote.driver, frazil.stream.spark_engine, frazil.stream.writer; "
     "sys.exit(daemon.STAGE not in sys.modules)"
@@ -90,28 +90,31 @@ TRIAL = (
 
 
 def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], None]) -> None:
-    """Write the archive. The file appears complete or not at all.
+    """Write the archive atomically.
 
     Raises:
-        MissingExtra: a storage's packages are not installed here.
-        EnvironmentUnusable: the packed Python cannot stage records.
+        MissingExtra: a storage's packages are not installed on this host.
+        EnvironmentUnusable: the packaged Python cannot stage records.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:
         root = Path(made) / "root"
         python = _copy_python(root)
-        _copy_packages(root, [*NEEDED, *filter(_is_installed, OPTIONAL), *(STORAGES[name] for name in storages)])
-        say("copied Python and packages; compiling the loops over records")
+        _copy_packages(
+            root,
+            [*REQUIRED_PACKAGES, *filter(_is_installed, OPTIONAL_PACKAGES), *(STORAGES[name] for name in storages)],
+        )
+        say("copied Python and packages; compiling the record decoders")
         _prepare(root, python)
         say("packing")
         temporary = Path(made) / target.name
         with tarfile.open(temporary, "w:gz", compresslevel=4) as archive:
-            archive.add(root, arcname=".", filter=_owned_by_root)
+            archive.add(root, arcname=".", filter=_make_root_owner)
         temporary.replace(target)
 
 
 def installed_storages() -> tuple[str, ...]:
-    """Return the storages whose packages are installed here."""
+    """Return the storages whose packages are installed on this host."""
     return tuple(name for name, requirement in STORAGES.items() if _is_installed(requirement))
 
 
@@ -124,10 +127,10 @@ def _is_installed(requirement: str) -> bool:
 
 
 def _copy_python(root: Path) -> Path:
-    """Copy this Python below `root`, with a launcher at `bin/python`. Returns the launcher's path."""
+    """Copy this Python to `root`, with a launcher at `bin/python`. Return the launcher's path."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = root / "lib" / version
-    skipped = shutil.ignore_patterns(*STANDARD_LEFT_OUT)
+    skipped = shutil.ignore_patterns(*STDLIB_EXCLUDED)
     shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=skipped, symlinks=True)
     binaries = root / "bin"
     binaries.mkdir()
@@ -151,32 +154,34 @@ def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
                 if source.is_file():
                     (site / file).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(source, site / file)
-    ours = Path(frazil.__file__).parent
-    shutil.copytree(ours, site / "frazil", ignore=_our_left_out(ours))
+    source = Path(frazil.__file__).parent
+    shutil.copytree(source, site / "frazil", ignore=_ignore_excluded(source))
 
 
-def _our_left_out(ours: Path) -> Callable[[str, list[str]], set[str]]:
+def _ignore_excluded(source: Path) -> Callable[[str, list[str]], set[str]]:
     def skipped(folder: str, names: list[str]) -> set[str]:
-        return set(FRAZIL_LEFT_OUT) & set(names) if Path(folder) == ours else set()
+        return set(FRAZIL_EXCLUDED) & set(names) if Path(folder) == source else set()
 
     return skipped
 
 
 def _is_kept(file: str) -> bool:
-    return any(fnmatch(file, pattern) for pattern in KEPT) or not any(fnmatch(file, pattern) for pattern in LEFT_OUT)
+    return any(fnmatch(file, pattern) for pattern in INCLUDED_ANYWAY) or not any(
+        fnmatch(file, pattern) for pattern in EXCLUDED
+    )
 
 
 def _closure(requirements: Iterable[str]) -> Iterator[str]:
-    """Yield the names of the required distributions and of all that they depend on.
+    """Yield the names of the required distributions and of their dependencies.
 
     Raises MissingExtra if a distribution is not installed.
     """
     from packaging.requirements import Requirement  # noqa: PLC0415 - of the extra `spark`
 
-    waiting = [Requirement(text) for text in requirements]
+    queue = [Requirement(text) for text in requirements]
     seen: set[tuple[str, str]] = set()
-    while waiting:
-        wanted = waiting.pop()
+    while queue:
+        wanted = queue.pop()
         name = wanted.name.lower().replace("_", "-")
         new = {(name, extra) for extra in ("", *wanted.extras)} - seen
         if not new:
@@ -185,7 +190,7 @@ def _closure(requirements: Iterable[str]) -> Iterator[str]:
             needs = distribution(name).requires or ()
         except PackageNotFoundError:
             raise MissingExtra(
-                f"the Python package {name} is not installed, and executors need it", name=name
+                f"the Python package {name}, which executors need, is not installed", name=name
             ) from None
         if (name, "") in new:
             yield name
@@ -193,25 +198,28 @@ def _closure(requirements: Iterable[str]) -> Iterator[str]:
         for extra in ("", *wanted.extras):
             for need in map(Requirement, needs):
                 if need.marker is None or need.marker.evaluate({"extra": extra}):
-                    waiting.append(need)
+                    queue.append(need)
 
 
 def _prepare(root: Path, python: Path) -> None:
-    """Compile the loops into the package, and check that it can stage records with the PySpark that executors have."""
+    """Compile the loops into the package, and check that it can stage records with the executors' PySpark."""
     import pyspark  # noqa: PLC0415 - an extra
 
     (root / KEPT_WITH_PYTHON).mkdir(parents=True)
     archives = map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))
     environment = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(archives), "HOME": str(root.parent)}
-    for arguments in (["-m", "frazil.ingest.precompile"], ["-c", TRIAL]):
+    for arguments in (["-m", "frazil.ingest.precompile"], ["-c", SMOKE_TEST]):
         done = subprocess.run([python, *arguments], env=environment, capture_output=True, text=True, check=False)
         if done.returncode or "Traceback" in done.stderr:
-            raise EnvironmentUnusable(f"the package cannot stage records, and was not made: {done.stderr[-2000:]}")
+            raise EnvironmentUnusable(
+                f"cannot create the package, because it cannot stage records: {done.stderr[-2000:]}"
+            )
 
 
-def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Make root the owner, and remove write access for others. Unpacked files belong to the user who unpacks them, and
-    an executor that runs as root only trusts files owned by root.
+def _make_root_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Make root the owner of an entry, and remove write access for others.
+
+    An executor that runs as root only trusts files owned by root.
     """
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"

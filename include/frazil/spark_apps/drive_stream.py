@@ -13,7 +13,7 @@ from pathlib import Path
 
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
-from frazil.remote.driver_environment import lay_down, take_up
+from frazil.remote.driver_environment import remove_catalog_config, set_up_home
 from frazil.safe_text import safe
 
 
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--table", required=True)
     parser.add_argument("--driver", required=True, help="the id of the order that this driver fulfils")
     arguments = parser.parse_args()
-    take_up(os.environ, Path.cwd())
+    set_up_home(os.environ, Path.cwd())
     try:
         with extras_named():
             from frazil.remote.driver import drive  # noqa: PLC0415 - PyIceberg reads its configuration when imported
@@ -34,7 +34,7 @@ def main() -> int:
         print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return error.exit_code
     finally:
-        lay_down(os.environ)
+        remove_catalog_config(os.environ)
 
 
 if __name__ == "__main__":

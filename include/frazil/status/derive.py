@@ -16,7 +16,7 @@ from frazil.host.records import ExitRecord, GivenUp, LaunchKind
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.state import Level, State, StreamState, WriterProcess
-from frazil.supervise.decide import crash_row
+from frazil.supervise.decide import consecutive_crashes
 from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.liveness import fresh_heartbeat, known_lag
 from frazil.supervise.observed import Observed, error_name
@@ -25,7 +25,7 @@ from frazil.timetext import ago
 
 CRASHES = 3
 """A writer is crash-looping after this many consecutive ends without a commit."""
-STARTS_WITHIN_MS = Policy().longest_backoff_ms
+STARTS_WITHIN_MS = Policy().max_backoff_ms
 """Maximum of milliseconds that a supervisor waits after a writer's end, or after a request, before the next start."""
 MAX_ERROR_CHARACTERS = 1000
 """Maximum of characters shown of a writer's last error."""
@@ -40,7 +40,7 @@ def of_writer(
 
     `problem` is the error if carrying out the decision failed.
     """
-    row, heartbeat = crash_row(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
+    row, heartbeat = consecutive_crashes(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
     state, said = _decided(decision, observed, len(row)), decision.reason
     if problem is not None:
         state, said = State.STOPPED, f"{decision.action} fails, and is tried again: {problem}"

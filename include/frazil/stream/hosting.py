@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from frazil.history.scribes import Scribes
+from frazil.history.recording_threads import RecordingThreads
 from frazil.kafka.client import AdminClient
 from frazil.telemetry.telemetry import Telemetry
 
@@ -227,7 +227,7 @@ class Hosting:
     """The shared heartbeat thread; None if the writer has its own."""
     foldings: Foldings | None = None
     """The shared thread that folds commit records; None if the writer has its own."""
-    scribes: Scribes = field(default_factory=Scribes)
+    recording_threads: RecordingThreads = field(default_factory=RecordingThreads)
     telemetry: Telemetry = field(default_factory=Telemetry)
     turns: Turns = field(default_factory=lambda: Turns(1))
     """Slots for take-overs and batches."""

@@ -53,12 +53,12 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
     from frazil.stream.writer import Writer  # noqa: PLC0415
     from frazil.telemetry.telemetry import Telemetry  # noqa: PLC0415
 
-    telemetry = Telemetry.declared(spec.name)
+    telemetry = Telemetry.from_environment(spec.name)
     hosting = Hosting(telemetry=telemetry)
     writer = Writer(spec, until_caught_up=until_caught_up, engine=engine, sinks=sinks, hosting=hosting)
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        log.info("%s: the writer commits its current batch, then ends", signal.Signals(signum).name)
+        log.info("%s: the writer ends after its current batch", signal.Signals(signum).name)
         writer.stop()
 
     signal.signal(signal.SIGTERM, stop)

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from frazil.commit.stream_tables import StreamTables
 from frazil.events import Events
-from frazil.history.objects import Objects, history_location
+from frazil.history.objects import HistoryStore, history_location
 from frazil.history.recorder import Recorder
-from frazil.history.scribes import Scribes
+from frazil.history.recording_threads import RecordingThreads
 from frazil.lineage.facts import Settings
 from frazil.lineage.stream import Sender, StreamLineage
 from frazil.spec.model import StreamSpec
@@ -37,7 +37,7 @@ class Recording:
 
     recorder: Recorder
     lineage: StreamLineage | None
-    scribes: Scribes
+    recording_threads: RecordingThreads
 
     def opens(self, tables: StreamTables) -> None:
         """Start recording, because the tables now exist.
@@ -47,30 +47,32 @@ class Recording:
         main = tables.main
         table = main.current()
         location, uuid = history_location(table, tables.stream), str(table.metadata.table_uuid)
-        self.recorder.opens(lambda: Objects(open_store(location, main.io_properties), location, uuid))
+        self.recorder.opens(lambda: HistoryStore(open_store(location, main.io_properties), location, uuid))
         where = urlsplit(location)
-        self.scribes.add(self.recorder, storage=f"{where.scheme}://{where.netloc}")
+        self.recording_threads.add(self.recorder, storage=f"{where.scheme}://{where.netloc}")
         if self.lineage is not None:
             catalog, identifier = table.catalog.name, main.identifier
             self.lineage.opens(lambda: open_existing_catalog(catalog).load_table(identifier))
-            self.scribes.add(self.lineage, storage=LINEAGE)
+            self.recording_threads.add(self.lineage, storage=LINEAGE)
 
     def ended(self, error: BaseException | None, *, at_ms: int) -> None:
         """Record that the writer has ended. Returns when the last entries are written, or after some seconds."""
         words = None if error is None else f"{type(error).__name__}: {error}"
         if words is not None:
             self.recorder.ended(words, at_ms=at_ms)
-        self.scribes.remove(self.recorder)
+        self.recording_threads.remove(self.recorder)
         if self.lineage is not None:
             self.lineage.ended(words, at_ms=at_ms)
-            self.scribes.remove(self.lineage)
+            self.recording_threads.remove(self.lineage)
 
 
 @contextmanager
-def recorded(spec: StreamSpec, events: Events, scribes: Scribes) -> Iterator[Recording]:
+def recorded(spec: StreamSpec, events: Events, recording_threads: RecordingThreads) -> Iterator[Recording]:
     """Record the events of a writer from its start to its end."""
     lineage = _lineage(spec)
-    recording = Recording(Recorder(spec.name, interval_ms=Limits.for_stream(spec).interval_ms), lineage, scribes)
+    recording = Recording(
+        Recorder(spec.name, interval_ms=Limits.for_stream(spec).interval_ms), lineage, recording_threads
+    )
     events.add(recording.recorder.take)
     if lineage is not None:
         events.add(lineage.take)
@@ -84,7 +86,7 @@ def recorded(spec: StreamSpec, events: Events, scribes: Scribes) -> Iterator[Rec
 
 
 def _lineage(spec: StreamSpec) -> StreamLineage | None:
-    settings = Settings.of(os.environ)
+    settings = Settings.load(os.environ)
     for problem in settings.problems:
         log.warning("stream %s: %s", spec.name, problem)
     if not settings.on:
@@ -98,4 +100,4 @@ def _lineage(spec: StreamSpec) -> StreamLineage | None:
         return Client(settings, spec.name)
 
     bootstrap = str(kafka_properties(spec, os.environ).get("bootstrap.servers", ""))
-    return StreamLineage(spec.name, settings=settings, bootstrap=bootstrap, named=spec.source.topics, connect=connect)
+    return StreamLineage(spec.name, settings=settings, bootstrap=bootstrap, topics=spec.source.topics, connect=connect)

@@ -195,7 +195,7 @@ class Reporter:
             try:
                 self.send_heartbeat()
             except Exception as error:  # a full disk must not end this thread
-                log.warning("the heartbeat could not be written: %r", error)
+                log.warning("cannot write the heartbeat: %r", error)
 
     def send_heartbeat(self) -> None:
         """Take one sample and write the heartbeat. The thread calls this every second."""

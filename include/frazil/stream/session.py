@@ -14,7 +14,7 @@ from pyspark import SparkConf, SparkContext
 
 from frazil.cluster.submission import PACKAGE_FOLDER, PACKAGE_PYTHON
 from frazil.errors import EnvironmentUnusable
-from frazil.spark.class_archive import LEAN, java_options
+from frazil.spark.class_archive import LEAN_OPTIONS, java_options
 from frazil.spark.java import in_jvm, java_needed
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
@@ -105,7 +105,7 @@ def _of_cluster(resources: Resources) -> dict[str, str]:
         "spark.executor.cores": str(resources.executor_cores),
         "spark.executor.memory": _megabytes(resources.executor_memory),
         # An executor, too, only schedules and moves no records, except those of a shuffle.
-        "spark.executor.extraJavaOptions": LEAN,
+        "spark.executor.extraJavaOptions": LEAN_OPTIONS,
         "spark.task.maxFailures": str(TASK_ATTEMPTS),
         **archive,
         # Executors of other hosts connect to the driver: there Spark chooses the address, or the declaration does.

@@ -170,7 +170,7 @@ class SparkEngine:
                 raise WorkerDied(_ended(self._spec.name))
 
     def cancel(self, stream: str) -> None:
-        """End the tasks of a stream's current batch, which then fails."""
+        """Cancel the tasks of a stream's current batch, so that the batch fails."""
         with task_failures(stream):
             self._context.cancelJobGroup(f"stream {stream}")
 

@@ -112,7 +112,10 @@ class Writer:
         # The engine may have been started before, and ends however this ends.
         heartbeats = self.hosting.heartbeats
         reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=heartbeats)
-        records, metrics = recorded(self.spec, events, self.hosting.scribes), self.hosting.telemetry.of(self.spec)
+        records, metrics = (
+            recorded(self.spec, events, self.hosting.recording_threads),
+            self.hosting.telemetry.sinks(self.spec),
+        )
         with reporter, records as recording, metrics as measuring, ExitStack() as afterwards, self.engine:
             for sink in (*self.sinks, *measuring):
                 events.add(sink)

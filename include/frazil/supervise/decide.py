@@ -1,21 +1,21 @@
-"""Decides what to do about one writer now: a pure function of the observation, the time and the policy.
+"""Decides the next action for one writer: a pure function of the observation, the time and the policy.
 
 The first rule that matches decides. While a writer process is alive:
-  1. it runs in the foreground: keep; an application that streams share runs it: keep, or end if it was removed;
+  1. it runs in the foreground: keep; a shared application runs it: keep, or end if the stream was removed;
   2. a requested stop is under way: keep, or kill if the writer makes no progress;
   3. the stream was removed or paused: stop;  a restart was requested or the spec changed: restart;
   4. the writer is hung, by its phase's limit or its heartbeat's: restart;  otherwise keep.
 While no writer process is alive:
   5. removed: end;  paused: hold;  spec unreadable: give up;  desired state unreadable: hold;
   6. never launched, or the last writer ran in the foreground: start;
-  7. a user changed the spec, desired state or table since the last writer ended, or that end was requested: start;
+  7. a user changed the spec, desired state or table since the last writer ended, or requested that end: start;
   8. it was fenced or denied access before supervision returned to this host: start, because the cause may be gone;
-  9. it was denied access that it once had: start again after a long backoff;
- 10. its exit code means that a restart fails in the same way, or it crashed too often without a commit: give up;
- 11. otherwise start again after the backoff.
+  9. it was denied access that it once had: restart after a long backoff;
+ 10. its exit code means that a restart would fail, too, or it crashed too often without a commit: give up;
+ 11. otherwise restart after the backoff.
 
-The supervisor gives up once for each cause and then holds. Otherwise Airflow, which starts the next run at once, would
-loop over failing runs. Two starts never make two writers, because the writer's lock admits one.
+The supervisor gives up once per cause and then holds. Otherwise Airflow, which starts the next run immediately, would
+loop over failing runs. Two starts never run two writers, because the writer's lock admits one.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from frazil.host.launcher import ProcessState
 from frazil.host.records import ExitRecord, Launch
 from frazil.spec.units import counted
 from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.liveness import hung, progress, stopping
+from frazil.supervise.liveness import decide_hung, decide_stopping, describe_progress
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable, error_name
 from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
-TABLE_WAYS_OUT = frozenset(
+FIXED_BY_TABLE_CHANGE = frozenset(
     error.exit_code
     for error in (
         OffsetGap,
@@ -57,197 +57,199 @@ TABLE_WAYS_OUT = frozenset(
         CircuitOpen,
     )
 )
-"""Exit codes that an operator fixes by changing the table. `Fenced` is not among them, because the writer that fenced
-this one changes the table as well.
+"""Exit codes that an operator fixes by changing the table. Without `Fenced`: the newer writer changes the table, too.
 """
 
-MAY_BE_OVER = frozenset({Fenced.exit_code, AccessDenied.exit_code})
-"""Exit codes whose cause lies outside this host and may be gone: another writer, or missing rights."""
+EXTERNAL_CAUSES = frozenset({Fenced.exit_code, AccessDenied.exit_code})
+"""Exit codes whose cause is outside this host and may be gone: another writer, or missing access rights."""
 
 RESTARTABLE = frozenset(kind.exit_code for kind in kinds() if kind.restartable)
-"""Exit codes of a writer that could not reach a service (brokers, catalog). Such a writer is restarted indefinitely."""
+"""Exit codes of a writer that could not reach a service, such as Kafka. Such a writer is restarted indefinitely."""
 
 
-AFTER_FAILURE = frozenset(
+FAILURE_CAUSES = frozenset(
     {Cause.CRASHED, Cause.ENDED, Cause.UNAVAILABLE, Cause.DENIED, Cause.CRASH_LOOP, Cause.NEEDS_ATTENTION}
 )
-"""Causes of decisions after an end without a request."""
+"""Causes of decisions after a writer ended without a request."""
 
 
 def decide(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
-    """Return the action for an observation; the module's docstring lists the rules."""
+    """Return the decision for an observation. The module's docstring lists the rules."""
     launch = observed.launch
     if observed.process.is_alive and launch is not None:
-        return _alive(observed, launch, now_ms=now_ms, policy=policy)
-    return _not_wanted(observed, now_ms=now_ms, policy=policy) or _ended(observed, now_ms=now_ms, policy=policy)
+        return _decide_running(observed, launch, now_ms=now_ms, policy=policy)
+    return _hold_or_end(observed, now_ms=now_ms, policy=policy) or _decide_ended(observed, now_ms=now_ms, policy=policy)
 
 
-def _alive(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision:
-    where = progress(observed.heartbeat, launch, now_ms=now_ms)
+def _decide_running(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision:
+    status = describe_progress(observed.heartbeat, launch, now_ms=now_ms)
     if observed.process is ProcessState.FOREGROUND:
-        return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a person runs it in the foreground: {where}")
+        return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a user runs the writer in the foreground: {status}")
     if observed.process is ProcessState.HOSTED:
-        return _hosted(observed, launch, where, now_ms=now_ms, policy=policy)
+        return _hosted(observed, launch, status, now_ms=now_ms, policy=policy)
     if (stop := observed.stop_request) is not None:
-        return stopping(observed, launch, stop, now_ms=now_ms, policy=policy)
+        return decide_stopping(observed, launch, stop, now_ms=now_ms, policy=policy)
     return (
-        _wanted_otherwise(observed, launch, now_ms=now_ms, policy=policy)
-        or hung(observed, launch, now_ms=now_ms, policy=policy)
-        or Decision(WriterAction.KEEP, Cause.ADVANCING, where)
+        _stop_or_restart(observed, launch, now_ms=now_ms, policy=policy)
+        or decide_hung(observed, launch, now_ms=now_ms, policy=policy)
+        or Decision(WriterAction.KEEP, Cause.ADVANCING, status)
     )
 
 
-def _hosted(observed: Observed, launch: Launch, where: str, *, now_ms: int, policy: Policy) -> Decision:
-    """Leave a writer to the application that runs it; end the supervision once its stream is removed."""
-    declared, runs = observed.declared, f"the application {launch.application} runs it"
+def _hosted(observed: Observed, launch: Launch, status: str, *, now_ms: int, policy: Policy) -> Decision:
+    """Keep a writer that a shared application runs. End its supervision here if the stream is removed."""
+    declared, runs = observed.declared, f"the application {launch.application} runs the writer"
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
-        return Decision(WriterAction.END, Cause.HOSTED, f"{runs}, and supervises it: {where}")
-    return Decision(WriterAction.KEEP, Cause.HOSTED, f"{runs}: {where}")
+        return Decision(WriterAction.END, Cause.HOSTED, f"{runs} and supervises it: {status}")
+    return Decision(WriterAction.KEEP, Cause.HOSTED, f"{runs}: {status}")
 
 
-def _wanted_otherwise(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
+def _stop_or_restart(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
     """Stop or restart a running writer that no longer matches its declaration or desired state; None if it matches."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
-        reason = f"its declaration was removed {ago(now_ms - declared.since_ms)} ago"
+        reason = f"the stream's declaration was removed {ago(now_ms - declared.since_ms)} ago"
         return Decision(WriterAction.STOP, Cause.REMOVED, reason)
     if isinstance(desired, Desired):
         if desired.mode is DesiredMode.PAUSED:
-            return Decision(WriterAction.STOP, Cause.PAUSED, _said("paused", desired, now_ms=now_ms))
+            return Decision(WriterAction.STOP, Cause.PAUSED, _request_text("paused", desired, now_ms=now_ms))
         if desired.restart_generation > launch.generation:
-            return Decision(WriterAction.RESTART, Cause.REQUESTED, _said("restart asked for", desired, now_ms=now_ms))
+            return Decision(
+                WriterAction.RESTART, Cause.REQUESTED, _request_text("restart requested", desired, now_ms=now_ms)
+            )
     if isinstance(declared, Declared) and declared.fingerprint != launch.spec_fingerprint:
-        reason = f"the spec is {declared.fingerprint}, the writer was launched with {launch.spec_fingerprint}"
+        reason = f"the spec changed (the writer has {launch.spec_fingerprint}, the declaration {declared.fingerprint})"
         return Decision(WriterAction.RESTART, Cause.SPEC_CHANGED, reason)
     return None
 
 
-def _not_wanted(observed: Observed, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Decide not to start a writer, however the last writer ended; None if a writer is wanted."""
+def _hold_or_end(observed: Observed, *, now_ms: int, policy: Policy) -> Decision | None:
+    """Return the decision if no writer should run; None if one should run."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed):
-        reason = f"its declaration was removed {ago(now_ms - declared.since_ms)} ago, and 0 writers run"
-        believed_ms = declared.since_ms + policy.removal_grace_ms
-        if now_ms < believed_ms:
-            return Decision(WriterAction.HOLD, Cause.REMOVED, reason, believed_ms)
+        reason = (
+            f"the stream's declaration was removed {ago(now_ms - declared.since_ms)} ago, and 0 writers are running"
+        )
+        grace_end_ms = declared.since_ms + policy.removal_grace_ms
+        if now_ms < grace_end_ms:
+            return Decision(WriterAction.HOLD, Cause.REMOVED, reason, grace_end_ms)
         return Decision(WriterAction.END, Cause.REMOVED, reason)
     if isinstance(desired, Desired) and desired.mode is DesiredMode.PAUSED:
-        reason = _said("paused", desired, now_ms=now_ms) + "; `frazil resume` starts it"
+        reason = _request_text("paused", desired, now_ms=now_ms) + "; start the writer with `frazil resume`"
         return Decision(WriterAction.HOLD, Cause.PAUSED, reason)
     if isinstance(declared, Unreadable):
-        reason = f"0 writers run, and none can be started before the spec is fixed: {declared.problem}"
+        reason = f"0 writers are running, and none can start until the spec is fixed: {declared.problem}"
         return _give_up(observed, Cause.SPEC_UNREADABLE, reason, subject=declared.problem)
     if isinstance(desired, Unreadable):
-        reason = f"0 writers run, and none is started while the desired state is unreadable: {desired.problem}"
+        reason = f"0 writers are running, and none starts while the desired state is unreadable: {desired.problem}"
         return Decision(WriterAction.HOLD, Cause.STATE_UNREADABLE, reason)
     return None
 
 
-def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
-    """Decide what follows the end of the last writer, if a writer is wanted."""
+def _decide_ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
+    """Return the decision after the end of the last writer, if a writer should run."""
     exit_ = observed.exit
     if exit_ is None:
-        last = "the one in the foreground ended" if observed.launch else "none was launched before"
-        return Decision(WriterAction.START, Cause.FIRST_START, f"0 writers run; {last}")
+        last = "the foreground writer ended" if observed.launch else "none has been launched before"
+        return Decision(WriterAction.START, Cause.FIRST_START, f"0 writers are running; {last}")
     if (change := _change_since(observed, exit_, now_ms=now_ms)) is not None:
-        return Decision(WriterAction.START, Cause.REQUESTED, f"{change}; it had ended with {_code(exit_)}")
+        return Decision(
+            WriterAction.START, Cause.REQUESTED, f"{change}; the last writer ended with {_code_text(exit_)}"
+        )
     if _was_requested(exit_) and exit_.code not in NO_RESTART:
-        reason = f"it ended with {_code(exit_)} on request ({exit_.stopped_for}), and is wanted again"
+        reason = f"the writer ended with {_code_text(exit_)} on request ({exit_.stopped_for}), and should run again"
         return Decision(WriterAction.START, Cause.STOPPED, reason)
-    if (again := _may_be_over(observed, exit_, now_ms=now_ms, policy=policy)) is not None:
-        return again
+    if (retry := _retry_external_cause(observed, exit_, now_ms=now_ms, policy=policy)) is not None:
+        return retry
     if exit_.code in NO_RESTART:
         name = error_name(exit_.code or 0)
         reason = (
-            f"the writer ended {ago(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} ({name}), after which "
-            f"a restart would fail in the same way: {exit_.error or 'it left no message'}"
+            f"the writer ended {ago(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} ({name}); a "
+            f"restart would fail in the same way: {exit_.error or 'no error message'}"
         )
         return _give_up(observed, Cause.NEEDS_ATTENTION, reason, subject=exit_.launch_id)
-    return _crashed(observed, exit_, now_ms=now_ms, policy=policy)
+    return _restart_or_give_up(observed, exit_, now_ms=now_ms, policy=policy)
 
 
-def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
-    """Start the writer again after the backoff, or give up after too many crashes without a commit."""
-    row = fruitless_row(observed.exits, window_ms=policy.crash_window_ms)
+def _restart_or_give_up(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
+    """Restart the writer after the backoff, or give up after too many crashes without a commit."""
+    row = exits_without_commit(observed.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE]
-    said = f": {exit_.error}" if exit_.error else ""
+    message = f": {exit_.error}" if exit_.error else ""
     if len(crashes) >= policy.crash_limit:
+        count = counted(len(crashes), "crash")
         took = ago(crashes[0].ended_at_ms - crashes[-1].started_at_ms)
-        reason = (
-            f"{counted(len(crashes), 'crash')} within {took} without one commit, the last with {_code(exit_)}{said}"
-        )
+        reason = f"{count} within {took} without a commit, the last with {_code_text(exit_)}{message}"
         return _give_up(observed, Cause.CRASH_LOOP, reason, subject=exit_.launch_id)
     cause = Cause.UNAVAILABLE if exit_.code in RESTARTABLE else Cause.ENDED if exit_.code == 0 else Cause.CRASHED
     wait_ms = policy.backoff_ms(len(row))
     lived = ago(exit_.ended_at_ms - exit_.started_at_ms)
-    reason = f"the writer ended with {_code(exit_)} after {lived}, {max(len(row), 1)} in a row{said}"
+    reason = f"the writer ended with {_code_text(exit_)} after {lived}{_repeated(row)}{message}"
     due_ms = exit_.ended_at_ms + wait_ms
     # A clock that was set back must not stretch the wait.
     if now_ms < due_ms <= now_ms + wait_ms:
-        return Decision(WriterAction.HOLD, cause, f"{reason}; it is started {ago(wait_ms)} after its end", due_ms)
+        return Decision(WriterAction.HOLD, cause, f"{reason}; it restarts {ago(wait_ms)} after its end", due_ms)
     return Decision(WriterAction.START, cause, reason)
 
 
-def _may_be_over(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Start the writer again if the cause of its end lies outside this host and may be gone; None for any other end."""
-    if exit_.code not in MAY_BE_OVER:
+def _retry_external_cause(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision | None:
+    """Return the decision after an end whose cause is outside this host and may be gone; None for any other end."""
+    if exit_.code not in EXTERNAL_CAUSES:
         return None
     if _ended_while_away(observed, exit_, policy=policy):
         reason = (
-            f"it ended with {_code(exit_)} ({error_name(exit_.code or 0)}) {ago(now_ms - exit_.ended_at_ms)} ago, and "
-            f"supervision returned to this host {ago(now_ms - observed.returned_at_ms)} ago: the cause may be gone"
+            f"the writer ended with {_code_text(exit_)} ({error_name(exit_.code or 0)}) "
+            f"{ago(now_ms - exit_.ended_at_ms)} ago, and supervision returned to this host "
+            f"{ago(now_ms - observed.returned_at_ms)} ago, so the cause may be gone"
         )
         return Decision(WriterAction.START, Cause.RETURNED, reason)
-    if exit_.code == AccessDenied.exit_code and _worked(observed, exit_):
-        return _denied(observed, exit_, now_ms=now_ms, policy=policy)
+    if exit_.code == AccessDenied.exit_code and _has_committed_before(observed, exit_):
+        return _retry_denied(observed, exit_, now_ms=now_ms, policy=policy)
     return None
 
 
 def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) -> bool:
-    """Whether no supervisor on this host saw this end, or another host supervised for long since then."""
+    """Whether no supervisor on this host saw this end, or supervision was away from this host for long since then."""
     if exit_.ended_at_ms >= observed.returned_at_ms:
         return False
     given_up = observed.notes.given_up
-    seen = exit_.ended_at_ms <= observed.away_since_ms or (given_up is not None and given_up.subject == exit_.launch_id)
-    return not seen or observed.returned_at_ms - observed.away_since_ms > policy.moved_ms
+    was_seen = exit_.ended_at_ms <= observed.away_since_ms or (
+        given_up is not None and given_up.subject == exit_.launch_id
+    )
+    return not was_seen or observed.returned_at_ms - observed.away_since_ms > policy.moved_ms
 
 
-def _denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
-    """Try again after a denied access.
-
-    The credentials once worked, rights are often restored, and a try does no harm.
-    """
+def _retry_denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
+    """Restart the writer after a long backoff: its credentials once worked, and rights are often restored."""
     row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.exits)))
     wait_ms = policy.denied_backoff_ms(len(row))
     due_ms = exit_.ended_at_ms + wait_ms
     reason = (
-        f"the writer ended with {_code(exit_)} (AccessDenied), {max(len(row), 1)} in a row, and committed with the "
-        f"same credentials before; its last words: {exit_.error or 'none'}"
+        f"the writer ended with {_code_text(exit_)} (AccessDenied){_repeated(row)}, although it committed with the "
+        f"same credentials before; last error: {exit_.error or 'none'}"
     )
     if now_ms < due_ms <= now_ms + wait_ms:
-        return Decision(
-            WriterAction.HOLD, Cause.DENIED, f"{reason}; it is started {ago(wait_ms)} after its end", due_ms
-        )
+        return Decision(WriterAction.HOLD, Cause.DENIED, f"{reason}; it restarts {ago(wait_ms)} after its end", due_ms)
     return Decision(WriterAction.START, Cause.DENIED, reason)
 
 
-def _worked(observed: Observed, exit_: ExitRecord) -> bool:
-    same = _as_now(exit_)
+def _has_committed_before(observed: Observed, exit_: ExitRecord) -> bool:
+    same = _same_declaration_as(exit_)
     return any(e.committed and same(e) for e in observed.exits)
 
 
-def _as_now(last: ExitRecord) -> Callable[[ExitRecord], bool]:
+def _same_declaration_as(last: ExitRecord) -> Callable[[ExitRecord], bool]:
     """Return a predicate for exits with the same declaration and generation as the last exit."""
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
 
-def fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
+def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
     """Return the latest consecutive exits without a commit, newest first.
 
-    A requested stop, or a user's change between two exits, ends the row.
+    A requested stop, or a user's change between two exits, ends the sequence.
     """
     last = exits[-1]
-    same = _as_now(last)
+    same = _same_declaration_as(last)
 
     def belongs(exit_: ExitRecord) -> bool:
         return (
@@ -260,17 +262,17 @@ def fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[Exit
     return list(takewhile(belongs, reversed(exits)))
 
 
-def crash_row(observed: Observed, decision: Decision, *, now_ms: int, policy: Policy) -> list[ExitRecord]:
-    """Return the latest consecutive ends without progress that still count, newest first.
+def consecutive_crashes(observed: Observed, decision: Decision, *, now_ms: int, policy: Policy) -> list[ExitRecord]:
+    """Return the latest consecutive exits without a commit that still matter, newest first.
 
-    The row is empty once the running writer has committed, or has no lag and has run longer than each writer in the
-    row. It is also empty an hour after the last end, and while the supervisor acts for another cause.
+    Empty if the running writer has committed, or has no lag and has run longer than each of the ended writers. Also
+    empty an hour after the last exit, and while the supervisor acts for another cause.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
-    counts = decision.action is WriterAction.KEEP or decision.cause in AFTER_FAILURE
+    counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES
     if not exits or not counts or now_ms - exits[-1].ended_at_ms > policy.crash_window_ms:
         return []
-    row = fruitless_row(exits, window_ms=policy.crash_window_ms)
+    row = exits_without_commit(exits, window_ms=policy.crash_window_ms)
     if not observed.process.is_alive or launch is None or heartbeat is None:
         return row
     longest_ms = max((end.ended_at_ms - end.started_at_ms for end in row), default=0)
@@ -279,47 +281,51 @@ def crash_row(observed: Observed, decision: Decision, *, now_ms: int, policy: Po
 
 
 def _change_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:
-    """Describe a user's change after this end, which may have fixed the cause; None if no such change is known."""
+    """Describe a user's change after this end, which may have fixed the cause; None without such a change."""
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, Desired) and desired.generation > exit_.generation:
         is_restart = desired.restart_generation == desired.generation
-        return _said("restart asked for" if is_restart else "resumed", desired, now_ms=now_ms)
+        return _request_text("restart requested" if is_restart else "resumed", desired, now_ms=now_ms)
     if isinstance(declared, Declared) and declared.fingerprint != exit_.spec_fingerprint:
         return f"the spec changed (from {exit_.spec_fingerprint} to {declared.fingerprint})"
     if observed.notes.cleared == exit_.launch_id:
-        return "a person asked for a fresh start"
-    if exit_.code not in TABLE_WAYS_OUT or given_up is None or given_up.subject != exit_.launch_id:
+        return "a user requested a fresh start"
+    if exit_.code not in FIXED_BY_TABLE_CHANGE or given_up is None or given_up.subject != exit_.launch_id:
         return None
     before, now = given_up.table_fingerprint, observed.table_fingerprint
     return f"the table changed (from {before} to {now})" if before and now and before != now else None
 
 
 def _was_requested(exit_: ExitRecord) -> bool:
-    """Whether this end was requested. If the supervisor ended a hung writer, that counts as a crash."""
+    """Whether this end was requested. The forced end of a hung writer counts as a crash."""
     return exit_.stopped_for is not None and exit_.stopped_for not in {Cause.HUNG, Cause.SILENT}
 
 
 def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> Decision:
-    """Give up once; after that hold, and describe the fix."""
+    """Give up once per subject; after that, hold."""
     given_up = observed.notes.given_up
     if given_up is None or given_up.subject != subject:
         return Decision(WriterAction.GIVE_UP, cause, reason, subject=subject)
     return Decision(
         WriterAction.HOLD,
         cause,
-        f"given up: {reason}; when that is fixed, start it with `frazil resume`",
+        f"given up: {reason}; fix the cause, then run `frazil resume`",
         subject=subject,
     )
 
 
-def _said(what: str, desired: Desired, *, now_ms: int) -> str:
+def _request_text(what: str, desired: Desired, *, now_ms: int) -> str:
     why = f": {desired.reason}" if desired.reason else ""
-    return f"{what} by {desired.by or 'somebody'} {ago(now_ms - desired.at_ms)} ago{why}"
+    return f"{what} by {desired.by or 'an unknown user'} {ago(now_ms - desired.at_ms)} ago{why}"
 
 
-def _code(exit_: ExitRecord) -> str:
+def _repeated(exits: list[ExitRecord]) -> str:
+    return f", {len(exits)} times in a row" if len(exits) > 1 else ""
+
+
+def _code_text(exit_: ExitRecord) -> str:
     if exit_.code is None:
-        return "an end that no process recorded"
+        return "an unknown exit code"
     if exit_.code > 128:
         return f"signal {exit_.code - 128}"
     return f"exit code {exit_.code}"

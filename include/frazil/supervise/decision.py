@@ -1,4 +1,4 @@
-"""A decision about a writer: the action, its cause, and the sentence for the log."""
+"""A decision about a writer: the action, its cause, and the reason in words."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from enum import StrEnum
 
 class WriterAction(StrEnum):
     KEEP = "keep"
-    """A writer runs, as wanted."""
+    """The writer runs as it should."""
     START = "start"
     STOP = "stop"
     """Stop gracefully: the current batch commits."""
     RESTART = "restart"
-    """Stop gracefully; a later decision starts the next writer."""
+    """Stop gracefully. A later decision starts the next writer."""
     KILL = "kill"
     """Kill a writer that makes no progress towards a requested stop."""
     HOLD = "hold"
     """No writer runs, and none may start yet."""
     GIVE_UP = "give up"
-    """No writer runs, and an operator must fix the cause: the Airflow task fails, once."""
+    """No writer runs, and an operator must fix the cause. The Airflow task fails once."""
     END = "end"
     """The stream was removed and nothing is left to supervise."""
 
@@ -31,16 +31,16 @@ class Cause(StrEnum):
     STOPPING = "stopping"
     REMOVED = "removed"
     PAUSED = "paused"
-    REQUESTED = "asked for"
+    REQUESTED = "requested"
     SPEC_CHANGED = "spec changed"
     HUNG = "hung"
     SILENT = "silent"
     SPEC_UNREADABLE = "spec unreadable"
     STATE_UNREADABLE = "desired state unreadable"
     FIRST_START = "first start"
-    STOPPED = "stopped as asked"
+    STOPPED = "stopped on request"
     NEEDS_ATTENTION = "needs attention"
-    RETURNED = "supervision came back"
+    RETURNED = "supervision returned"
     DENIED = "access denied"
     CRASH_LOOP = "crash loop"
     CRASHED = "crashed"
@@ -55,6 +55,6 @@ class Decision:
     reason: str
     """A sentence for the log, with the numbers behind the decision."""
     until_ms: int | None = None
-    """When a hold ends without further input; None if it waits for an operator or for a service to return."""
+    """When a hold ends by itself; None if it lasts until an operator or a service changes something."""
     subject: str = ""
-    """The end or problem that a GIVE_UP is about; the supervisor gives up once for each subject."""
+    """The launch id or problem that a GIVE_UP is about. The supervisor gives up once per subject."""

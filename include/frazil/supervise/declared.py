@@ -1,4 +1,4 @@
-"""The current declaration of one stream: a spec, an unreadable file, or a removed stream."""
+"""Reads the current declaration of one stream: a spec, an unreadable file, or a removed stream."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Declaration:
 
     def read(self) -> Declared | Unreadable | Removed:
         """Read the current declaration. If the folder or a file is unreadable, the stream does not count as removed."""
-        if (known := self._unmoved()) is not None:
+        if (known := self._read_own_file()) is not None:
             self.spec, self._missing_since_ms = known, None
             return Declared(known.fingerprint())
         try:
             os.listdir(self._folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         except OSError as error:
-            return Unreadable(f"{self._folder} cannot be read: {error.strerror}")
+            return Unreadable(f"cannot read {self._folder}: {error.strerror}")
         try:
             self.spec = find_stream(self._folder, self._stream)
         except SpecError as error:
@@ -54,16 +54,16 @@ class Declaration:
             self._missing_since_ms = min(self._missing_since_ms or now_ms, now_ms)
             if not stream_files(self._folder) and now_ms - self._missing_since_ms < EMPTY_MS:
                 removed = f"its streams count as removed after {EMPTY_MS // 1000} s"
-                return Unreadable(f"{self._folder} is empty, perhaps an unmounted volume; {removed}")
+                return Unreadable(f"{self._folder} is empty (an unmounted volume?); {removed}")
             return Removed(self._missing_since_ms)
         self._missing_since_ms = None
         return Declared(self.spec.fingerprint())
 
-    def _unmoved(self) -> StreamSpec | None:
-        """Read the stream's own file. Return None unless the file is valid and the only one that declares the stream.
+    def _read_own_file(self) -> StreamSpec | None:
+        """Read the stream's file. Return None unless the file is valid and the only one that declares the stream.
 
-        After None, the whole folder is read to find the cause. If another file declares the stream too, that is noticed
-        with the next listing of the folder.
+        After None, the caller reads the whole folder to find the cause. A new second declaration is detected at the
+        next listing of the folder.
         """
         path = FOLDERS.only_file(self._folder, self._stream)
         try:

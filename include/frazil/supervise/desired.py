@@ -1,8 +1,8 @@
-"""The desired state of a stream, running or paused: one small object next to its journals.
+"""Stores the desired state of a stream, running or paused, in one small object next to its journals.
 
-It is stored with the table and not on a host, so the command line and Airflow see the same state wherever they run.
-Without a table (before the first start, or because the catalog lost it), the state is stored in the run folder and
-applies to that host alone. A missing object means running. Pausing Airflow's DAG does not pause the stream.
+The object is stored with the table and not on a host, so that the command line and Airflow see the same state on every
+host. Without a table (before the first start, or because the catalog lost it), the state is stored in the run folder
+and applies to that host alone. A missing object means running. Pausing Airflow's DAG does not pause the stream.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from frazil.table.tables import load_stream_table, state_location
 
 DESIRED_FILE = "desired.json"
 AFTER_FOLDER = "desired-after"
-MAX_TRIES = 20
-"""Maximum of attempts to write the state while other users write it at the same time."""
+MAX_ATTEMPTS = 20
+"""Maximum number of attempts to write the state while other users write it at the same time."""
 
 
 class DesiredStore:
@@ -36,25 +36,25 @@ class DesiredStore:
 
     def __init__(self, stream: str, table: Table | None) -> None:
         self._name = stream
-        self._places = [_Place(LocalStore(), f"{run_folder(stream)}")]
-        """Places of objects; writes go to the first one."""
+        self._folders = [_DesiredStateFolder(LocalStore(), f"{run_folder(stream)}")]
+        """Folders with the state; writes go to the first one."""
         if table is not None:
             folder = state_location(table, stream)
-            self._places.insert(0, _Place(open_store(folder, table.io.properties), folder))
+            self._folders.insert(0, _DesiredStateFolder(open_store(folder, table.io.properties), folder))
 
     @classmethod
-    def of_application(cls, application: str) -> DesiredStore:
-        """Open the desired state of an application that streams share, which is stored on this host alone."""
+    def for_application(cls, application: str) -> DesiredStore:
+        """Open the desired state of a shared application, which is stored on this host alone."""
         return cls(application, None)
 
     @property
-    def beside_table(self) -> bool:
+    def is_with_table(self) -> bool:
         """Whether the state is stored with the table, and therefore applies to every host."""
-        return len(self._places) > 1
+        return len(self._folders) > 1
 
     def read(self) -> Desired:
         """Return the newest state. Raises AccessDenied, and SpecError for a malformed object."""
-        return _newest_of(place.read() for place in self._places)
+        return _newest_state(folder.read() for folder in self._folders)
 
     def pause(self, *, by: str, reason: str, after: int | None = None) -> Desired:
         """Stop the writer after its current batch, and keep it stopped.
@@ -73,34 +73,34 @@ class DesiredStore:
         return self._set(DesiredMode.RUNNING, by=by, reason=reason, after=after, restart=True)
 
     def _set(self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False) -> Desired:
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 before, own = self._before()
             except SpecError:
                 # The lost generations were counted up from 0, so the clock exceeds them.
                 before, own = Desired(generation=clock.now_ms()), None
-                self._places[0].clear()
+                self._folders[0].clear()
             if after is not None and before.generation != after:
                 break
-            desired = self._following(before, mode, by=by, reason=reason, restart=restart)
-            if self._places[0].put(desired, after=own):
-                for place in self._places[1:]:
-                    place.clear()
+            desired = self._next_state(before, mode, by=by, reason=reason, restart=restart)
+            if self._folders[0].put(desired, after=own):
+                for folder in self._folders[1:]:
+                    folder.clear()
                 return desired
         raise DesiredMoved(
-            f"{self._name} was paused, resumed or restarted by another user at the same time: look at its state, and "
-            "repeat what you want"
+            f"{self._name} was paused, resumed or restarted by another user at the same time: check its state and "
+            "try again"
         )
 
     def _before(self) -> tuple[Desired, Desired | None]:
-        """Return the newest state of all folders, and the state in the folder that writes go to."""
-        own, *others = [place.read() for place in self._places]
-        return _newest_of([own, *others]), own
+        """Return the newest state of all folders, and the state of the folder for writes."""
+        own, *others = [folder.read() for folder in self._folders]
+        return _newest_state([own, *others]), own
 
-    def _following(self, before: Desired, mode: DesiredMode, *, by: str, reason: str, restart: bool) -> Desired:
+    def _next_state(self, before: Desired, mode: DesiredMode, *, by: str, reason: str, restart: bool) -> Desired:
         now_ms = clock.now_ms()
-        # A table that was lost may have had any number of generations.
-        generation = 1 + (before.generation if self.beside_table else max(before.generation, now_ms))
+        # A lost table may have had any number of generations.
+        generation = 1 + (before.generation if self.is_with_table else max(before.generation, now_ms))
         return Desired(
             mode=mode,
             generation=generation,
@@ -111,7 +111,7 @@ class DesiredStore:
         )
 
 
-class _Place:
+class _DesiredStateFolder:
     """A folder with the desired state: one current object, and a chain with one object after each generation.
 
     A write first creates its object in the chain, named after the previous generation, unless this object exists. This
@@ -124,15 +124,17 @@ class _Place:
 
     def read(self) -> Desired | None:
         """Return the newest state; None before the first state. Raises SpecError for a malformed object."""
-        found = self._at(self._path)
-        while (newer := self._at(self._path_after(found))) is not None:
+        found = self._read_object(self._path)
+        while (newer := self._read_object(self._path_after(found))) is not None:
             if found is not None and newer.generation <= found.generation:
-                raise SpecError(f"{self._path_after(found)} is no desired state after generation {found.generation}")
+                raise SpecError(
+                    f"{self._path_after(found)} is not a valid desired state after generation {found.generation}"
+                )
             found = newer
         return found
 
     def put(self, desired: Desired, *, after: Desired | None) -> bool:
-        """Append a state after `after`, the last state read; return False if another state already follows it."""
+        """Append a state after the last state read, `after`. Return False if another state already follows it."""
         path, data = self._path_after(after), json.dumps(dataclasses.asdict(desired)).encode()
         if not self._store.put_if_absent(path, data) and self._store.get(path) != data:
             return False
@@ -145,7 +147,7 @@ class _Place:
     def _path_after(self, desired: Desired | None) -> str:
         return f"{self._after}/{desired.generation if desired else 0:020d}.json"
 
-    def _at(self, path: str) -> Desired | None:
+    def _read_object(self, path: str) -> Desired | None:
         raw = self._store.get(path)
         if raw is None:
             return None
@@ -154,18 +156,18 @@ class _Place:
             return Desired(**{**value, "mode": DesiredMode(value["mode"])})
         except (ValueError, TypeError, KeyError) as error:
             raise SpecError(
-                f"{path} is no desired state ({error}); replace it with `frazil pause` or `frazil resume`"
+                f"{path} is not a valid desired state ({error}); overwrite it with `frazil pause` or `frazil resume`"
             ) from error
 
 
-def _newest_of(found: Iterable[Desired | None]) -> Desired:
+def _newest_state(found: Iterable[Desired | None]) -> Desired:
     return reduce(_newest, (one for one in found if one is not None), Desired())
 
 
 def _newest(one: Desired, other: Desired) -> Desired:
-    """Return the state that was written last, with a generation above the other state's.
+    """Return the state that was written last, with a generation above the other's.
 
-    The user who wrote it may not have seen the other state.
+    Its user may not have seen the other state.
     """
     older, newer = sorted((one, other), key=lambda desired: desired.at_ms)
     if newer.generation > older.generation:

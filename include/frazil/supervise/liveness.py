@@ -46,72 +46,72 @@ def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
     return not begins and heartbeat.epoch is not None and heartbeat.epoch < epoch
 
 
-def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
-    """Describe the writer's progress in one line."""
+def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
+    """Describe a running writer's progress in one line."""
     since = ago(now_ms - launch.launched_at_ms)
     if heartbeat is None:
         return f"{_pid(launch)} was launched {since} ago and has sent no heartbeat yet"
-    waiting = known_lag(heartbeat)
-    lag = "unknown" if waiting is None else counted(waiting, "record")
+    lag_records = known_lag(heartbeat)
+    lag = "unknown" if lag_records is None else counted(lag_records, "record")
     commit = heartbeat.last_commit_at_ms
     committed = f"{ago(now_ms - commit)} ago" if commit else "none yet"
-    so_far = f" ({counted(heartbeat.batch_records, 'record')} of it read)" if heartbeat.batch_records else ""
+    so_far = f" ({counted(heartbeat.batch_records, 'record')} read)" if heartbeat.batch_records else ""
     if heartbeat.merged_rows:
-        so_far = f" ({counted(heartbeat.merged_rows, 'row')} read to merge it)"
+        so_far = f" ({counted(heartbeat.merged_rows, 'row')} read for its merge)"
     return (
         f"{_pid(launch)}, up {since}, {heartbeat.phase}, epoch {heartbeat.epoch}, batch {heartbeat.batch}{so_far}, "
         f"lag {lag}, last commit {committed}"
     )
 
 
-def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Restart a writer without progress within its phase's limit, or without a heartbeat; otherwise return None.
+def decide_hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
+    """Decide to restart a writer that exceeded its phase's time limit, or whose heartbeat is missing; otherwise None.
 
-    A writer that works through a long backlog is not hung, and an idle writer is not hung either.
+    A writer that processes a long backlog is not hung, and an idle writer is not hung either.
     """
     heartbeat = observed.heartbeat
     if heartbeat is not None:
-        silent_ms = now_ms - max(heartbeat.written_at_ms, observed.watched_since_ms)
-        if silent_ms > policy.heartbeat_limit_ms:
+        heartbeat_age_ms = now_ms - max(heartbeat.written_at_ms, observed.watched_since_ms)
+        if heartbeat_age_ms > policy.heartbeat_limit_ms:
             limit = ago(policy.heartbeat_limit_ms)
             return Decision(
                 WriterAction.RESTART,
                 Cause.SILENT,
-                f"{_pid(launch)} is alive, but has sent no heartbeat for {ago(silent_ms)} (limit {limit})",
+                f"{_pid(launch)} runs, but has sent no heartbeat for {ago(heartbeat_age_ms)} (limit {limit})",
             )
     phase = _phase(heartbeat)
     if phase is Phase.WAITING and not (heartbeat and heartbeat.lag):
         return None
-    still_ms = now_ms - max(_advanced_at_ms(heartbeat, launch), observed.watched_since_ms)
+    idle_ms = now_ms - max(_advanced_at_ms(heartbeat, launch), observed.watched_since_ms)
     limit_ms = policy.advance_limits_ms[phase]
-    if still_ms <= limit_ms:
+    if idle_ms <= limit_ms:
         return None
-    reason = f"{_pid(launch)} made no progress for {ago(still_ms)} while {phase} (limit {ago(limit_ms)})"
+    reason = f"{_pid(launch)} made no progress for {ago(idle_ms)} while {phase} (limit {ago(limit_ms)})"
     return Decision(WriterAction.RESTART, Cause.HUNG, reason)
 
 
-def stopping(observed: Observed, launch: Launch, stop: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
-    """Keep a writer that stops gracefully while its current batch makes progress; otherwise kill it."""
+def decide_stopping(observed: Observed, launch: Launch, stop: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
+    """Decide to keep a stopping writer while its current batch makes progress, otherwise to kill it."""
     heartbeat = observed.heartbeat
     phase = _phase(heartbeat)
     was_hung = stop.cause in {Cause.HUNG, Cause.SILENT}
     idle = phase is Phase.WAITING
     limit_ms = policy.hung_grace_ms if was_hung else policy.advance_limits_ms[Phase.STOPPING if idle else phase]
     floor_ms = max(stop.requested_at_ms, observed.watched_since_ms)
-    still_ms = now_ms - max(floor_ms, 0 if was_hung else _advanced_at_ms(heartbeat, launch))
-    silent_ms = now_ms - max(floor_ms, heartbeat.written_at_ms if heartbeat else now_ms)
+    idle_ms = now_ms - max(floor_ms, 0 if was_hung else _advanced_at_ms(heartbeat, launch))
+    heartbeat_age_ms = now_ms - max(floor_ms, heartbeat.written_at_ms if heartbeat else now_ms)
     since = ago(now_ms - stop.requested_at_ms)
-    if still_ms > limit_ms or silent_ms > policy.heartbeat_limit_ms:
+    if idle_ms > limit_ms or heartbeat_age_ms > policy.heartbeat_limit_ms:
         return Decision(
             WriterAction.KILL,
             Cause.STOPPING,
             f"{_pid(launch)} was asked to stop {since} ago ({stop.reason}) and made no progress for "
-            f"{ago(max(still_ms, silent_ms))} while {phase} (limit {ago(limit_ms)})",
+            f"{ago(max(idle_ms, heartbeat_age_ms))} while {phase} (limit {ago(limit_ms)})",
         )
     return Decision(
         WriterAction.KEEP,
         Cause.STOPPING,
-        f"{_pid(launch)} was asked to stop {since} ago ({stop.reason}): its current batch, {phase}, may commit",
+        f"{_pid(launch)} was asked to stop {since} ago ({stop.reason}); its current batch ({phase}) may still commit",
     )
 
 

@@ -1,4 +1,4 @@
-"""The input of a decision, all observed at one time: a decision reads no clock, file or process."""
+"""The input of a decision, observed at one time. A decision itself reads no clock, file or process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A declaration or desired state that cannot be read. The supervisor never stops a running writer because of it."""
+    """A declaration or desired state that cannot be read. It never stops a running writer."""
 
     problem: str
 
@@ -46,11 +46,15 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
+    """A valid declaration."""
+
     fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
+    """The facts on which a decision about a writer is based."""
+
     writer: Observation
     declared: Declared | Unreadable | Removed
     desired: Desired | Unreadable
@@ -58,13 +62,12 @@ class Observed:
     table_fingerprint: str | None = None
     """See `table_fingerprint` in `frazil.supervise.desired`; None if it was not read."""
     watched_since_ms: int = 0
-    """The start of supervision without a gap. A missing heartbeat before that time proves nothing: the machine may have
-    slept.
+    """Start of uninterrupted supervision. Missing heartbeats before that time are ignored: the machine may have slept.
     """
     away_since_ms: int = 0
-    """The time when supervision last left this host; 0 if unknown."""
+    """When supervision last left this host; 0 if unknown."""
     returned_at_ms: int = 0
-    """The time when supervision returned to this host, after `away_since_ms`."""
+    """When supervision returned to this host, after `away_since_ms`."""
 
     @property
     def process(self) -> ProcessState:
@@ -80,7 +83,7 @@ class Observed:
 
     @property
     def stall(self) -> Stall | None:
-        """The cause that holds a live writer back; None for an ended writer, which has an exit record instead."""
+        """Why a running writer makes no progress; None if it does, and for an ended writer."""
         return self.heartbeat.stall if self.heartbeat and self.process.is_alive else None
 
     @property
@@ -102,6 +105,6 @@ class Observed:
 
 
 def error_name(code: int) -> str:
-    """Return the name of the error class with an exit code; empty if no class has this code."""
+    """Return the name of the error class with this exit code; empty if none has it."""
     names = [cls.__name__ for cls in kinds() if vars(cls).get("exit_code") == code and code > 1]
     return names[0] if names else ""

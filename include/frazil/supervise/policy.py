@@ -24,9 +24,8 @@ ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
         Phase.ENDED: MINUTE_MS,
     }
 )
-"""Maximum of milliseconds without progress in each phase. Each limit is well above the phase's own timeouts, such as
-two minutes for brokers and the catalog. After such a timeout the writer ends with a restartable code. The limits here
-are for a writer that no timeout has ended.
+"""Maximum number of milliseconds without progress per phase. Each limit is well above the phase's own timeouts, such as
+two minutes for brokers and the catalog, after which the writer ends with a restartable code.
 """
 
 
@@ -39,40 +38,37 @@ class Policy:
     heartbeat_limit_ms: int = MINUTE_MS
     """Maximum age of a live writer's heartbeat. A writer renews its heartbeat about every second."""
     hung_grace_ms: int = 30 * SECOND_MS
-    """The time that a hung writer has to stop before it is killed."""
+    """Milliseconds that a hung writer has to stop before it is killed."""
     removal_grace_ms: int = 10 * SECOND_MS
-    """The time for which a declaration may be missing, for example while files are replaced.
+    """Milliseconds for which a declaration may be missing, for example while files are replaced.
 
     Commands and DAGs wait longer (`frazil.spec.last_valid.MOMENT_MS`), because removing a DAG deletes its runs. A
     writer that is stopped too early loses nothing: it continues from its last commit.
     """
     first_backoff_ms: int = SECOND_MS
-    longest_backoff_ms: int = MINUTE_MS
-    longest_denied_backoff_ms: int = 15 * MINUTE_MS
-    """Long, because restoring access takes a while, and because a catalog may lock out a client that retries too often.
-    """
+    max_backoff_ms: int = MINUTE_MS
+    max_denied_backoff_ms: int = 15 * MINUTE_MS
+    """Long, because it takes a while to restore access, and a catalog may lock out clients that retry too often."""
     moved_ms: int = 5 * MINUTE_MS
-    """After a longer gap in supervision, another host is assumed to have supervised; a shorter gap is a restart of
-    Airflow.
+    """Milliseconds without supervision after which another host is assumed to have supervised. A shorter gap is treated
+    as a restart of Airflow.
     """
     crash_limit: int = 5
-    """Number of crashes within `crash_window_ms` and without a commit in between, after which the supervisor gives up.
-    """
+    """Number of crashes without a commit within `crash_window_ms` after which the supervisor gives up."""
     crash_window_ms: int = 60 * MINUTE_MS
 
     def backoff_ms(self, crashes: int) -> int:
-        """Return the wait after this number of crashes in a row: 1 s, 2 s, 4 s, ... up to a minute."""
-        return min(self.longest_backoff_ms, self.first_backoff_ms << min(max(crashes - 1, 0), 30))
+        """Return the wait after this number of consecutive crashes: 1 s, 2 s, 4 s, ... up to a minute."""
+        return min(self.max_backoff_ms, self.first_backoff_ms << min(max(crashes - 1, 0), 30))
 
     def denied_backoff_ms(self, denials: int) -> int:
-        """Return the wait after this number of denials in a row: 1 min, 2 min, 4 min, ... up to 15 minutes."""
-        return min(self.longest_denied_backoff_ms, self.longest_backoff_ms << min(max(denials - 1, 0), 30))
+        """Return the wait after this number of consecutive denials: 1 min, 2 min, 4 min, ... up to 15 minutes."""
+        return min(self.max_denied_backoff_ms, self.max_backoff_ms << min(max(denials - 1, 0), 30))
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Policy:
-        """Return the limits for a stream.
-
-        Its writer may wait for the longest commit interval while records are unread.
+        """Return the limits for a stream, whose writer may wait for its longest commit interval while records are
+        unread.
         """
         interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
         waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms

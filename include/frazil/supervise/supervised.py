@@ -1,8 +1,5 @@
-"""The programs that can be supervised: a stream's own writer, or an application that streams share.
-
-A stream's desired state and table fingerprint for its supervisor.
-
-Reads are frequent, opens are rare; none raises.
+"""The programs that can be supervised: a stream's own writer, or a shared application. Also reads a stream's desired
+state and table fingerprint for its supervisor, without raising errors.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from frazil.errors import DesiredMoved, FrazilError, SpecError
-from frazil.history.objects import Objects
+from frazil.history.objects import HistoryStore
 from frazil.home import home, run_folder
 from frazil.host.environment import writer_environment
 from frazil.host.launcher import Launcher, LaunchRequest
@@ -38,7 +35,7 @@ Connections = Callable[[frozenset[str]], Mapping[str, str]]
 
 
 class Supervised(Protocol):
-    """A supervised program: a stream's writer, or an application that streams share."""
+    """A supervised program: a stream's writer, or a shared application."""
 
     @property
     def name(self) -> str: ...
@@ -64,16 +61,16 @@ class Supervised(Protocol):
         """Build the request to launch the writer. Raises SpecError."""
 
     def launched(self) -> None:
-        """Record that a writer was launched, which may create a missing table."""
+        """Notify that a writer was launched, which may create a missing table."""
 
-    def history(self) -> Objects | None:
+    def history(self) -> HistoryStore | None:
         """Open the stream's history stored with its table; None without a table. Raises the catalog's errors."""
 
     def pause(self, *, by: str, reason: str) -> None:
         """Store a user's pause. Raises the catalog's errors."""
 
     def resume(self, *, by: str, reason: str) -> None:
-        """Undo a pause that the same `by` made, but no other pause. Raises the catalog's errors."""
+        """Undo a pause by the same `by`; keep any other pause. Raises the catalog's errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +81,7 @@ class WriterProgram:
     streams: Path
     main: Path
     parent: str | None = None
-    """The OpenLineage parent of the writer's runs, as OPENLINEAGE_PARENT_ID. A parent in the environment takes
-    precedence.
-    """
+    """The writer's OpenLineage parent run, unless OPENLINEAGE_PARENT_ID is set in the environment."""
 
     def command(self) -> tuple[str, ...]:
         """Return `python <main> NAME --streams FOLDER`, with this process's Python."""
@@ -101,7 +96,7 @@ class SupervisedStream:
 
     def __init__(self, program: WriterProgram, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
         self._program, self._declaration, self._clock = program, declaration, clock
-        self._left_since_ms: int | None = None
+        self._removed_since_ms: int | None = None
         self._table = TableState(clock=clock)
 
     @property
@@ -122,10 +117,10 @@ class SupervisedStream:
         """
         declared, spec = self._declaration.read(), self._declaration.spec
         if spec is None or spec.application is None or isinstance(declared, Removed):
-            self._left_since_ms = None
+            self._removed_since_ms = None
             return declared
-        self._left_since_ms = self._left_since_ms or self._clock()
-        return Removed(self._left_since_ms)
+        self._removed_since_ms = self._removed_since_ms or self._clock()
+        return Removed(self._removed_since_ms)
 
     def policy(self) -> Policy:
         return Policy.for_stream(self._declaration.spec) if self._declaration.spec else Policy()
@@ -142,7 +137,7 @@ class SupervisedStream:
         return LaunchRequest(
             command=self._program.command(),
             environment={
-                **_child_of(self._program.parent),
+                **_parent_environment(self._program.parent),
                 **launch_environment(environment_names(spec), connections(declared_connections(spec))),
             },
             spec_fingerprint=spec.fingerprint(),
@@ -153,10 +148,10 @@ class SupervisedStream:
     def launched(self) -> None:
         self._table.forget()
 
-    def history(self) -> Objects | None:
+    def history(self) -> HistoryStore | None:
         spec = self._declaration.spec
         table = load_stream_table(spec) if spec is not None else None
-        return None if table is None else Objects.of(table, self.name)
+        return None if table is None else HistoryStore.open(table, self.name)
 
     def pause(self, *, by: str, reason: str) -> None:
         spec = self._valid_spec()
@@ -171,7 +166,7 @@ class SupervisedStream:
         if self._declaration.spec is None:
             self._declaration.read()
         if self._declaration.spec is None:
-            raise SpecError(f"stream {self.name}: {self._program.streams} has no valid declaration of it")
+            raise SpecError(f"{self._program.streams} has no valid declaration of stream {self.name}")
         return self._declaration.spec
 
 
@@ -194,9 +189,9 @@ class ApplicationProgram:
 
 
 class SupervisedApplication:
-    """Supervises an application that streams share. The application itself supervises its streams' writers.
+    """Supervises a shared application. The application itself supervises its streams' writers.
 
-    The application's pause is stored on its own host. A pause of one of its streams does not concern this supervisor.
+    A pause of the application is stored on its host. Pauses of its streams are handled by the application.
     """
 
     def __init__(self, program: ApplicationProgram, *, clock: Callable[[], int]) -> None:
@@ -244,12 +239,12 @@ class SupervisedApplication:
 
     def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
         if self._application is None:
-            raise SpecError(f"{self._program.streams} declares no stream of the application {self.name!r}")
+            raise SpecError(f"no stream in {self._program.streams} belongs to the application {self.name!r}")
         found = self._application
         return LaunchRequest(
             command=self._program.command(),
             environment={
-                **_child_of(self._program.parent),
+                **_parent_environment(self._program.parent),
                 **launch_environment(found.environment, connections(found.connections)),
             },
             spec_fingerprint=found.fingerprint(),
@@ -260,7 +255,7 @@ class SupervisedApplication:
     def launched(self) -> None:
         pass
 
-    def history(self) -> Objects | None:
+    def history(self) -> HistoryStore | None:
         return None
 
     def pause(self, *, by: str, reason: str) -> None:
@@ -272,23 +267,23 @@ class SupervisedApplication:
 
     @property
     def _store(self) -> DesiredStore:
-        return DesiredStore.of_application(self.name)
+        return DesiredStore.for_application(self.name)
 
 
-def launch_environment(referred: Collection[str], connections: Mapping[str, str]) -> dict[str, str]:
+def launch_environment(referenced: Collection[str], connections: Mapping[str, str]) -> dict[str, str]:
     """Build the environment of a writer that this process launches."""
-    return writer_environment(referred, os.environ, connections=connections, python=sys.executable, home=str(home()))
+    return writer_environment(referenced, os.environ, connections=connections, python=sys.executable, home=str(home()))
 
 
-def _child_of(parent: str | None) -> dict[str, str]:
+def _parent_environment(parent: str | None) -> dict[str, str]:
     return {} if parent is None else {PARENT: parent}
 
 
-def _undo_pause(store: DesiredStore, seen: Desired | Unreadable, *, by: str, reason: str) -> None:
-    """Undo the pause that was seen, if it is of the same `by` and has not been replaced meanwhile."""
-    if isinstance(seen, Desired) and _is_paused(seen) and seen.by == by:
+def _undo_pause(store: DesiredStore, observed: Desired | Unreadable, *, by: str, reason: str) -> None:
+    """Undo the observed pause, if it is by the same `by` and is still the current state."""
+    if isinstance(observed, Desired) and _is_paused(observed) and observed.by == by:
         with suppress(DesiredMoved):
-            store.resume(by=by, reason=reason, after=seen.generation)
+            store.resume(by=by, reason=reason, after=observed.generation)
 
 
 def _is_paused(desired: Desired | Unreadable) -> bool:
@@ -296,14 +291,11 @@ def _is_paused(desired: Desired | Unreadable) -> bool:
 
 
 RELOAD_AFTER_MS = 10_000
-"""Milliseconds between two attempts to load a table that does not exist yet or cannot be read."""
+"""Milliseconds between two attempts to load a table that does not exist or cannot be read."""
 
 
 class TableState:
-    """Reads the desired state and table fingerprint of one stream.
-
-    Errors become Unreadable, and the read is retried.
-    """
+    """Reads the desired state and table fingerprint of one stream. Errors become Unreadable; later calls retry."""
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -315,10 +307,12 @@ class TableState:
     def desired(self, spec: StreamSpec | None) -> Desired | Unreadable:
         """Return the desired state."""
         if spec is None:
-            return Unreadable("without a spec its table is unknown")
+            return Unreadable("the stream's table is unknown, because it has no valid spec")
         try:
             store = self._open(spec)
-            return store.read() if store else Unreadable(self._problem or "the table is loaded again soon")
+            return (
+                store.read() if store else Unreadable(self._problem or "the table is not loaded yet; frazil will retry")
+            )
         except FrazilError as error:
             return Unreadable(f"{type(error).__name__}: {error}")
         except Exception as error:  # catalogs and storage raise what their clients raise
@@ -326,7 +320,7 @@ class TableState:
             return Unreadable(f"{type(error).__name__}: {error}")
 
     def fingerprint(self, spec: StreamSpec) -> str | None:
-        """Return `table_fingerprint`; None if the table is missing or cannot be read."""
+        """Return the `table_fingerprint` of the stream's table; None if the table is missing or cannot be read."""
         read_at_ms, known = self._fingerprint
         if self._clock() - read_at_ms < RELOAD_AFTER_MS:
             return known
@@ -340,7 +334,7 @@ class TableState:
 
     def store(self, spec: StreamSpec) -> DesiredStore:
         """Return the store for a user's action. Raises the errors of `open_desired`."""
-        if self._store is None or not self._store.beside_table:
+        if self._store is None or not self._store.is_with_table:
             self._store = open_desired(spec)
         return self._store
 
@@ -349,7 +343,7 @@ class TableState:
         self._store, self._reload_at_ms = None, 0
 
     def _open(self, spec: StreamSpec) -> DesiredStore | None:
-        if (self._store is None or not self._store.beside_table) and self._clock() >= self._reload_at_ms:
+        if (self._store is None or not self._store.is_with_table) and self._clock() >= self._reload_at_ms:
             self._reload_at_ms = self._clock() + RELOAD_AFTER_MS
             self._problem = None
             try:

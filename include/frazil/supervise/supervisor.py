@@ -1,8 +1,8 @@
-"""The supervisor of one writer application: each call of `step` observes, decides, acts and reports.
+"""Supervises one writer application: each call of `step` observes, decides, acts and reports.
 
-All of the supervisor's state is in the run folder and the table, so Airflow may replace it at any moment. Two
-supervisors at once do no harm: the lock admits one launch, and the other actions are safe to repeat. The module does
-not depend on Airflow.
+The supervisor's state is in the run folder and the table, so Airflow may replace a supervisor at any time. Two
+concurrent supervisors do no harm: the lock admits one launch, and the other actions are idempotent. The module does not
+depend on Airflow.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
-from frazil.history.points import Happened, Kind
+from frazil.history.points import EventKind, HistoryEvent
 from frazil.history.supervision import Supervision
 from frazil.host.launcher import Launcher, LogPosition
 from frazil.host.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
-from frazil.supervise.decide import TABLE_WAYS_OUT, decide
+from frazil.supervise.decide import FIXED_BY_TABLE_CHANGE, decide
 from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.observed import Desired, Observed, Unreadable
 from frazil.supervise.supervised import Connections, Supervised
@@ -28,12 +28,12 @@ from frazil.supervise.supervised import Connections, Supervised
 log = logging.getLogger(__name__)
 
 GAP_MS = 30_000
-"""After a longer pause between two steps, a missing heartbeat proves nothing: this process or the machine slept."""
-WATCH_EVERY_MS = 10_000
-"""Milliseconds between two writes of the record that this supervisor is active; well below `GAP_MS`."""
+"""Milliseconds between two steps after which missing heartbeats are ignored: this process or the machine slept."""
+WATCH_INTERVAL_MS = 10_000
+"""Milliseconds between two records that this supervisor is active; well below `GAP_MS`."""
 LOG_LIMIT_BYTES = 64 * 1024
 FIRST_READ_BYTES = 4 * 1024
-"""Bytes of a running writer's log that a new supervisor reads first; the previous supervisor has shown the rest."""
+"""Bytes of a running writer's log that a new supervisor reads first. Its predecessor has reported the earlier lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Step:
     decision: Decision
     observed: Observed
     problem: str | None
-    """The error of the action; the next step observes the result and decides again."""
+    """The error of the action; None if it succeeded. The next step observes and decides again."""
     writer_log: tuple[str, ...]
     """Lines that the writer has logged since the previous step."""
     at_ms: int = 0
@@ -68,65 +68,65 @@ class Supervisor:
         launcher: Launcher | None = None,
         clock: Callable[[], int] = clock.now_ms,
     ) -> None:
-        self._subject, self._connections = program.supervised(clock=clock), connections
-        self._folder = self._subject.folder
-        self._launcher = launcher or self._subject.launcher()
+        self._program, self._connections = program.supervised(clock=clock), connections
+        self._folder = self._program.folder
+        self._launcher = launcher or self._program.launcher()
         self._clock = clock
-        self._supervision = Supervision(self._subject.history)
+        self._supervision = Supervision(self._program.history)
         self._last_step_ms, self._watched_since_ms = 0, 0
         self._watch, self._watch_written_ms = read_watch(self._folder), 0
         self._log_position: LogPosition | None = None
         # A step that Airflow cancelled continues in its thread while another begins.
-        self._one_at_a_time = threading.Lock()
+        self._step_lock = threading.Lock()
 
     def step(self) -> Step:
-        """Observe, decide and act once. Blocks for up to about a second; expected errors become `Step.problem`."""
+        """Observe, decide and act once. Blocks for up to about a second. Expected errors become `Step.problem`."""
         return self._step(act=True)
 
     def preview(self) -> Step:
         """Observe and decide without acting."""
         return self._step(act=False)
 
-    def user_stopped(self, *, by: str, reason: str) -> Step:
+    def pause_for_user(self, *, by: str, reason: str) -> Step:
         """Pause the program for a user, and ask the writer to stop. Raises the catalog's errors.
 
         The writer is asked to stop even if the pause cannot be stored.
         """
         try:
-            self._subject.pause(by=by, reason=reason)
+            self._program.pause(by=by, reason=reason)
         finally:
             self.stop(f"{by}: {reason}")
         return self.step()
 
-    def user_cleared(self, *, by: str, reason: str) -> Step:
+    def clear_for_user(self, *, by: str, reason: str) -> Step:
         """Restart a running writer for a user, or retry a writer that the supervisor gave up on.
 
-        This undoes a pause that the same `by` made, but no other pause. It does not start the writer: the next
-        supervisor, perhaps on another host, starts it.
+        Undoes a pause by the same `by`, but no other pause. The writer is started later, by the next supervisor, which
+        may be on another host.
         """
-        with self._one_at_a_time:
+        with self._step_lock:
             launch = self._launcher.observe().launch
             self._note(given_up=None, cleared=launch.id if launch else None)
         self.stop(f"{by}: {reason}")
-        self._subject.resume(by=by, reason=reason)
+        self._program.resume(by=by, reason=reason)
         return self.preview()
 
     def stop(self, reason: str) -> None:
         """Ask a running writer to end after its current batch; the desired state does not change."""
-        with self._one_at_a_time:
-            seen = self._launcher.observe()
-            if seen.process.is_alive and seen.launch is not None:
-                self._ask_to_stop(seen.launch, Cause.REQUESTED, reason, now_ms=self._clock())
+        with self._step_lock:
+            observation = self._launcher.observe()
+            if observation.process.is_alive and observation.launch is not None:
+                self._ask_to_stop(observation.launch, Cause.REQUESTED, reason, now_ms=self._clock())
 
     def _step(self, *, act: bool) -> Step:
-        with self._one_at_a_time:
+        with self._step_lock:
             now_ms = self._clock()
             if now_ms - self._last_step_ms > GAP_MS:
                 self._watched_since_ms = now_ms
             self._last_step_ms = now_ms
             self._keep_watch(now_ms, write=act)
             observed = self._observe()
-            decision = decide(observed, now_ms=now_ms, policy=self._subject.policy())
+            decision = decide(observed, now_ms=now_ms, policy=self._program.policy())
             problem = None
             if act:
                 problem = self._carry_out(decision, observed, now_ms=now_ms)
@@ -140,31 +140,33 @@ class Supervisor:
         self._supervision.record(what, subject=subject, now_ms=now_ms)
 
     def _keep_watch(self, now_ms: int, *, write: bool) -> None:
-        """Save in the run folder when this supervisor was active, for the supervisor that replaces it."""
+        """Save in the run folder that this supervisor is active, for its successor."""
         self._watch = self._watch.renewed(now_ms, gap_ms=GAP_MS)
-        if write and (abs(now_ms - self._watch_written_ms) >= WATCH_EVERY_MS or self._watch.returned_at_ms == now_ms):
+        if write and (
+            abs(now_ms - self._watch_written_ms) >= WATCH_INTERVAL_MS or self._watch.returned_at_ms == now_ms
+        ):
             try:
                 write_watch(self._folder, self._watch)
             except OSError as error:  # a full disk must not end the supervision of a running writer
-                log.warning("%s: cannot record that it is supervised: %s", self._subject.name, error)
+                log.warning("%s: cannot record the time of its supervision: %s", self._program.name, error)
             self._watch_written_ms = now_ms
 
     def _observe(self) -> Observed:
         writer = self._launcher.observe()
-        declared = self._subject.read()
+        declared = self._program.read()
         observed = Observed(
             writer=writer,
             declared=declared,
-            desired=self._subject.desired(),
+            desired=self._program.desired(),
             notes=read_notes(self._folder),
             watched_since_ms=self._watched_since_ms,
             away_since_ms=self._watch.away_since_ms,
             returned_at_ms=self._watch.returned_at_ms,
         )
         exit_ = observed.exit
-        if exit_ is None or exit_.code not in TABLE_WAYS_OUT:
+        if exit_ is None or exit_.code not in FIXED_BY_TABLE_CHANGE:
             return observed
-        return dataclasses.replace(observed, table_fingerprint=self._subject.table_fingerprint())
+        return dataclasses.replace(observed, table_fingerprint=self._program.table_fingerprint())
 
     def _carry_out(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
         """Carry out a decision. Return the error; None if it succeeded."""
@@ -181,11 +183,11 @@ class Supervisor:
         desired = observed.desired
         generation = desired.generation if isinstance(desired, Desired) else 0
         try:
-            request = self._subject.request(generation=generation, connections=self._connections)
+            request = self._program.request(generation=generation, connections=self._connections)
             launch = self._launcher.launch(request)
         except (WriterBusy, EnvironmentUnusable, SpecError, TimeoutError) as error:
             return f"{type(error).__name__}: {error}"
-        self._subject.launched()
+        self._program.launched()
         self._log_position = LogPosition(launch.id, 0)
         return None
 
@@ -206,26 +208,28 @@ class Supervisor:
         return chunk.lines
 
 
-_WORDS = {
+_ACTION_TEXTS = {
     WriterAction.START: "the writer is started",
     WriterAction.STOP: "the writer is stopped",
     WriterAction.RESTART: "the writer is restarted",
     WriterAction.KILL: "the writer is killed",
-    WriterAction.GIVE_UP: "the supervisor gives up, and a person is needed",
+    WriterAction.GIVE_UP: "the supervisor gives up; an operator must fix the cause",
 }
-"""Holds are not recorded: the decision before or the start after them gives the reason."""
+"""Texts of the actions in the history. Holds are not recorded: the previous action or the next start has the reason."""
 
 
 def history_entry(
     decision: Decision, desired: Desired | Unreadable, problem: str | None, *, now_ms: int
-) -> Happened | None:
-    """Return the event for a decision that was carried out, or failed with `problem`; None if it needs no event."""
+) -> HistoryEvent | None:
+    """Return the history event of a decision, which failed if `problem` is not None; None if it is not recorded."""
     if decision.cause is Cause.PAUSED and isinstance(desired, Desired):
-        # As of the action, in words that stay the same: each supervisor that comes after tells it again.
+        # With the time of the pause and a constant text, because each later supervisor records it again.
         why = f": {desired.reason}" if desired.reason else ""
-        return Happened(desired.at_ms, Kind.SUPERVISION, f"the stream is paused by {desired.by or 'somebody'}{why}")
-    if decision.action not in _WORDS:
+        return HistoryEvent(
+            desired.at_ms, EventKind.SUPERVISION, f"the stream is paused by {desired.by or 'an unknown user'}{why}"
+        )
+    if decision.action not in _ACTION_TEXTS:
         return None
-    failed = f"; that failed: {problem}" if problem else ""
-    sentence = f"{_WORDS[decision.action]} ({decision.cause}): {decision.reason}{failed}"
-    return Happened(now_ms, Kind.SUPERVISION, sentence)
+    failed = f"; the action failed: {problem}" if problem else ""
+    sentence = f"{_ACTION_TEXTS[decision.action]} ({decision.cause}): {decision.reason}{failed}"
+    return HistoryEvent(now_ms, EventKind.SUPERVISION, sentence)

@@ -1,1 +1,1 @@
-"""A writer's metrics for Prometheus and OpenTelemetry. Off by default; no batch waits for it."""
+"""A writer's metrics for Prometheus and OpenTelemetry. Off by default; batches never wait for publishing."""

@@ -1,4 +1,5 @@
-"""Every metric of frazil, and the values of one process. docs/reference/metrics.md is generated from this table.
+"""Defines all metrics, and stores their values in one process. docs/reference/metrics.md is generated from
+`METRICS`.
 
 Prometheus names are derived from OpenTelemetry names by OpenTelemetry's specification, so that a collector exports the
 same names as our own endpoint.
@@ -19,7 +20,7 @@ BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0
 """Upper bounds of the histograms' buckets, in seconds."""
 
 
-class Sort(StrEnum):
+class MetricType(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -27,16 +28,18 @@ class Sort(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
+    """The definition of a metric."""
+
     name: str
     """The OpenTelemetry name, such as `frazil.records`."""
-    sort: Sort
+    type: MetricType
     unit: str
     """Unit in UCUM, as OpenTelemetry requires: `s`, `By`, or the counted thing in braces."""
-    means: str
-    """The meaning of the metric, as a sentence."""
+    description: str
+    """One sentence that says what the metric measures."""
     labels: tuple[str, ...] = STREAM
     by_partition: bool = False
-    """Whether the metric has one series per topic-partition; it is published only on request."""
+    """Whether the metric has one series per topic partition. Such a metric is published only on request."""
 
     @property
     def prometheus(self) -> str:
@@ -44,60 +47,68 @@ class Metric:
         parts = [self.name.replace(".", "_")]
         if (unit := _UNITS.get(self.unit)) and not parts[0].endswith(unit):
             parts.append(unit)
-        return "_".join([*parts, *(["total"] if self.sort is Sort.COUNTER else [])])
+        return "_".join([*parts, *(["total"] if self.type is MetricType.COUNTER else [])])
 
 
-def _counter(name: str, unit: str, means: str, *more: str) -> Metric:
-    return Metric(f"frazil.{name}", Sort.COUNTER, unit, means, (*STREAM, *more))
+def _counter(name: str, unit: str, description: str, *more: str) -> Metric:
+    return Metric(f"frazil.{name}", MetricType.COUNTER, unit, description, (*STREAM, *more))
 
 
-def _gauge(name: str, unit: str, means: str, *more: str) -> Metric:
-    return Metric(f"frazil.{name}", Sort.GAUGE, unit, means, (*STREAM, *more))
+def _gauge(name: str, unit: str, description: str, *more: str) -> Metric:
+    return Metric(f"frazil.{name}", MetricType.GAUGE, unit, description, (*STREAM, *more))
 
 
-def _times(name: str, means: str) -> Metric:
-    return Metric(f"frazil.{name}", Sort.HISTOGRAM, "s", means)
+def _histogram(name: str, description: str) -> Metric:
+    return Metric(f"frazil.{name}", MetricType.HISTOGRAM, "s", description)
 
 
 WRITER_RUNNING = _gauge(
     "writer.running", "{writer}", "1 while this process writes the stream, 0 after its writer ended."
 )
-WRITER_STARTED = _gauge("writer.started.timestamp", "s", "When that writer started, in seconds since 1970.")
-BATCHES = _counter("batches", "{batch}", "Batches with records that landed.")
-RECORDS = _counter("records", "{record}", "Records that landed, without dead letters.")
+WRITER_STARTED = _gauge("writer.started.timestamp", "s", "When the writer started, in seconds since 1970.")
+BATCHES = _counter("batches", "{batch}", "Committed batches that had records.")
+RECORDS = _counter("records", "{record}", "Committed records, without dead letters.")
 DEAD_LETTERS = _counter("dead_letters", "{record}", "Records that became dead letters.")
 FILES = _counter("files", "{file}", "Data files that batches wrote, before a merge.")
-WRITTEN = _counter("written", "By", "Bytes of those files.")
-STAGE = _times("stage", "Time that staging a batch took: Kafka to Parquet.")
-COMMIT = _times("commit", "Time that the commit of a batch took, with its journal and its merge.")
-MERGE = _times("merge", "Time within a commit that the tasks of its merge took; only for upsert streams.")
+WRITTEN = _counter("written", "By", "Size of the data files that batches wrote, before a merge.")
+STAGE = _histogram("stage", "Time to stage a batch, from Kafka to Parquet.")
+COMMIT = _histogram("commit", "Time to commit a batch, including its journal and merge.")
+MERGE = _histogram("merge", "Part of the commit time that merge tasks took; only for upsert streams.")
 LAG = _gauge("lag.records", "{record}", "Records in Kafka that are not committed to the table.")
 IN_TRANSACTIONS = _gauge(
     "transactions.offsets",
     "{offset}",
-    "Offsets in Kafka that wait for a transaction of Kafka's or the source's to end.",
+    "Offsets that wait for the end of a transaction, of Kafka or of the source.",
 )
-FRESHNESS = _gauge("freshness", "s", "Time since the last commit while records wait, in transactions too; else 0.")
+FRESHNESS = _gauge(
+    "freshness", "s", "Time since the last commit while records wait, also in open transactions; otherwise 0."
+)
 BACKPRESSURE = _gauge(
-    "backpressure", "s", "By how much the last batch took longer than the commit interval; 0 once nothing waits."
+    "backpressure", "s", "Time by which the last batch exceeded the commit interval; 0 if no records wait."
 )
-INTERVAL = _gauge("commit_interval", "s", "The commit interval, as stretched by `commit.throttle`.")
+INTERVAL = _gauge("commit_interval", "s", "The current commit interval, including any extension by `commit.throttle`.")
 LAST_COMMIT = _gauge("last_commit.timestamp", "s", "When this process last committed, in seconds since 1970.")
 WATERMARK = _gauge("watermark.timestamp", "s", "The stream's watermark, in seconds since 1970.")
-EPOCHS = _counter("epochs", "{epoch}", "Take-overs by this process; more than one means a restart in place.")
+EPOCHS = _counter(
+    "epochs",
+    "{epoch}",
+    "Times that this process took over the stream; more than one means a restart within the process.",
+)
 STALLED = _gauge(
     "stalled", "{stall}", "1 while the stream is stalled, by `kind`: offsets, watermark or transaction.", "kind"
 )
-OUTAGE = _gauge("outage", "{outage}", "1 while a catalog, a storage or Kafka fails, or tables of the route miss rows.")
-OUTAGES = _counter("outages", "{outage}", "Outages that the writer met.")
+OUTAGE = _gauge("outage", "{outage}", "1 while a catalog, a storage or Kafka fails, or routed tables are behind.")
+OUTAGES = _counter("outages", "{outage}", "Outages of the catalog, the storage, Kafka or routed tables.")
 THROTTLED = _gauge("throttled", "{stream}", "1 while the table's metadata grows faster than maintenance shrinks it.")
-EVOLUTIONS = _counter("evolutions", "{evolution}", "Changes of the table's schema that records asked for.")
+EVOLUTIONS = _counter("evolutions", "{evolution}", "Schema changes of the table that records required.")
 FUTURE = _counter("future_rows", "{row}", "Rows with event times too far in the future to move the watermark.")
-SKIPS = _counter("skips", "{skip}", "How often records were skipped that Kafka's retention had deleted.")
-NOTICES = _gauge("notices", "{notice}", "Sentences that the writer wants people to see; `frazil status` shows them.")
+SKIPS = _counter(
+    "skips", "{skip}", "Number of times that records were skipped because Kafka's retention had deleted them."
+)
+NOTICES = _gauge("notices", "{notice}", "Current notices of the writer to its operators; `frazil status` shows them.")
 PARTITION_LAG = Metric(
     "frazil.partition.lag.records",
-    Sort.GAUGE,
+    MetricType.GAUGE,
     "{record}",
     "Records of a topic-partition that are not committed.",
     PARTITION,
@@ -139,28 +150,28 @@ Labels = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Times:
+class HistogramValues:
     """A histogram of seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
-    """Counts by bucket; the last bucket has no upper bound."""
+    """Number of observations per bucket; the last bucket has no upper bound."""
     total_s: float = 0.0
 
 
 @dataclass(slots=True)
-class Meters:
-    """The values of one process. Any thread may call its methods."""
+class MetricValues:
+    """The metric values of this process. Thread-safe."""
 
     values: dict[Metric, dict[Labels, float]] = field(default_factory=lambda: {m: {} for m in METRICS})
-    times: dict[Metric, dict[Labels, Times]] = field(default_factory=lambda: {m: {} for m in METRICS})
+    times: dict[Metric, dict[Labels, HistogramValues]] = field(default_factory=lambda: {m: {} for m in METRICS})
     observers: list[Callable[[Metric, Labels, float], None]] = field(default_factory=list)
-    """Functions that are called with each observed time. They must return quickly and not raise."""
+    """Functions called with each observed time. They must return quickly and not raise."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, metric: Metric, labels: Labels, more: float = 1) -> None:
         with self._lock:
-            known = self.values[metric]
-            known[labels] = known.get(labels, 0) + more
+            series = self.values[metric]
+            series[labels] = series.get(labels, 0) + more
 
     def set(self, metric: Metric, labels: Labels, value: float) -> None:
         with self._lock:
@@ -168,23 +179,23 @@ class Meters:
 
     def observe(self, metric: Metric, labels: Labels, seconds: float) -> None:
         with self._lock:
-            times = self.times[metric].setdefault(labels, Times())
+            times = self.times[metric].setdefault(labels, HistogramValues())
             times.counts[bisect_left(BOUNDS_S, seconds)] += 1
             times.total_s += seconds
         for observer in self.observers:
             observer(metric, labels, seconds)
 
     def forget(self, metric: Metric, labels: Labels) -> None:
-        """Remove all series whose label values begin with these."""
+        """Remove all series of a metric whose label values begin with `labels`."""
         with self._lock:
-            for known in [known for known in self.values[metric] if known[: len(labels)] == labels]:
-                del self.values[metric][known]
+            for series in [series for series in self.values[metric] if series[: len(labels)] == labels]:
+                del self.values[metric][series]
 
-    def of(self, metric: Metric) -> dict[Labels, float]:
+    def series(self, metric: Metric) -> dict[Labels, float]:
         with self._lock:
             return dict(self.values[metric])
 
-    def times_of(self, metric: Metric) -> Iterator[tuple[Labels, Times]]:
+    def histograms(self, metric: Metric) -> Iterator[tuple[Labels, HistogramValues]]:
         with self._lock:
-            found = [(labels, Times(list(t.counts), t.total_s)) for labels, t in self.times[metric].items()]
+            found = [(labels, HistogramValues(list(t.counts), t.total_s)) for labels, t in self.times[metric].items()]
         yield from found

@@ -1,6 +1,6 @@
-"""Sends the metrics to an OpenTelemetry collector by OTLP over HTTP. Needs the extra `telemetry`.
+"""Sends the metrics to an OpenTelemetry collector with OTLP over HTTP. Needs the extra `telemetry`.
 
-OpenTelemetry's own variables declare the address, the interval, headers, certificates and resource attributes
+OpenTelemetry's own variables configure the address, the interval, headers, certificates and resource attributes
 (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_METRIC_EXPORT_INTERVAL`, `OTEL_RESOURCE_ATTRIBUTES`, ...).
 """
 
@@ -18,16 +18,16 @@ from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, V
 from opentelemetry.sdk.resources import Resource
 
 from frazil import __version__
-from frazil.telemetry.metrics import BOUNDS_S, METRICS, Labels, Meters, Metric, Sort
+from frazil.telemetry.metrics import BOUNDS_S, METRICS, Labels, Metric, MetricType, MetricValues
 
-END_S = 5.0
-"""Maximum of seconds that the end of a process waits until the last values are sent."""
+END_TIMEOUT_S = 5.0
+"""Seconds that an ending process waits at most until the last values are sent."""
 
 
 class Otlp:
-    """Exports the values until it is closed."""
+    """Exports the metric values until `close` is called."""
 
-    def __init__(self, meters: Meters, *, instance: str, reader: MetricReader | None = None) -> None:
+    def __init__(self, meters: MetricValues, *, instance: str, reader: MetricReader | None = None) -> None:
         """Start the export. `instance` becomes `service.instance.id`, which distinguishes processes."""
         resource = Resource.create({"service.instance.id": instance, "service.version": __version__})
         if str(resource.attributes["service.name"]).startswith("unknown_service"):  # none is declared
@@ -41,9 +41,11 @@ class Otlp:
             views=[times],
         )
         meter = self._provider.get_meter("frazil", __version__)
-        histograms = {m: meter.create_histogram(m.name, m.unit, m.means) for m in METRICS if m.sort is Sort.HISTOGRAM}
+        histograms = {
+            m: meter.create_histogram(m.name, m.unit, m.description) for m in METRICS if m.type is MetricType.HISTOGRAM
+        }
         for metric in METRICS:
-            _observed(meter, meters, metric)
+            _register_callback(meter, meters, metric)
 
         def observe(metric: Metric, labels: Labels, seconds: float) -> None:
             histograms[metric].record(seconds, _attributes(metric, labels))
@@ -52,22 +54,22 @@ class Otlp:
 
     def close(self) -> None:
         """Send the last values, but wait at most END_S seconds, because the collector may hang."""
-        ending = threading.Thread(target=partial(self._provider.shutdown, END_S * 1000), daemon=True)
+        ending = threading.Thread(target=partial(self._provider.shutdown, END_TIMEOUT_S * 1000), daemon=True)
         ending.start()
-        ending.join(END_S)
+        ending.join(END_TIMEOUT_S)
 
 
-def _observed(meter: Meter, meters: Meters, metric: Metric) -> None:
-    """Let OpenTelemetry read the values of a counter or a gauge when it exports."""
+def _register_callback(meter: Meter, meters: MetricValues, metric: Metric) -> None:
+    """Register a callback that OpenTelemetry calls at each export to read a counter or gauge."""
 
     def read(_: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(value, _attributes(metric, labels)) for labels, value in meters.of(metric).items()]
+        return [Observation(value, _attributes(metric, labels)) for labels, value in meters.series(metric).items()]
 
     callbacks: list[Callable[[CallbackOptions], Iterable[Observation]]] = [read]
-    if metric.sort is Sort.COUNTER:
-        meter.create_observable_counter(metric.name, callbacks, metric.unit, metric.means)
-    elif metric.sort is Sort.GAUGE:
-        meter.create_observable_gauge(metric.name, callbacks, metric.unit, metric.means)
+    if metric.type is MetricType.COUNTER:
+        meter.create_observable_counter(metric.name, callbacks, metric.unit, metric.description)
+    elif metric.type is MetricType.GAUGE:
+        meter.create_observable_gauge(metric.name, callbacks, metric.unit, metric.description)
 
 
 def _attributes(metric: Metric, labels: Labels) -> dict[str, str]:

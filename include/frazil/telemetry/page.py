@@ -6,35 +6,35 @@
 from __future__ import annotations
 
 from frazil.host.heartbeat import StallKind
-from frazil.telemetry.metrics import BOUNDS_S, METRICS, Metric, Sort
+from frazil.telemetry.metrics import BOUNDS_S, METRICS, Metric, MetricType
 
 _INTRODUCTION = """\
 # Metrics
 
-What writers publish with `FRAZIL_METRICS` ([guide](../how-to/watch-with-prometheus.md)). All metrics have the labels
-`stream` and `table`. For a stream there are {series} series at most, {buckets} of them buckets. Counters begin at 0
-with each process. `python -m frazil.telemetry.page` generates this page.
+Metrics that writers publish with `FRAZIL_METRICS` ([guide](../how-to/watch-with-prometheus.md)). All metrics have the
+labels `stream` and `table`. A stream has at most {series} series, of which {buckets} are histogram buckets. Counters
+start at 0 in each process. `python -m frazil.telemetry.page` generates this page.
 """
 
 
 def render() -> str:
     """Return the page as Markdown."""
-    times = [metric for metric in METRICS if metric.sort is Sort.HISTOGRAM]
-    others = [metric for metric in METRICS if metric.sort is not Sort.HISTOGRAM and not metric.by_partition]
+    times = [metric for metric in METRICS if metric.type is MetricType.HISTOGRAM]
+    others = [metric for metric in METRICS if metric.type is not MetricType.HISTOGRAM and not metric.by_partition]
     buckets = len(times) * (len(BOUNDS_S) + 1)
     series = buckets + 2 * len(times) + len(others) + len(StallKind) - 1
     rows = ["| Prometheus | OpenTelemetry | kind | meaning |", "|---|---|---|---|", *map(_row, METRICS)]
     bounds = ", ".join(f"{bound:g}" for bound in BOUNDS_S)
-    end = f"The buckets of times end at {bounds} seconds."
+    end = f"Upper bounds of the histogram buckets, in seconds: {bounds}."
     return "\n".join([_INTRODUCTION.format(series=series, buckets=buckets), *rows, "", end, ""])
 
 
 def _row(metric: Metric) -> str:
     more = [f"`{name}`" for name in metric.labels[2:]]
-    by = f" By {' and '.join(more)}." if more and "`kind`" not in more else ""
+    by = f" One series per {' and '.join(more)}." if more and "`kind`" not in more else ""
     only = " Only with `FRAZIL_METRICS_PARTITIONS=1`." if metric.by_partition else ""
-    means = f"{metric.means}{by}{only}"
-    return f"| `{metric.prometheus}` | `{metric.name}` | {metric.sort} | {means} |"
+    description = f"{metric.description}{by}{only}"
+    return f"| `{metric.prometheus}` | `{metric.name}` | {metric.type} | {description} |"
 
 
 if __name__ == "__main__":

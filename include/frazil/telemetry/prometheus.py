@@ -1,4 +1,4 @@
-"""The endpoint that Prometheus scrapes, and its text format."""
+"""Serves the metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any
 
-from frazil.telemetry.metrics import BOUNDS_S, METRICS, Labels, Meters, Metric, Sort
+from frazil.telemetry.metrics import BOUNDS_S, METRICS, Labels, Metric, MetricType, MetricValues
 
 log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATH = "/metrics"
-ANSWER_S = 10.0
-"""Timeout in seconds for a client's request."""
+REQUEST_TIMEOUT_S = 10.0
+"""Timeout of a request, in seconds."""
 
 
-def exposition(meters: Meters) -> str:
-    """Return all values in Prometheus' text format, without metrics that have no series."""
+def exposition(meters: MetricValues) -> str:
+    """Return all metrics that have series, in Prometheus' text format."""
     lines: list[str] = []
     for metric in METRICS:
         samples = [*_samples(meters, metric)]
         if samples:
             name = metric.prometheus
-            lines += [f"# HELP {name} {metric.means}", f"# TYPE {name} {metric.sort}", *samples]
+            lines += [f"# HELP {name} {metric.description}", f"# TYPE {name} {metric.type}", *samples]
     return "\n".join([*lines, ""])
 
 
-def _samples(meters: Meters, metric: Metric) -> Iterator[str]:
+def _samples(meters: MetricValues, metric: Metric) -> Iterator[str]:
     name = metric.prometheus
-    if metric.sort is not Sort.HISTOGRAM:
-        for labels, value in sorted(meters.of(metric).items()):
+    if metric.type is not MetricType.HISTOGRAM:
+        for labels, value in sorted(meters.series(metric).items()):
             yield f"{name}{_labels(metric, labels)} {_number(value)}"
         return
-    for labels, times in meters.times_of(metric):
+    for labels, times in meters.histograms(metric):
         below = 0
         for bound, count in zip((*map(_number, BOUNDS_S), "+Inf"), times.counts, strict=True):
             below += count
@@ -49,10 +49,10 @@ def _samples(meters: Meters, metric: Metric) -> Iterator[str]:
 
 def _labels(metric: Metric, values: Labels, **more: str) -> str:
     named = [*zip(metric.labels, values, strict=False), *more.items()]
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in named) + "}"
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in named) + "}"
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
@@ -61,11 +61,11 @@ def _number(value: float) -> str:
 
 
 class Endpoint:
-    """Serves the values until it is closed, on the first free port of a range."""
+    """Serves the metrics on the first free port of a range, until `close` is called."""
 
-    def __init__(self, meters: Meters, *, host: str, ports: range) -> None:
+    def __init__(self, meters: MetricValues, *, host: str, ports: range) -> None:
         """Bind the first free port. Raises OSError if none is free."""
-        self._server = _bound(meters, host, ports)
+        self._server = _bind_server(meters, host, ports)
         self.host, self.port = host, int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
@@ -83,9 +83,9 @@ class Endpoint:
 class _Server(ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
-    """Permits a port that an ended writer has just released."""
+    """Allow binding a port that an ended writer has just released."""
     block_on_close = False
-    meters: Meters
+    meters: MetricValues
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -96,7 +96,7 @@ class _Server(ThreadingTCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = ANSWER_S
+    timeout = REQUEST_TIMEOUT_S
     server: _Server
 
     def do_GET(self) -> None:
@@ -111,10 +111,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: a scrape every 15 seconds is not worth a log line."""
+        """Discard the access log: it would have a line per scrape."""
 
 
-def _bound(meters: Meters, host: str, ports: range) -> _Server:
+def _bind_server(meters: MetricValues, host: str, ports: range) -> _Server:
     failed: OSError | None = None
     for port in ports:
         try:
@@ -124,4 +124,4 @@ def _bound(meters: Meters, host: str, ports: range) -> _Server:
             continue
         server.meters = meters
         return server
-    raise failed or OSError("no port is declared")
+    raise failed or OSError("no port is configured")

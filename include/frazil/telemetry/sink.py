@@ -23,14 +23,14 @@ from frazil.host.heartbeat import StallKind
 from frazil.telemetry import metrics as m
 
 GAUGES = (m.LAG, m.FRESHNESS, m.BACKPRESSURE, m.STALLED, m.OUTAGE, m.THROTTLED, m.NOTICES, m.PARTITION_LAG)
-"""Metrics whose series are removed once the writer has ended."""
+"""Metrics whose series are removed when the writer ends."""
 
 
 class StreamMetrics:
-    """A sink of events. `partitions` switches on the metrics by topic-partition."""
+    """Event sink that updates a stream's metrics. `partitions` enables the metrics per topic partition."""
 
     def __init__(  # noqa: PLR0913 - the facts about a stream before its first event
-        self, meters: m.Meters, *, stream: str, table: str, interval_s: float, partitions: bool, now_s: float
+        self, meters: m.MetricValues, *, stream: str, table: str, interval_s: float, partitions: bool, now_s: float
     ) -> None:
         self._meters, self._labels = meters, (stream, table)
         self._declared_s, self._partitions = interval_s, partitions
@@ -38,15 +38,15 @@ class StreamMetrics:
         meters.set(m.WRITER_RUNNING, self._labels, 1)
         meters.set(m.WRITER_STARTED, self._labels, now_s)
         meters.set(m.INTERVAL, self._labels, interval_s)
-        for counter in (metric for metric in m.METRICS if metric.sort is m.Sort.COUNTER):
-            meters.add(counter, self._labels, 0)  # a rate needs the zero before the first
+        for counter in (metric for metric in m.METRICS if metric.type is m.MetricType.COUNTER):
+            meters.add(counter, self._labels, 0)  # a rate needs a zero before the first increment
         for kind in StallKind:
             meters.set(m.STALLED, (*self._labels, kind), 0)
         for gauge in (m.OUTAGE, m.THROTTLED, m.NOTICES):
             meters.set(gauge, self._labels, 0)
 
     def ended(self) -> None:
-        """End the writer's metrics. Counters stay, because a later writer of this process may continue them."""
+        """Remove the writer's gauges. Counters stay, because a later writer in this process may continue them."""
         self._meters.set(m.WRITER_RUNNING, self._labels, 0)
         for gauge in GAUGES:
             self._meters.forget(gauge, self._labels)
@@ -68,7 +68,7 @@ class StreamMetrics:
                 add(m.OUTAGES, of, int(self._behind))
             case EpochBegan(marker=marker):
                 add(m.EPOCHS, of)
-                self._merge_s = 0.0  # a merge of the last epoch may have come to nothing
+                self._merge_s = 0.0  # a merge of the last epoch may have had no result
                 self._watermark(marker.watermark_us)
             case ChangesMerged(merge_s=merge_s):
                 self._merge_s += merge_s
@@ -117,7 +117,7 @@ class StreamMetrics:
         set_(m.FRESHNESS, of, measured.freshness_ms / 1000)
         set_(m.BACKPRESSURE, of, measured.backpressure_ms / 1000)
         if self._partitions:
-            self._meters.forget(m.PARTITION_LAG, of)  # those that have caught up
+            self._meters.forget(m.PARTITION_LAG, of)  # including partitions that have caught up
             for (topic, partition), records in measured.unread.items():
                 set_(m.PARTITION_LAG, (*of, topic, str(partition)), records)
 

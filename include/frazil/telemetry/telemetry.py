@@ -14,7 +14,7 @@ from datetime import timedelta
 from frazil import clock
 from frazil.events import Sink
 from frazil.spec.model import StreamSpec
-from frazil.telemetry.metrics import Meters
+from frazil.telemetry.metrics import MetricValues
 from frazil.telemetry.prometheus import Endpoint
 from frazil.telemetry.sink import StreamMetrics
 
@@ -22,39 +22,39 @@ log = logging.getLogger(__name__)
 
 
 class Telemetry:
-    """The metrics of one process. As a context manager, it publishes them; without settings it does nothing."""
+    """Context manager that publishes the metrics of one process. Without settings it does nothing."""
 
     def __init__(self, settings: Settings | None = None, *, application: str = "") -> None:
-        """Prepare publishing.
+        """Prepare publishing. Nothing is published before `__enter__`.
 
         `application` is part of the process's name in an OpenTelemetry collector, with host and pid.
         """
         self.settings = settings or Settings()
-        self.meters = Meters()
+        self.meters = MetricValues()
         self.endpoint: Endpoint | None = None
         self._application = application
         self._closing = ExitStack()
 
     @classmethod
-    def declared(cls, application: str, environment: Mapping[str, str] = os.environ) -> Telemetry:
-        """Return the telemetry that the environment declares."""
-        return cls(Settings.of(environment), application=application)
+    def from_environment(cls, application: str, environment: Mapping[str, str] = os.environ) -> Telemetry:
+        """Return the telemetry that the environment configures."""
+        return cls(Settings.load(environment), application=application)
 
     def __enter__(self) -> Telemetry:
         for problem in self.settings.problems:
-            log.warning("some metrics are not published: %s", problem)
+            log.warning("cannot publish some metrics: %s", problem)
         if self.settings.prometheus:
-            self._try("for Prometheus", self._serve)
+            self._start("for Prometheus", self._serve)
         if self.settings.otlp:
-            self._try("by OTLP", self._export)
+            self._start("with OTLP", self._export)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closing.close()
 
     @contextmanager
-    def of(self, spec: StreamSpec) -> Iterator[tuple[Sink, ...]]:
-        """Yield a sink for one stream's events, and end its metrics afterwards; no sink if nothing is published."""
+    def sinks(self, spec: StreamSpec) -> Iterator[tuple[Sink, ...]]:
+        """Yield the sink for a stream's events; no sink if nothing is published. End its metrics afterwards."""
         if not (self.settings.prometheus or self.settings.otlp):
             yield ()
             return
@@ -71,11 +71,11 @@ class Telemetry:
         finally:
             metrics.ended()
 
-    def _try(self, how: str, begin: Callable[[], None]) -> None:
+    def _start(self, how: str, begin: Callable[[], None]) -> None:
         try:
             begin()
         except Exception as error:  # a port that is taken, a missing extra, an exporter's own configuration
-            log.warning("metrics are not published %s: %s", how, error)
+            log.warning("cannot publish metrics %s: %s", how, error)
 
     def _serve(self) -> None:
         s = self.settings
@@ -83,10 +83,10 @@ class Telemetry:
             self.endpoint = Endpoint(self.meters, host=s.host, ports=s.ports)
         except OSError as error:
             raise OSError(
-                f"no port of {s.host}:{s.ports[0]}-{s.ports[-1]} can be had ({error}); set {LISTEN} to others"
+                f"no port in {s.host}:{s.ports[0]}-{s.ports[-1]} is available ({error}); set {LISTEN} to other ports"
             ) from error
         self._closing.callback(self.endpoint.close)
-        log.info("metrics for Prometheus are at %s", self.endpoint.address)
+        log.info("serving metrics for Prometheus at %s", self.endpoint.address)
 
     def _export(self) -> None:
         try:
@@ -95,7 +95,7 @@ class Telemetry:
             raise ModuleNotFoundError(f"{error}. Install frazil[telemetry]") from error
         instance = "/".join(filter(None, (self._application, socket.gethostname(), str(os.getpid()))))
         self._closing.callback(Otlp(self.meters, instance=instance).close)
-        log.info("metrics are sent by OTLP, as OpenTelemetry's own variables say")
+        log.info("sending metrics with OTLP, as configured by OpenTelemetry's own variables")
 
 
 EXPORTS = "FRAZIL_METRICS"
@@ -107,31 +107,35 @@ LISTEN_DEFAULT = "127.0.0.1:9464-9563"
 port.
 """
 _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:]+):(?P<first>\d{1,5})(-(?P<last>\d{1,5}))?")
-_KNOWN = ("prometheus", "otlp")
+_EXPORTERS = ("prometheus", "otlp")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
+    """Settings of published metrics, from the environment."""
+
     prometheus: bool = False
     otlp: bool = False
     host: str = "127.0.0.1"
     ports: range = range(0)
     partitions: bool = False
     problems: tuple[str, ...] = ()
-    """Errors in the settings. They never end a writer."""
+    """Errors in the settings. They do not stop the writer."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Settings:
+    def load(cls, environment: Mapping[str, str]) -> Settings:
         """Read the settings from an environment; by default nothing is published."""
         names = [name.strip().lower() for name in environment.get(EXPORTS, "").split(",") if name.strip()]
         problems = [
-            f"{EXPORTS} names {name!r}: it is a list of {' and '.join(_KNOWN)}, with commas"
+            f"{EXPORTS} contains {name!r}; allowed, separated by commas: {', '.join(_EXPORTERS)}"
             for name in names
-            if name not in _KNOWN
+            if name not in _EXPORTERS
         ]
-        host, ports = _where(environment.get(LISTEN) or LISTEN_DEFAULT)
+        host, ports = _parse_address(environment.get(LISTEN) or LISTEN_DEFAULT)
         if "prometheus" in names and not ports:
-            problems.append(f"{LISTEN} is {environment[LISTEN]!r}: it is an address such as {LISTEN_DEFAULT}")
+            problems.append(
+                f"{LISTEN} is {environment[LISTEN]!r}, which is not an address with ports such as {LISTEN_DEFAULT}"
+            )
         return cls(
             prometheus="prometheus" in names and bool(ports),
             otlp="otlp" in names,
@@ -142,8 +146,8 @@ class Settings:
         )
 
 
-def _where(text: str) -> tuple[str, range]:
-    """Return the host and the ports; an empty host and no ports if the text is not an address."""
+def _parse_address(text: str) -> tuple[str, range]:
+    """Parse `host:port` or `host:first-last`. Return an empty host and no ports if the text is not valid."""
     found = _LISTEN.fullmatch(text.strip())
     if found is None:
         return "", range(0)

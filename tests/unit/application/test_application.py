@@ -109,13 +109,15 @@ class Shared:
 
     def until(self, condition: Callable[[], Any]) -> Any:
         def checked() -> Any:
-            self.application.check()
+            self.application.check_streams()
             return condition()
 
         return eventually(checked, within_s=60)
 
     def runs(self, *names: str) -> bool:
-        return all(name in self.application.hosted and self.application.hosted[name].launcher.runs for name in names)
+        return all(
+            name in self.application.hosted and self.application.hosted[name].launcher.is_running for name in names
+        )
 
     def starts(self, name: str) -> int:
         return FakeWriter.starts.get(name, 0)
@@ -124,7 +126,7 @@ class Shared:
 @pytest.fixture
 def shared(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:  # noqa: ARG001
     monkeypatch.setattr(module, "Writer", FakeWriter)
-    monkeypatch.setattr(module, "STEP_S", 0.05)
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(FakeWriter, "orders", {}, raising=False)
     monkeypatch.setattr(FakeWriter, "starts", {}, raising=False)
     monkeypatch.setattr(FakeWriter, "hangs", set(), raising=False)
@@ -142,22 +144,22 @@ def test_each_stream_runs_and_is_seen_as_if_it_had_a_process_of_its_own(shared: 
     shared.until(lambda: shared.runs("a", "b", "c"))
     seen = LocalLauncher("a").observe()
     assert (seen.process, seen.launch and seen.launch.application) == (ProcessState.HOSTED, "small")
-    spec = shared.application._streams.found["a"].spec
+    spec = shared.application._streams.declared["a"].spec
     assert spec is not None
     status = stream_state(spec, now_ms=seen.launch.launched_at_ms if seen.launch else 0)
     assert status.writer.state == "running in a shared application"
-    with pytest.raises(WriterBusy, match="the application small runs it: stop it with `frazil pause a`"):
+    with pytest.raises(WriterBusy, match="the application small runs the writer: stop it with `frazil pause a`"):
         WriterLock(run_folder("a")).acquire()
 
 
 def test_a_stream_that_only_a_user_can_fix_is_held_and_the_others_go_on(shared: Shared) -> None:
     shared.until(lambda: shared.runs("a", "b", "c"))
     FakeWriter.orders["b"] = OffsetGap("Kafka's retention deleted offsets 5 to 9")
-    shared.until(lambda: shared.application.hosted["b"].said[:1] == ("hold",))
+    shared.until(lambda: shared.application.hosted["b"].last_logged[:1] == ("hold",))
     assert [e.code for e in read_exits(run_folder("b"))] == [OffsetGap.exit_code]
     assert shared.runs("a", "c")
     assert (shared.starts("a"), shared.starts("b"), shared.starts("c")) == (1, 1, 1)
-    open_desired(shared.application._streams.found["b"].spec).resume(by="ana", reason="it is reset")  # type: ignore[arg-type]
+    open_desired(shared.application._streams.declared["b"].spec).resume(by="ana", reason="it is reset")  # type: ignore[arg-type]
     shared.until(lambda: shared.runs("b"))
 
 
@@ -176,10 +178,10 @@ def test_the_log_says_of_a_stream_that_ends_whether_it_is_started_again(
     shared.until(lambda: shared.runs("a", "b", "c"))
     FakeWriter.orders |= {"a": TopicMissing("Kafka has no topic a. Create it."), "b": OffsetGap("5 to 9 are lost")}
     shared.until(lambda: shared.starts("a") == 2 and not shared.runs("b"))
-    said = [record.getMessage() for record in caplog.records if " ends: " in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if " ended: " in record.getMessage()]
     assert sorted(said) == [
-        "stream a ends: TopicMissing: Kafka has no topic a. Create it. The stream is started again after a wait.",
-        "stream b ends: OffsetGap: 5 to 9 are lost.",
+        "stream a ended: TopicMissing: Kafka has no topic a. Create it. The stream will be restarted after a delay.",
+        "stream b ended: OffsetGap: 5 to 9 are lost.",
     ]
 
 
@@ -188,7 +190,7 @@ def test_streams_are_added_changed_paused_and_broken_without_touching_the_others
     shared.declare("d")
     shared.declare("a", extra="lateness: 1h")
     (shared.streams / "c.yaml").write_text("name: c\napplication: small\nsauce: nothing\n")
-    desired = open_desired(shared.application._streams.found["b"].spec)  # type: ignore[arg-type]
+    desired = open_desired(shared.application._streams.declared["b"].spec)  # type: ignore[arg-type]
     desired.pause(by="ana", reason="for a test")
     shared.until(lambda: shared.runs("d") and shared.starts("a") == 2 and shared.runs("a") and not shared.runs("b"))
     assert shared.runs("c"), "a broken file must not end a writer that runs"
@@ -215,7 +217,7 @@ def test_a_stream_that_moves_to_its_own_application_ends_here_and_the_other_wait
 
 def test_a_stream_that_moves_here_waits_for_its_old_process_whose_supervisor_ends_it(shared: Shared) -> None:
     with WriterLock(run_folder("a"), streams=("a",)):
-        shared.until(lambda: shared.runs("b", "c") and shared.application.hosted["a"].said)
+        shared.until(lambda: shared.runs("b", "c") and shared.application.hosted["a"].last_logged)
         assert not shared.runs("a")
     shared.until(lambda: shared.runs("a"))
     old = Supervisor(WriterProgram("a", shared.streams, Path("never")))
@@ -242,12 +244,12 @@ def test_a_writer_that_hangs_ends_the_application_once_it_has_outlived_being_kil
     FakeWriter.hangs.add("b")
     launcher = shared.application.hosted["b"].launcher
     launcher.stop(force=True)
-    shared.application._check()  # not at once
-    monkeypatch.setattr(module, "HANGS_S", -1.0)
+    shared.application._raise_if_failed()  # not at once
+    monkeypatch.setattr(module, "KILL_TIMEOUT_S", -1.0)
     with pytest.raises(WorkerDied, match="the writer of stream 'b' hangs"):
         shared.application.run()
     assert [(e.code, e.stopped_for) for e in read_exits(run_folder("a"))] == [(0, WITH_APPLICATION)]
-    assert launcher.runs, "nobody waits for it"
+    assert launcher.is_running, "nobody waits for it"
     FakeWriter.hangs.clear()
     launcher.stop(force=False)
     launcher.join(20)
@@ -270,9 +272,9 @@ def test_a_check_that_waits_for_a_catalog_keeps_no_writer_from_ending_and_starts
     shared.application.stop()
     running.join(20)
     assert not running.is_alive()
-    assert not any(one.launcher.runs for one in shared.application.hosted.values())
+    assert not any(one.launcher.is_running for one in shared.application.hosted.values())
     answers.set()
-    with pytest.raises(WriterBusy, match="the application small ends"):
+    with pytest.raises(WriterBusy, match="the application small is stopping"):
         shared.application.hosted["b"].launcher.launch(LaunchRequest((), {}, "f", 0, ("b",)))
 
 
@@ -286,9 +288,9 @@ def test_a_stream_that_two_files_declare_goes_on_as_it_was_and_does_not_start(sh
     (shared.streams / "x.yaml").write_text(
         STREAM.format(name="d", application="small", table="demo.d", extra="lateness: 1h")
     )
-    shared.until(lambda: len(shared.application.hosted) == 4 and shared.application.hosted["d"].said)
-    found = shared.application._streams.found["a"]
-    assert f"declared twice: {shared.streams / 'a.yaml'} and {shared.streams / 'z.yaml'}" in (found.problem or "")
+    shared.until(lambda: len(shared.application.hosted) == 4 and shared.application.hosted["d"].last_logged)
+    found = shared.application._streams.declared["a"]
+    assert f"declared in {shared.streams / 'a.yaml'} and {shared.streams / 'z.yaml'}" in (found.problem or "")
     assert (shared.starts("a"), shared.runs("a"), shared.starts("d")) == (1, True, 0)
     (shared.streams / "z.yaml").unlink()
     (shared.streams / "x.yaml").unlink()
@@ -348,7 +350,7 @@ def test_commands_take_the_name_of_an_application_for_all_of_its_streams(shared:
     assert said.startswith("application small: never launched\n")
     assert said.count("running in a shared application") == 3
     assert CliRunner().invoke(frazil, ["pause", "small", *folder]).exit_code == 0
-    shared.until(lambda: not any(shared.application.hosted[name].launcher.runs for name in ("a", "b", "c")))
+    shared.until(lambda: not any(shared.application.hosted[name].launcher.is_running for name in ("a", "b", "c")))
     assert CliRunner().invoke(frazil, ["resume", "small", *folder]).exit_code == 0
     shared.until(lambda: shared.runs("a", "b", "c"))
 
@@ -373,7 +375,7 @@ def test_a_catalog_that_does_not_answer_holds_up_the_reads_its_own_streams_alone
     step = Supervisor.step
 
     def silent(self: Supervisor) -> Any:
-        if self._subject.name in dead:
+        if self._program.name in dead:
             answers.wait(60)
         return step(self)
 
@@ -381,7 +383,7 @@ def test_a_catalog_that_does_not_answer_holds_up_the_reads_its_own_streams_alone
     shared.until(lambda: shared.runs("a", "b", "c"))
     assert not any(shared.starts(name) for name in dead)
     FakeWriter.orders["b"] = OffsetGap("Kafka's retention deleted offsets 5 to 9")
-    shared.until(lambda: shared.application.hosted["b"].said[:1] == ("hold",))
+    shared.until(lambda: shared.application.hosted["b"].last_logged[:1] == ("hold",))
     answers.set()
 
 

@@ -146,7 +146,7 @@ def test_a_writer_that_was_killed_is_not_blamed_on_the_end_of_its_log(start: Sta
     os.kill(began(tmp_path), signal.SIGKILL)
     status = ended(process)
     assert (process.returncode, status.exit_code) == (137, 137)
-    assert status.error == "it was killed by someone else, or by the kernel (out of memory)"
+    assert status.error == "the writer was killed by another user or program, or by the kernel (out of memory)"
 
 
 AGENT = """

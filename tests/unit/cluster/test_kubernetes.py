@@ -12,7 +12,7 @@ import yaml
 
 from frazil.cluster.driver import DriverState
 from frazil.cluster.kubernetes import CONTAINER, DriverPod
-from frazil.cluster.kubernetes_access import KubernetesAccess, by_kubeconfig, in_cluster
+from frazil.cluster.kubernetes_access import KubernetesAccess, from_kubeconfig, from_service_account
 from frazil.errors import AccessDenied, EnvironmentUnusable
 from tests.secured_kafka import Authority
 
@@ -46,42 +46,42 @@ UNSCHEDULABLE = {
 @pytest.mark.parametrize(
     ("body", "state", "code", "says"),
     [
-        (pod("Pending"), DriverState.WAITING, None, "it is not placed yet"),
-        (pod("Pending", conditions=[UNSCHEDULABLE]), DriverState.WAITING, None, "no node takes its pod: 0/3 nodes"),
+        (pod("Pending"), DriverState.WAITING, None, "not scheduled yet"),
+        (pod("Pending", conditions=[UNSCHEDULABLE]), DriverState.WAITING, None, "no node accepts the pod: 0/3 nodes"),
         (pod("Pending", container={"waiting": {"reason": "ContainerCreating"}}), DriverState.WAITING, None, "Creating"),
         (
             pod("Pending", container={"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling x"}}),
             DriverState.WAITING,
             None,
-            "its image cannot be pulled: Back-off pulling x",
+            "the image cannot be pulled: Back-off pulling x",
         ),
         (
             pod("Pending", container={"waiting": {"reason": "CreateContainerConfigError"}}),
             DriverState.WAITING,
             None,
-            "a secret or config map that it names is missing",
+            "a secret or config map that the pod uses is missing",
         ),
-        (pod("Running", container={"running": {"startedAt": "x"}}), DriverState.RUNNING, None, "its pod runs"),
-        (pod("Running", container={"terminated": {"exitCode": 13}}), DriverState.FAILED, 13, "with exit code 13"),
-        (pod("Succeeded", container={"terminated": {"exitCode": 0}}), DriverState.SUCCEEDED, 0, "in order"),
-        (pod("Succeeded"), DriverState.SUCCEEDED, 0, "in order"),
+        (pod("Running", container={"running": {"startedAt": "x"}}), DriverState.RUNNING, None, "the pod is running"),
+        (pod("Running", container={"terminated": {"exitCode": 13}}), DriverState.FAILED, 13, "with code 13"),
+        (pod("Succeeded", container={"terminated": {"exitCode": 0}}), DriverState.SUCCEEDED, 0, "ended normally"),
+        (pod("Succeeded"), DriverState.SUCCEEDED, 0, "ended normally"),
         (
             pod("Failed", container={"terminated": {"exitCode": 11, "reason": "Error"}}),
             DriverState.FAILED,
             11,
-            "its container ended with exit code 11",
+            "the container exited with code 11",
         ),
         (
             pod("Failed", container={"terminated": {"exitCode": 137, "reason": "OOMKilled"}}),
             DriverState.FAILED,
             137,
-            "exceeded its memory: raise resources.driver-memory",
+            "exceeded its memory limit: raise resources.driver-memory",
         ),
         (pod("Failed", reason="Evicted", message="low on disk"), DriverState.FAILED, None, "Evicted: low on disk"),
-        (pod("Failed"), DriverState.FAILED, None, "does not say why"),
-        (pod("Unknown"), DriverState.UNKNOWN, None, "its node does not answer"),
-        ({"kind": "Status"}, DriverState.UNKNOWN, None, "did not answer with a pod"),
-        ({"hello": 1}, DriverState.UNKNOWN, None, "did not answer with a pod"),
+        (pod("Failed"), DriverState.FAILED, None, "reports no reason"),
+        (pod("Unknown"), DriverState.UNKNOWN, None, "the pod's node does not respond"),
+        ({"kind": "Status"}, DriverState.UNKNOWN, None, "did not return a pod"),
+        ({"hello": 1}, DriverState.UNKNOWN, None, "did not return a pod"),
     ],
 )
 def test_each_state_of_a_pod(api: Api, body: dict[str, Any], state: DriverState, code: int | None, says: str) -> None:
@@ -96,7 +96,10 @@ def test_a_pod_that_is_being_deleted_still_runs(api: Api) -> None:
     body["metadata"]["deletionTimestamp"] = "2026-11-22T22:54:42Z"
     api.answers["GET", PATH] = Answer(body=body)
     assert driver(api).status() == driver(api).status()
-    assert (driver(api).status().state, driver(api).status().reason) == (DriverState.RUNNING, "it is being deleted")
+    assert (driver(api).status().state, driver(api).status().reason) == (
+        DriverState.RUNNING,
+        "the pod is being deleted",
+    )
 
 
 @pytest.mark.parametrize("status", [404, 410])
@@ -104,7 +107,7 @@ def test_a_pod_that_was_deleted_is_gone(api: Api, status: int) -> None:
     api.answers["GET", PATH] = failure(status, "gone")
     found = driver(api).status()
     assert (found.state, found.exit_code) == (DriverState.GONE, None)
-    assert "the pod p does not exist in the namespace frazil" in found.reason
+    assert "the pod p in the namespace frazil was deleted" in found.reason
     api.answers["DELETE", PATH] = failure(status, "gone")
     driver(api).kill()
 
@@ -112,7 +115,7 @@ def test_a_pod_that_was_deleted_is_gone(api: Api, status: int) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (failure(401, "Unauthorized"), "does not accept our token: it is expired, or of another cluster"),
+        (failure(401, "Unauthorized"), "rejects frazil's token: it has expired, or belongs to another cluster"),
         (failure(403, "Forbidden"), "the Role of its service account needs the verb get for pods"),
         (failure(400, "bad"), "the Kubernetes API answered 400: bad"),
         (failure(429, "slow down"), "answered 429"),
@@ -134,10 +137,10 @@ def test_kill_deletes_the_pod_at_once_and_says_which_right_it_lacks(api: Api) ->
     assert (method, path, headers["Authorization"]) == ("DELETE", PATH, "Bearer t")
     assert body["gracePeriodSeconds"] == 0
     api.answers["DELETE", PATH] = failure(403, "Forbidden")
-    with pytest.raises(AccessDenied, match=r"the pod p was not deleted: .* needs the verb delete for pods"):
+    with pytest.raises(AccessDenied, match=r"cannot delete the pod p: .* needs the verb delete for pods"):
         driver(api).kill()
     api.answers["DELETE", PATH] = failure(500, "etcd")
-    with pytest.raises(EnvironmentUnusable, match="the pod p was not deleted: the Kubernetes API answered 500"):
+    with pytest.raises(EnvironmentUnusable, match="cannot delete the pod p: the Kubernetes API answered 500"):
         driver(api).kill()
 
 
@@ -151,11 +154,11 @@ def test_the_log_is_the_end_of_the_drivers_container(api: Api) -> None:
 
 
 def test_a_pod_asks_with_its_own_service_account_whose_token_is_read_each_time(api: Api, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentUnusable, match="this is not a pod with a service account"):
-        in_cluster({}, tmp_path)
+    with pytest.raises(EnvironmentUnusable, match="not running in a pod with a service account"):
+        from_service_account({}, tmp_path)
     for name, text in {"token": "one\n", "namespace": "frazil", "ca.crt": "x"}.items():
         (tmp_path / name).write_text(text)
-    found = in_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+    found = from_service_account({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
     assert (found.address, found.namespace) == ("https://[fd00::1]:443", "frazil")
     assert found.authority == tmp_path / "ca.crt"
     asking = driver(api, token_file=tmp_path / "token")
@@ -164,7 +167,7 @@ def test_a_pod_asks_with_its_own_service_account_whose_token_is_read_each_time(a
         asking.status()
         assert api.requested[-1][2]["Authorization"] == f"Bearer {token}"
     (tmp_path / "token").unlink()
-    assert "the token of Kubernetes cannot be read" in asking.status().reason
+    assert "cannot read the Kubernetes token" in asking.status().reason
 
 
 def kubeconfig(folder: Path, *, cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None) -> Path:
@@ -182,11 +185,11 @@ def kubeconfig(folder: Path, *, cluster: dict[str, Any] | None = None, user: dic
 def test_a_kubeconfig_says_where_the_api_is_and_who_asks(tmp_path: Path) -> None:
     data = base64.b64encode(b"PEM").decode()
     file = kubeconfig(tmp_path, cluster={"certificate-authority-data": data}, user={"token": "t"})
-    found = by_kubeconfig(file)
+    found = from_kubeconfig(file)
     assert (found.address, found.namespace, found.token) == ("https://k8s:6443", "frazil", "t")
     assert found.authority == "PEM"
     user = {"tokenFile": "/run/token", "client-certificate": "c.pem", "client-key": "k.pem"}
-    found = by_kubeconfig(kubeconfig(tmp_path, cluster={"certificate-authority": "ca.pem"}, user=user))
+    found = from_kubeconfig(kubeconfig(tmp_path, cluster={"certificate-authority": "ca.pem"}, user=user))
     assert (found.token_file, found.authority) == (Path("/run/token"), tmp_path / "ca.pem")
     assert found.certificate == (tmp_path / "c.pem", tmp_path / "k.pem")
 
@@ -194,23 +197,26 @@ def test_a_kubeconfig_says_where_the_api_is_and_who_asks(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"user": {"exec": {"command": "aws"}}}, "has exec, which frazil does not use: give the service account"),
+        ({"user": {"exec": {"command": "aws"}}}, "has exec, which frazil does not support: create a token"),
         ({"user": {"client-key-data": "x"}}, "has client-key-data"),
-        ({"cluster": {"insecure-skip-tls-verify": True}}, "has insecure-skip-tls-verify: name its authority"),
-        ({"cluster": {"server": None}}, "cannot be used"),
-        ({"cluster": {"certificate-authority-data": "%"}}, "cannot be used"),
+        (
+            {"cluster": {"insecure-skip-tls-verify": True}},
+            "has insecure-skip-tls-verify, which frazil does not support: set certificate-authority",
+        ),
+        ({"cluster": {"server": None}}, "cannot use the kubeconfig"),
+        ({"cluster": {"certificate-authority-data": "%"}}, "cannot use the kubeconfig"),
     ],
 )
 def test_a_kubeconfig_that_frazil_cannot_use_is_refused(tmp_path: Path, parts: dict[str, Any], says: str) -> None:
     with pytest.raises(EnvironmentUnusable, match=says):
-        by_kubeconfig(kubeconfig(tmp_path, **parts))
+        from_kubeconfig(kubeconfig(tmp_path, **parts))
 
 
 @pytest.mark.parametrize("text", ["", "- a", "current-context: x", "{", "current-context: x\ncontexts: []"])
 def test_a_kubeconfig_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config").write_text(text)
-    with pytest.raises(EnvironmentUnusable, match="cannot be used"):
-        by_kubeconfig(tmp_path / "config")
+    with pytest.raises(EnvironmentUnusable, match="cannot use the kubeconfig"):
+        from_kubeconfig(tmp_path / "config")
 
 
 def test_the_api_is_trusted_by_the_named_authority_and_by_no_other(apis: Any, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frazil.cluster import standalone
-from frazil.cluster.api import Silent, Unreached
+from frazil.cluster.api import ApiUnavailable, ApiUnreachable
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.cluster.standalone import StandaloneDriver, submission_status
 from frazil.errors import EnvironmentUnusable
@@ -42,13 +42,13 @@ REQUEST = standalone.create_request(
     ("answer", "state", "words", "code"),
     [
         ({**KNOWN, "driverState": "SUBMITTED", "workerHostPort": None}, DriverState.WAITING, "no worker has", None),
-        ({**KNOWN, "driverState": "RUNNING"}, DriverState.RUNNING, "it runs on 127.0.0.1:42373", None),
-        ({**KNOWN, "driverState": "FINISHED"}, DriverState.SUCCEEDED, "in order", 0),
-        ({**KNOWN, "driverState": "KILLED"}, DriverState.KILLED, "it was killed on 127", None),
-        ({**KNOWN, "driverState": "FAILED"}, DriverState.FAILED, "the master has it as FAILED on", None),
-        ({**KNOWN, "driverState": "ERROR"}, DriverState.FAILED, "its worker was lost", None),
+        ({**KNOWN, "driverState": "RUNNING"}, DriverState.RUNNING, "the driver runs on 127.0.0.1:42373", None),
+        ({**KNOWN, "driverState": "FINISHED"}, DriverState.SUCCEEDED, "ended normally", 0),
+        ({**KNOWN, "driverState": "KILLED"}, DriverState.KILLED, "the driver was killed on 127", None),
+        ({**KNOWN, "driverState": "FAILED"}, DriverState.FAILED, "the master reports the state FAILED on", None),
+        ({**KNOWN, "driverState": "ERROR"}, DriverState.FAILED, "the driver's worker was lost", None),
         ({**KNOWN, "driverState": "UNKNOWN"}, DriverState.UNKNOWN, "UNKNOWN", None),
-        ({"success": False, "submissionId": DRIVER}, DriverState.GONE, "does not know it", None),
+        ({"success": False, "submissionId": DRIVER}, DriverState.GONE, "has no record of the driver", None),
         (STANDBY, DriverState.UNKNOWN, "Exception from the cluster", None),
     ],
 )
@@ -80,7 +80,7 @@ def test_the_master_that_leads_takes_the_driver(apis: Any) -> None:
     assert standalone.submit([standby.address, leader.address], REQUEST) == DRIVER
     with pytest.raises(EnvironmentUnusable, match=r"refuses the driver: Can only accept \.\.\. ALIVE state$"):
         standalone.submit([standby.address], REQUEST)
-    with pytest.raises(Unreached, match="cannot be reached"):
+    with pytest.raises(ApiUnreachable, match="cannot be reached"):
         standalone.submit([standby.address, "http://127.0.0.1:1"], REQUEST)
     assert standalone.submit(["http://127.0.0.1:1", leader.address], REQUEST) == DRIVER
 
@@ -94,9 +94,9 @@ def test_no_other_master_is_asked_after_one_that_may_have_taken_the_driver(
     path = ("POST", "/v1/submissions/create")
     hangs.answers[path] = Answer(503, {"message": "gateway"}, delay_s=delay_s)
     other.answers[path] = Answer(body={"success": True, "submissionId": DRIVER})
-    with pytest.raises(Silent, match="did not answer in time" if delay_s else "answered 503") as caught:
+    with pytest.raises(ApiUnavailable, match="did not respond in time" if delay_s else "answered 503") as caught:
         standalone.submit([hangs.address, other.address], REQUEST)
-    assert not isinstance(caught.value, Unreached)
+    assert not isinstance(caught.value, ApiUnreachable)
     assert not other.requested
 
 
@@ -107,10 +107,10 @@ def test_status_and_kill_ask_each_master_until_one_knows(apis: Any) -> None:
     leader.answers["POST", f"/v1/submissions/kill/{DRIVER}"] = Answer(body={"success": True})
     standby.answers["POST", f"/v1/submissions/kill/{DRIVER}"] = Answer(body={"success": False, "message": "standby"})
     driver = StandaloneDriver(DRIVER, addresses=["http://127.0.0.1:1", standby.address, leader.address])
-    assert driver.status() == DriverStatus(DriverState.RUNNING, "it runs on 127.0.0.1:42373")
+    assert driver.status() == DriverStatus(DriverState.RUNNING, "the driver runs on 127.0.0.1:42373")
     driver.kill()
     assert driver.log(limit_bytes=100) is None
-    with pytest.raises(EnvironmentUnusable, match=f"{DRIVER} was not killed: standby"):
+    with pytest.raises(EnvironmentUnusable, match=f"cannot kill {DRIVER}: standby"):
         StandaloneDriver(DRIVER, addresses=[standby.address]).kill()
 
 

@@ -81,7 +81,7 @@ def test_a_declaration_has_the_last_word_except_on_how_the_driver_is_found() -> 
 
 
 def test_a_standalone_cluster_takes_no_python_driver_from_spark_submit() -> None:
-    with pytest.raises(SpecError, match="spark://h:7077 accepts no driver from spark-submit"):
+    with pytest.raises(SpecError, match="spark://h:7077 does not accept drivers from spark-submit"):
         submit_properties(driver(master="spark://h:7077"))
 
 

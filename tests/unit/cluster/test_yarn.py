@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from frazil.cluster import api as calls
-from frazil.cluster.api import Silent
+from frazil.cluster.api import ApiUnavailable
 from frazil.cluster.driver import DriverState
 from frazil.cluster.yarn import (
     YarnDriver,
-    application_of_tag,
     application_status,
-    contents,
+    find_application,
+    parse_application_id,
     resource_managers,
-    submitted_application,
+    strip_log_envelope,
 )
 from frazil.errors import AccessDenied, EnvironmentUnusable
 
@@ -37,14 +37,14 @@ OUTPUT = """\
 def test_an_application_is_found_by_its_tag(api: Api) -> None:
     apps = [{"id": "application_1_0007"}, {"id": ID}]
     api.answers["GET", "/ws/v1/cluster/apps"] = Answer(body={"apps": {"app": apps}})
-    assert application_of_tag("frazil-a", addresses=["http://127.0.0.1:1", api.address], user="alice") == ID
+    assert find_application("frazil-a", addresses=["http://127.0.0.1:1", api.address], user="alice") == ID
     assert "applicationTags=frazil-a&user.name=alice" in api.requested[0][1]
     api.answers["GET", "/ws/v1/cluster/apps"] = Answer(body={"apps": None})
-    assert application_of_tag("frazil-b", addresses=[api.address]) is None
+    assert find_application("frazil-b", addresses=[api.address]) is None
     api.answers["GET", "/ws/v1/cluster/apps"] = Answer(403, {"RemoteException": {}})
     for silent in ([], ["http://127.0.0.1:1"], [api.address]):
-        with pytest.raises(Silent):
-            application_of_tag("frazil-b", addresses=silent)
+        with pytest.raises(ApiUnavailable):
+            find_application("frazil-b", addresses=silent)
 
 
 def driver(*apis: Api | str, user: str | None = None) -> YarnDriver:
@@ -55,10 +55,10 @@ def driver(*apis: Api | str, user: str | None = None) -> YarnDriver:
     ("recorded", "state", "code", "says"),
     [
         ("accepted", DriverState.WAITING, None, "cluster resource is empty"),
-        ("running", DriverState.RUNNING, None, "YARN runs its ApplicationMaster"),
-        ("succeeded", DriverState.SUCCEEDED, 0, "it ended in order"),
-        ("failed at once", DriverState.FAILED, 11, "its Python ended with exit code 11"),
-        ("failed later", DriverState.FAILED, 11, "its Python ended with exit code 11"),
+        ("running", DriverState.RUNNING, None, "the ApplicationMaster is running"),
+        ("succeeded", DriverState.SUCCEEDED, 0, "the driver ended normally"),
+        ("failed at once", DriverState.FAILED, 11, "the driver's Python exited with code 11"),
+        ("failed later", DriverState.FAILED, 11, "the driver's Python exited with code 11"),
         ("ended before Spark", DriverState.SUCCEEDED, 0, "before it started Spark"),
         ("killed", DriverState.KILLED, None, "was killed by user alice"),
     ],
@@ -73,10 +73,10 @@ def test_each_state_of_an_application(api: Api, recorded: str, state: DriverStat
 @pytest.mark.parametrize(
     ("report", "state", "says"),
     [
-        ({"state": "NEW"}, DriverState.WAITING, "YARN has the application as NEW"),
-        ({"state": "FINISHED", "finalStatus": "KILLED"}, DriverState.KILLED, "it was killed in YARN"),
-        ({"state": "FINISHED", "finalStatus": "FAILED"}, DriverState.FAILED, "YARN gives no reason"),
-        ({"state": "FINISHED", "finalStatus": "UNDEFINED"}, DriverState.FAILED, "YARN gives no reason"),
+        ({"state": "NEW"}, DriverState.WAITING, "YARN reports the state NEW"),
+        ({"state": "FINISHED", "finalStatus": "KILLED"}, DriverState.KILLED, "the application was killed in YARN"),
+        ({"state": "FINISHED", "finalStatus": "FAILED"}, DriverState.FAILED, "YARN reports no reason"),
+        ({"state": "FINISHED", "finalStatus": "UNDEFINED"}, DriverState.FAILED, "YARN reports no reason"),
         (
             {"state": "FAILED", "diagnostics": "AM Container for appattempt_1 exited with  exitCode: -104\nFailing"},
             DriverState.FAILED,
@@ -85,10 +85,10 @@ def test_each_state_of_an_application(api: Api, recorded: str, state: DriverStat
         (
             {"state": "FAILED", "diagnostics": "AM Container for appattempt_1 exited with  exitCode: 9"},
             DriverState.FAILED,
-            "its container ended with 9",
+            "the container exited with code 9",
         ),
-        ({"state": "PAUSED"}, DriverState.UNKNOWN, "PAUSED, which frazil does not know"),
-        ({}, DriverState.UNKNOWN, "frazil does not know"),
+        ({"state": "PAUSED"}, DriverState.UNKNOWN, "PAUSED, which frazil does not recognise"),
+        ({}, DriverState.UNKNOWN, "frazil does not recognise"),
     ],
 )
 def test_what_was_not_recorded_is_evaluated_by_the_specification(
@@ -111,7 +111,7 @@ def test_an_application_that_yarn_does_not_know_is_gone(api: Api) -> None:
         (Answer(200, "<html>Log in</html>"), "200 with text/html instead of JSON: is a proxy in front of it?"),
         (Answer(503, "<html>This is standby RM</html>"), "answered 503"),
         (Answer(200, {"apps": None}), "without an application"),
-        (Answer(401, "<html>"), "asks for Kerberos"),
+        (Answer(401, "<html>"), "requires Kerberos"),
         (Answer(403, {"RemoteException": {}}), "queue ACLs"),
         (Answer(307, "", {"Location": PATH}), "cannot be reached: Exceeded 30 redirects"),
     ],
@@ -127,11 +127,11 @@ def test_a_resource_manager_that_is_silent_or_not_there_is_unknown(monkeypatch: 
     monkeypatch.setattr(calls, "TIMEOUT_S", (0.2, 0.2))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        assert "did not answer in time" in driver(address).status().reason
+        assert "did not respond in time" in driver(address).status().reason
     gone = driver(address)
     assert gone.status().state is DriverState.UNKNOWN
     assert "Connection refused" in gone.status().reason
-    with pytest.raises(EnvironmentUnusable, match="was not killed: YARN's ResourceManager cannot be reached"):
+    with pytest.raises(EnvironmentUnusable, match=r"cannot kill .*: YARN's ResourceManager cannot be reached"):
         gone.kill()
     assert gone.log(limit_bytes=100) is None
     assert driver().status().state is DriverState.UNKNOWN
@@ -159,7 +159,7 @@ def test_kill_is_safe_to_repeat_and_says_what_forbids_it(api: Api) -> None:
     method, path, _, body = api.requested[0]
     assert (method, path, body) == ("PUT", f"{PATH}/state?user.name=alice", {"state": "KILLED"})
     api.answers["PUT", f"{PATH}/state"] = Answer(403, {"RemoteException": {"exception": "ForbiddenException"}})
-    with pytest.raises(AccessDenied, match="was not killed: YARN's ResourceManager refuses it to this user"):
+    with pytest.raises(AccessDenied, match=r"cannot kill .*: YARN's ResourceManager denies access to this user"):
         driver(api).kill()
 
 
@@ -175,14 +175,14 @@ def test_the_log_is_the_ends_of_what_the_container_wrote(api: Api) -> None:
     api.answers["GET", f"/ws/v1/node/containerlogs/{container}/stdout"] = Answer(body=framed)
     assert driver(api).log(limit_bytes=200) == "master yarn cluster\n"
     assert api.requested[-1][1].endswith("stdout?size=-100")
-    assert contents("no frame") == "no frame"
+    assert strip_log_envelope("no frame") == "no frame"
     api.answers["GET", PATH] = Answer(body={"app": RECORDED["accepted"]})
     assert driver(api).log(limit_bytes=200) is None
 
 
 def test_the_id_is_in_the_output_of_spark_submit_once_yarn_accepted_it() -> None:
-    assert submitted_application(OUTPUT) == "application_1795387737634_0001"
-    assert submitted_application(OUTPUT.splitlines()[0]) is None
+    assert parse_application_id(OUTPUT) == "application_1795387737634_0001"
+    assert parse_application_id(OUTPUT.splitlines()[0]) is None
 
 
 @pytest.mark.parametrize(
@@ -209,5 +209,5 @@ def test_the_hadoop_configuration_says_where_the_resource_managers_are(
     (tmp_path / "yarn-site.xml").write_text(f"<configuration>{rows}</configuration>")
     assert resource_managers(tmp_path) == addresses
     (tmp_path / "yarn-site.xml").write_text("<configuration>")
-    with pytest.raises(EnvironmentUnusable, match=r"yarn-site\.xml cannot be read, and says where YARN is"):
+    with pytest.raises(EnvironmentUnusable, match=r"cannot read .*yarn-site\.xml, which defines YARN's address"):
         resource_managers(tmp_path)

@@ -154,7 +154,7 @@ def test_java_of_another_version_is_wrong_and_says_how_to_get_17(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     (found,) = findings({"java": Check(host.java)})
     assert found.state is State.WRONG
-    assert "is Java 21; frazil runs on Java 17. Install a JDK 17" in found.said
+    assert "is Java 21; frazil needs Java 17. Install a JDK 17" in found.said
 
 
 def test_jars_that_are_missing_are_fetched_later_and_only_warned_of(
@@ -232,13 +232,13 @@ def test_an_api_server_under_which_frazil_was_changed_is_named_until_it_is_resta
     (package / "one.py").write_text("a = 1")
     monkeypatch.setattr(installed, "FOLDER", package)
     assert found().state is State.SKIPPED
-    page_servers.announce()
+    page_servers.register()
     assert found().state is State.OK
     (package / "one.py").write_text("a = 10")
     changed = found()
     assert (changed.state, changed.fix) == (State.WARNING, "restart Airflow's API server")
     assert f"(process {os.getpid()})" in changed.said
-    page_servers.announce()
+    page_servers.register()
     assert found().state is State.OK
 
 
@@ -248,13 +248,13 @@ def test_of_api_servers_that_ended_and_of_other_hosts_nothing_is_said_and_a_reco
     folder = frazil_home / "page" / "servers"
     for name in ("elsewhere", "here"):
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
-        page_servers.announce()
+        page_servers.register()
     ended = json.loads((folder / f"here-{os.getpid()}.json").read_text())
     ended["process"]["started_at_s"] -= 3600
     (folder / f"here-{os.getpid()}.json").write_text(json.dumps(ended))
     (folder / "here-1.json").write_text("[]")
     assert [one.state for one in host.api_servers()] == [State.SKIPPED]
-    page_servers.announce()
+    page_servers.register()
     assert {file.name for file in folder.iterdir()} == {f"elsewhere-{os.getpid()}.json", f"here-{os.getpid()}.json"}
     assert [one.state for one in host.api_servers()] == [State.OK]
 

@@ -8,8 +8,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.history.past import MAX_SENTENCE_CHARACTERS, MAX_STREAM_EVENTS, MINUTES_MS, TENS_MS, Part, Past
-from frazil.history.points import MINUTE_MS, TEN_MS, Happened, Kind, Point, beginning
+from frazil.history.past import (
+    MAX_STREAM_EVENTS,
+    MAX_TEXT_CHARACTERS,
+    MINUTES_RETENTION_MS,
+    TENS_RETENTION_MS,
+    Part,
+    StreamHistory,
+)
+from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, EventKind, HistoryEvent, Point, span_start
 
 NOW = 1_800_000_000_000
 HOUR_MS = 3_600_000
@@ -19,7 +26,7 @@ MAYBE = st.none() | SMALL
 
 
 @st.composite
-def points(draw: st.DrawFn, within_ms: int = 2 * MINUTES_MS) -> Point:
+def points(draw: st.DrawFn, within_ms: int = 2 * MINUTES_RETENTION_MS) -> Point:
     return Point(
         NOW + draw(st.integers(-within_ms, within_ms)),
         batches=draw(SMALL),
@@ -30,9 +37,9 @@ def points(draw: st.DrawFn, within_ms: int = 2 * MINUTES_MS) -> Point:
     )
 
 
-@given(st.lists(points()), st.lists(st.integers(-MINUTES_MS, MINUTES_MS)))
+@given(st.lists(points()), st.lists(st.integers(-MINUTES_RETENTION_MS, MINUTES_RETENTION_MS)))
 def test_no_number_is_lost_or_doubled_by_a_clock_that_goes_to_and_fro(added: list[Point], clocks: list[int]) -> None:
-    past, times = Past(), iter(clocks)
+    past, times = StreamHistory(), iter(clocks)
     for point in added:
         past.add(point)
         past.age(NOW + next(times, 0))
@@ -43,20 +50,20 @@ def test_no_number_is_lost_or_doubled_by_a_clock_that_goes_to_and_fro(added: lis
     )
 
 
-@given(st.lists(points()), st.lists(points()), st.integers(-MINUTES_MS, MINUTES_MS))
+@given(st.lists(points()), st.lists(points()), st.integers(-MINUTES_RETENTION_MS, MINUTES_RETENTION_MS))
 def test_a_writer_adds_to_what_an_earlier_one_left(one: list[Point], other: list[Point], clock: int) -> None:
-    earlier, own = Past(), Past()
+    earlier, own = StreamHistory(), StreamHistory()
     for past, added in ((earlier, one), (own, other)):
         for point in added:
             past.add(point)
     earlier.age(NOW + clock)
-    own.began_with(earlier)
+    own.merge_earlier(earlier)
     assert sum(p.records for p in own.points()) == sum(p.records for p in (*one, *other))
 
 
-@given(st.lists(points(within_ms=3 * TENS_MS)), st.integers(-TENS_MS, TENS_MS))
+@given(st.lists(points(within_ms=3 * TENS_RETENTION_MS)), st.integers(-TENS_RETENTION_MS, TENS_RETENTION_MS))
 def test_no_moment_is_in_two_points(added: list[Point], clock: int) -> None:
-    past = Past()
+    past = StreamHistory()
     for point in added:
         past.add(point)
     past.age(NOW + clock)
@@ -70,67 +77,67 @@ def test_it_does_not_matter_in_which_groups_points_are_joined(a: Point, b: Point
 
 
 def test_a_month_of_minutes_is_bounded_and_the_last_hours_are_minutes() -> None:
-    past = Past()
+    past = StreamHistory()
     for at in range(NOW, NOW + 30 * 24 * HOUR_MS, MINUTE_MS):
         past.add(Point(at, records=1))
-        if at % TEN_MS == 0:
+        if at % TEN_MINUTES_MS == 0:
             past.age(at)
-    assert len(past.minutes) <= (MINUTES_MS + 2 * TEN_MS) // MINUTE_MS
-    assert len(past.tens) <= TENS_MS // TEN_MS + 1
+    assert len(past.minutes) <= (MINUTES_RETENTION_MS + 2 * TEN_MINUTES_MS) // MINUTE_MS
+    assert len(past.tens) <= TENS_RETENTION_MS // TEN_MINUTES_MS + 1
     last = NOW + 30 * 24 * HOUR_MS - MINUTE_MS
-    assert {p.span_ms for p in past.points() if p.at_ms > last - MINUTES_MS} == {MINUTE_MS}
-    assert sum(p.records for p in past.points()) >= TENS_MS // MINUTE_MS
+    assert {p.span_ms for p in past.points() if p.at_ms > last - MINUTES_RETENTION_MS} == {MINUTE_MS}
+    assert sum(p.records for p in past.points()) >= TENS_RETENTION_MS // MINUTE_MS
 
 
 def test_a_clock_that_was_a_year_ahead_leaves_nothing_behind_and_the_present_is_recorded() -> None:
-    past, year_ms = Past(), 365 * 24 * HOUR_MS
+    past, year_ms = StreamHistory(), 365 * 24 * HOUR_MS
     past.add(Point(NOW + year_ms, records=7))
-    past.record(Happened(NOW + year_ms, Kind.NOTICE, "from another time"))
+    past.record(HistoryEvent(NOW + year_ms, EventKind.NOTICE, "from another time"))
     past.add(Point(NOW, records=1))
     past.age(NOW)
     assert past.age(NOW) == set()
-    assert [(p.at_ms, p.records) for p in past.points()] == [(beginning(NOW, MINUTE_MS), 1)]
+    assert [(p.at_ms, p.records) for p in past.points()] == [(span_start(NOW, MINUTE_MS), 1)]
     assert past.happened == []
 
 
 def test_a_flood_of_one_kind_leaves_the_others_and_the_newest_stay() -> None:
-    past = Past()
-    past.record(Happened(NOW, Kind.EVOLUTION, "the table evolves"))
+    past = StreamHistory()
+    past.record(HistoryEvent(NOW, EventKind.EVOLUTION, "the table evolves"))
     for n in range(3_000):  # as when no one ages it, because the storage hangs
-        past.record(Happened(NOW + n, Kind.OUTAGE, f"outage {n}"))
+        past.record(HistoryEvent(NOW + n, EventKind.OUTAGE, f"outage {n}"))
     assert len(past.happened) < 5_000
     past.age(NOW)
     assert len(past.happened) == MAX_STREAM_EVENTS + 1
-    assert past.happened[0].kind is Kind.EVOLUTION
+    assert past.happened[0].kind is EventKind.EVOLUTION
     assert past.happened[-1].sentence == "outage 2999"
 
 
 def test_a_sentence_of_any_length_is_cut_and_the_same_one_of_a_moment_is_reported_once() -> None:
-    past = Past()
+    past = StreamHistory()
     for _ in range(2):
-        past.record(Happened(NOW, Kind.END, "x" * 10_000))
-    assert [len(what.sentence) for what in past.happened] == [MAX_SENTENCE_CHARACTERS]
+        past.record(HistoryEvent(NOW, EventKind.END, "x" * 10_000))
+    assert [len(what.sentence) for what in past.happened] == [MAX_TEXT_CHARACTERS]
 
 
 def test_ageing_says_which_parts_changed() -> None:
-    past = Past()
+    past = StreamHistory()
     past.add(Point(NOW, records=1))
     assert past.age(NOW) == set()
-    assert past.age(NOW + MINUTES_MS + 2 * TEN_MS) == {Part.TENS, Part.MINUTES}
-    assert past.age(NOW + 2 * TENS_MS) == {Part.TENS}
+    assert past.age(NOW + MINUTES_RETENTION_MS + 2 * TEN_MINUTES_MS) == {Part.TENS, Part.MINUTES}
+    assert past.age(NOW + 2 * TENS_RETENTION_MS) == {Part.TENS}
     assert past.points() == ()
 
 
 def test_tens_win_over_the_minutes_in_them() -> None:
     """A writer was killed between its put of the tens and that of the minutes."""
-    past = Past()
+    past = StreamHistory()
     past.add(Point(NOW, records=3))
     killed = past.copy()
-    past.age(NOW + MINUTES_MS + 2 * TEN_MS)
-    half = Past(killed.minutes, past.tens)
+    past.age(NOW + MINUTES_RETENTION_MS + 2 * TEN_MINUTES_MS)
+    half = StreamHistory(killed.minutes, past.tens)
     assert sum(p.records for p in half.points()) == 3
 
 
 def test_a_point_ends_with_its_span() -> None:
     assert Point(NOW).end_ms == NOW + MINUTE_MS
-    assert dataclasses.replace(Point(NOW), span_ms=TEN_MS).end_ms == NOW + TEN_MS
+    assert dataclasses.replace(Point(NOW), span_ms=TEN_MINUTES_MS).end_ms == NOW + TEN_MINUTES_MS

@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 from pyiceberg.table import Table
 
-from frazil.history.objects import Objects
-from frazil.history.past import MINUTES_MS, Part, Past
-from frazil.history.points import MINUTE_MS, TEN_MS, Happened, History, Kind, Point
-from frazil.history.read import history_of, read_history
-from frazil.history.supervision import AGAIN_MS, MAX_WAITING, ActionLog, Supervision, read_actions, record_action
+from frazil.history.objects import HistoryStore
+from frazil.history.past import MINUTES_RETENTION_MS, Part, StreamHistory
+from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, EventKind, History, HistoryEvent, Point
+from frazil.history.read import read_history, read_table_history
+from frazil.history.supervision import (
+    MAX_PENDING_ACTIONS,
+    RETRY_INTERVAL_MS,
+    ActionLog,
+    Supervision,
+    read_actions,
+    record_action,
+)
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -21,7 +28,7 @@ from frazil.table.local_storage import LocalStore
 from frazil.table.tables import ensure_table
 
 NOW = 1_800_000_000_000
-SAID = Happened(NOW, Kind.SUPERVISION, "the writer is started (crashed): it ended with signal 9")
+SAID = HistoryEvent(NOW, EventKind.SUPERVISION, "the writer is started (crashed): it ended with signal 9")
 
 
 @pytest.fixture
@@ -41,7 +48,7 @@ def table(spec: StreamSpec) -> Table:
     return ensure_table(load_catalog(None), spec)
 
 
-def put(objects: Objects, past: Past, epoch: int = 1) -> None:
+def put(objects: HistoryStore, past: StreamHistory, epoch: int = 1) -> None:
     for part in Part:
         objects.put(epoch, past, part)
 
@@ -57,7 +64,7 @@ def test_a_catalog_that_fails_is_a_sentence(spec: StreamSpec, monkeypatch: pytes
         raise OSError("no route to host")
 
     monkeypatch.setattr("frazil.history.read.load_stream_table", fails)
-    assert read_history(spec, since_ms=0) == History(problem="the table cannot be read: OSError: no route to host")
+    assert read_history(spec, since_ms=0) == History(problem="cannot read the table: OSError: no route to host")
 
 
 def test_a_storage_that_fails_is_a_sentence(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,23 +72,23 @@ def test_a_storage_that_fails_is_a_sentence(table: Table, monkeypatch: pytest.Mo
         raise OSError("no route to host")
 
     monkeypatch.setattr(LocalStore, "list_files", fails)
-    found = history_of(table, "ticks", since_ms=0)
-    assert found == History(problem="the history cannot be read: OSError: no route to host")
+    found = read_table_history(table, "ticks", since_ms=0)
+    assert found == History(problem="cannot read the history: OSError: no route to host")
 
 
 def test_tens_come_before_minutes_and_older_than_asked_is_left_out(spec: StreamSpec, table: Table) -> None:
-    past = Past()
-    for at in range(NOW, NOW + 2 * MINUTES_MS, MINUTE_MS):
+    past = StreamHistory()
+    for at in range(NOW, NOW + 2 * MINUTES_RETENTION_MS, MINUTE_MS):
         past.add(Point(at, records=1))
-    past.record(Happened(NOW, Kind.EPOCH, "epoch 1 begins"))
-    past.age(NOW + 2 * MINUTES_MS)
-    put(Objects.of(table, "ticks"), past)
+    past.record(HistoryEvent(NOW, EventKind.EPOCH, "epoch 1 begins"))
+    past.age(NOW + 2 * MINUTES_RETENTION_MS)
+    put(HistoryStore.open(table, "ticks"), past)
     whole = read_history(spec, since_ms=0)
-    assert sum(p.records for p in whole.points) == 2 * MINUTES_MS // MINUTE_MS
-    assert {p.span_ms for p in whole.points[:10]} == {TEN_MS}
+    assert sum(p.records for p in whole.points) == 2 * MINUTES_RETENTION_MS // MINUTE_MS
+    assert {p.span_ms for p in whole.points[:10]} == {TEN_MINUTES_MS}
     assert {p.span_ms for p in whole.points[-10:]} == {MINUTE_MS}
     assert list(whole.points) == sorted(whole.points, key=lambda point: point.at_ms)
-    since_ms = NOW + 2 * MINUTES_MS - 30 * MINUTE_MS
+    since_ms = NOW + 2 * MINUTES_RETENTION_MS - 30 * MINUTE_MS
     recent = read_history(spec, since_ms=since_ms)
     assert recent.points == tuple(p for p in whole.points if p.end_ms > since_ms)
     assert (len(whole.happened), recent.happened) == (1, ())
@@ -90,30 +97,30 @@ def test_tens_come_before_minutes_and_older_than_asked_is_left_out(spec: StreamS
 def test_a_writer_that_takes_over_between_the_listing_and_the_reading_is_followed(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects, past = Objects.of(table, "ticks"), Past()
+    objects, past = HistoryStore.open(table, "ticks"), StreamHistory()
     past.add(Point(NOW, records=7))
     put(objects, past, epoch=1)
-    listed = Objects.found
+    listed = HistoryStore.list_objects
 
-    def overtaken(self: Objects) -> list[object]:
+    def overtaken(self: HistoryStore) -> list[object]:
         found = listed(self)
         if found[0].epoch == 1:
             put(objects, past, epoch=2)
             self.delete(found)
         return list(found)
 
-    monkeypatch.setattr(Objects, "found", overtaken)
-    assert [p.records for p in history_of(table, "ticks", since_ms=0).points] == [7]
+    monkeypatch.setattr(HistoryStore, "list_objects", overtaken)
+    assert [p.records for p in read_table_history(table, "ticks", since_ms=0).points] == [7]
 
 
 def test_what_is_torn_is_a_problem_and_the_rest_is_read(table: Table) -> None:
-    objects, past = Objects.of(table, "ticks"), Past()
+    objects, past = HistoryStore.open(table, "ticks"), StreamHistory()
     past.add(Point(NOW, records=7))
-    past.record(Happened(NOW, Kind.EPOCH, "epoch 1 begins"))
+    past.record(HistoryEvent(NOW, EventKind.EPOCH, "epoch 1 begins"))
     put(objects, past)
     objects.store.put(f"{objects.location}/00000001-happened.json", b"{")
     objects.store.put(f"{objects.location}/supervision.json", b"{")
-    found = history_of(table, "ticks", since_ms=0)
+    found = read_table_history(table, "ticks", since_ms=0)
     assert ([p.records for p in found.points], found.happened) == ([7], ())
     assert found.problem is not None
     assert "00000001-happened.json" in found.problem
@@ -121,67 +128,67 @@ def test_what_is_torn_is_a_problem_and_the_rest_is_read(table: Table) -> None:
 
 
 @pytest.fixture
-def objects(tmp_path: Path) -> Objects:
-    return Objects(LocalStore(), f"{tmp_path}/_frazil/_history/ticks", "uuid-1")
+def objects(tmp_path: Path) -> HistoryStore:
+    return HistoryStore(LocalStore(), f"{tmp_path}/_frazil/_history/ticks", "uuid-1")
 
 
-def reported(objects: Objects) -> list[Happened]:
+def reported(objects: HistoryStore) -> list[HistoryEvent]:
     found, problems = read_actions(objects, ActionLog.SUPERVISION)
     assert problems == []
     return found
 
 
-def record(supervision: Supervision, what: Happened | None, subject: str, now_ms: int = NOW) -> None:
+def record(supervision: Supervision, what: HistoryEvent | None, subject: str, now_ms: int = NOW) -> None:
     supervision.record(what, subject=subject, now_ms=now_ms)
     supervision.join(10)
 
 
 def test_what_supervisors_did_is_among_what_happened(table: Table) -> None:
-    objects, past = Objects.of(table, "ticks"), Past()
-    past.record(Happened(NOW - 1, Kind.END, "the writer ended"))
-    past.record(Happened(NOW + 1, Kind.EPOCH, "epoch 2 begins"))
+    objects, past = HistoryStore.open(table, "ticks"), StreamHistory()
+    past.record(HistoryEvent(NOW - 1, EventKind.END, "the writer ended"))
+    past.record(HistoryEvent(NOW + 1, EventKind.EPOCH, "epoch 2 begins"))
     put(objects, past)
     record(Supervision(lambda: objects), SAID, "start")
-    kinds = [what.kind for what in history_of(table, "ticks", since_ms=0).happened]
-    assert kinds == [Kind.END, Kind.SUPERVISION, Kind.EPOCH]
+    kinds = [what.kind for what in read_table_history(table, "ticks", since_ms=0).happened]
+    assert kinds == [EventKind.END, EventKind.SUPERVISION, EventKind.EPOCH]
 
 
 def test_what_people_did_is_reported_beside_it_and_fails_nobody_where_it_cannot_be_written(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record(Supervision(lambda: Objects.of(table, "ticks")), SAID, "start")
+    record(Supervision(lambda: HistoryStore.open(table, "ticks")), SAID, "start")
     for at_ms, said in ((NOW + 1, "the stream was reset"), (NOW - 1, "backfill b begins")):
         record_action(table, "ticks", said, at_ms=at_ms)
     monkeypatch.setattr(LocalStore, "put", lambda *_: 1 / 0)
     record_action(table, "ticks", "backfill b is published", at_ms=NOW + 2)
-    found = history_of(table, "ticks", since_ms=0)
+    found = read_table_history(table, "ticks", since_ms=0)
     assert found.happened == (
-        Happened(NOW - 1, Kind.USER_ACTION, "backfill b begins"),
+        HistoryEvent(NOW - 1, EventKind.USER_ACTION, "backfill b begins"),
         SAID,
-        Happened(NOW + 1, Kind.USER_ACTION, "the stream was reset"),
+        HistoryEvent(NOW + 1, EventKind.USER_ACTION, "the stream was reset"),
     )
 
 
-def test_a_decision_that_stays_is_reported_once_and_one_that_comes_back_again(objects: Objects) -> None:
+def test_a_decision_that_stays_is_reported_once_and_one_that_comes_back_again(objects: HistoryStore) -> None:
     supervision = Supervision(lambda: objects)
     for at in (NOW, NOW + 1, NOW + 2):
-        record(supervision, Happened(at, Kind.SUPERVISION, "the writer is started"), "start")
+        record(supervision, HistoryEvent(at, EventKind.SUPERVISION, "the writer is started"), "start")
     record(supervision, None, "keep")
-    record(supervision, Happened(NOW + 9, Kind.SUPERVISION, "the writer is started"), "start")
+    record(supervision, HistoryEvent(NOW + 9, EventKind.SUPERVISION, "the writer is started"), "start")
     assert [what.at_ms for what in reported(objects)] == [NOW, NOW + 9]
 
 
-def test_the_next_supervisor_repeats_nothing_and_keeps_what_was_reported(objects: Objects) -> None:
+def test_the_next_supervisor_repeats_nothing_and_keeps_what_was_reported(objects: HistoryStore) -> None:
     for supervision in (Supervision(lambda: objects), Supervision(lambda: objects)):
         record(supervision, SAID, "start")
-    record(supervision, Happened(NOW + 1, Kind.SUPERVISION, "the writer is killed"), "kill")
+    record(supervision, HistoryEvent(NOW + 1, EventKind.SUPERVISION, "the writer is killed"), "kill")
     assert [what.at_ms for what in reported(objects)] == [NOW, NOW + 1]
 
 
-def test_before_there_is_a_table_and_while_the_catalog_is_away_it_waits(objects: Objects) -> None:
-    answers: Iterator[Objects | Exception | None] = iter([None, OSError("no route"), objects])
+def test_before_there_is_a_table_and_while_the_catalog_is_away_it_waits(objects: HistoryStore) -> None:
+    answers: Iterator[HistoryStore | Exception | None] = iter([None, OSError("no route"), objects])
 
-    def opens() -> Objects | None:
+    def opens() -> HistoryStore | None:
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer
@@ -190,25 +197,25 @@ def test_before_there_is_a_table_and_while_the_catalog_is_away_it_waits(objects:
     supervision = Supervision(opens)
     record(supervision, SAID, "start")
     for n in (1, 2):
-        record(supervision, None, "keep", NOW + n * AGAIN_MS - 1)
+        record(supervision, None, "keep", NOW + n * RETRY_INTERVAL_MS - 1)
         assert reported(objects) == []
-        record(supervision, None, "keep", NOW + n * AGAIN_MS)
+        record(supervision, None, "keep", NOW + n * RETRY_INTERVAL_MS)
     assert reported(objects) == [SAID]
 
 
-def test_a_supervisor_never_waits_for_a_catalog_that_hangs_and_what_waits_is_bounded(objects: Objects) -> None:
+def test_a_supervisor_never_waits_for_a_catalog_that_hangs_and_what_waits_is_bounded(objects: HistoryStore) -> None:
     answers = threading.Event()
 
-    def hangs() -> Objects:
+    def hangs() -> HistoryStore:
         answers.wait(30)
         return objects
 
     supervision = Supervision(hangs)
     for n in range(100):
-        supervision.record(Happened(NOW + n, Kind.SUPERVISION, f"decision {n}"), subject=str(n), now_ms=NOW)
+        supervision.record(HistoryEvent(NOW + n, EventKind.SUPERVISION, f"decision {n}"), subject=str(n), now_ms=NOW)
     answers.set()
     supervision.join(10)
     record(supervision, None, "keep")
     sentences = [what.sentence for what in reported(objects)]
     assert sentences[-1] == "decision 99"
-    assert len(sentences) <= 2 * MAX_WAITING  # what the hanging write had, and what waited behind it
+    assert len(sentences) <= 2 * MAX_PENDING_ACTIONS  # what the hanging write had, and what waited behind it

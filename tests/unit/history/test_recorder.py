@@ -31,11 +31,11 @@ from frazil.events import (
     TablesBehind,
     ThrottleEvaluated,
 )
-from frazil.history.objects import Found, Objects
-from frazil.history.past import Part, Past
-from frazil.history.points import Kind, Point
-from frazil.history.recorder import AGAIN_MS, AT_ONCE_MS, EVERY_MS, Recorder
-from frazil.history.scribes import Scribes
+from frazil.history.objects import HistoryObject, HistoryStore
+from frazil.history.past import Part, StreamHistory
+from frazil.history.points import EventKind, Point
+from frazil.history.recorder import EVENT_WRITE_INTERVAL_MS, RETRY_INTERVAL_MS, WRITE_INTERVAL_MS, Recorder
+from frazil.history.recording_threads import RecordingThreads
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.table.local_storage import LocalStore
@@ -72,7 +72,7 @@ class Storage(LocalStore):
 class Bench:
     def __init__(self, folder: Path) -> None:
         self.storage, self.location = Storage(), f"{folder}/_frazil/_history/s"
-        self.objects = Objects(self.storage, self.location, "uuid-1")
+        self.objects = HistoryStore(self.storage, self.location, "uuid-1")
 
     def writer(self, epoch: int | None, *, at_ms: int = NOW) -> Recorder:
         """The recorder of a writer that took over."""
@@ -87,13 +87,13 @@ class Bench:
         for happening in what:
             recorder.take(Event("s", at_ms, happening))
 
-    def stored(self) -> Past:
-        past, problems = self.objects.read(self.objects.found())
+    def stored(self) -> StreamHistory:
+        past, problems = self.objects.read(self.objects.list_objects())
         assert problems == []
         return past
 
     def epochs(self) -> set[int]:
-        return {found.epoch for found in self.objects.found()}
+        return {found.epoch for found in self.objects.list_objects()}
 
 
 @pytest.fixture
@@ -158,20 +158,24 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
 @pytest.mark.parametrize(
     ("what", "kind", "said"),
     [
-        (EpochBegan(5, MARKER, Settled()), Kind.EPOCH, "epoch 5 begins"),
-        (RecordsSkipped("t-0: 1..9", MARKER), Kind.SKIP, "t-0: 1..9"),
-        (StallBegan(STALL), Kind.STALL, "nothing moves"),
-        (StallEnded(StallKind.OFFSETS, 60_000), Kind.STALL, "over after 1 min 0 s"),
-        (TableEvolved(BatchKey(4, 1), ("added column gate string",)), Kind.EVOLUTION, "added column gate string"),
-        (NoticeGiven("reads in a slower way"), Kind.NOTICE, "reads in a slower way"),
-        (FutureEventTimes(BatchKey(4, 1), 7, ("t", 0), "10m"), Kind.FUTURE, "7 rows of batch 4-1"),
-        (DistributionChosen(BatchKey(4, 1), True, "it pays", 9, 90, 9), Kind.DECISION, "it pays"),
-        (ThrottleEvaluated("the metadata grows", 2.0, was_under_pressure=False), Kind.THROTTLE, "the metadata grows"),
-        (OutageMet("the catalog is away"), Kind.OUTAGE, "the catalog is away"),
-        (TablesBehind(frozenset({"a.b"}), "a.b is missing 1 row"), Kind.OUTAGE, "a.b is missing 1 row"),
+        (EpochBegan(5, MARKER, Settled()), EventKind.EPOCH, "epoch 5 begins"),
+        (RecordsSkipped("t-0: 1..9", MARKER), EventKind.SKIP, "t-0: 1..9"),
+        (StallBegan(STALL), EventKind.STALL, "nothing moves"),
+        (StallEnded(StallKind.OFFSETS, 60_000), EventKind.STALL, "over after 1 min 0 s"),
+        (TableEvolved(BatchKey(4, 1), ("added column gate string",)), EventKind.EVOLUTION, "added column gate string"),
+        (NoticeGiven("reads in a slower way"), EventKind.NOTICE, "reads in a slower way"),
+        (FutureEventTimes(BatchKey(4, 1), 7, ("t", 0), "10m"), EventKind.FUTURE, "7 rows of batch 4-1"),
+        (DistributionChosen(BatchKey(4, 1), True, "it pays", 9, 90, 9), EventKind.DECISION, "it pays"),
+        (
+            ThrottleEvaluated("the metadata grows", 2.0, was_under_pressure=False),
+            EventKind.THROTTLE,
+            "the metadata grows",
+        ),
+        (OutageMet("the catalog is away"), EventKind.OUTAGE, "the catalog is away"),
+        (TablesBehind(frozenset({"a.b"}), "a.b is missing 1 row"), EventKind.OUTAGE, "a.b is missing 1 row"),
     ],
 )
-def test_what_happened_is_reported_in_words(bench: Bench, what: StreamEvent, kind: Kind, said: str) -> None:
+def test_what_happened_is_reported_in_words(bench: Bench, what: StreamEvent, kind: EventKind, said: str) -> None:
     recorder = bench.writer(4)
     bench.record(recorder, what, at_ms=NOW + 5)
     recorder.write(NOW)
@@ -192,13 +196,13 @@ def test_what_repeats_with_each_batch_is_reported_when_it_changes(bench: Bench) 
     bench.record(recorder, PhaseBegan(Phase.WAITING), PhaseBegan(Phase.WAITING), at_ms=NOW + 6_000)
     bench.record(recorder, ThrottleEvaluated(None, 1.0, was_under_pressure=True), at_ms=NOW + 6_000)
     recorder.write(NOW)
-    reported = [(h.kind, h.sentence) for h in bench.stored().happened if h.kind is not Kind.EPOCH]
+    reported = [(h.kind, h.sentence) for h in bench.stored().happened if h.kind is not EventKind.EPOCH]
     assert reported == [
-        (Kind.OUTAGE, "the catalog is away, try 0"),
-        (Kind.DECISION, "rows are shuffled from here on: 0 partitions"),
-        (Kind.THROTTLE, "the metadata has 0 MiB"),
-        (Kind.OUTAGE, "the outage is over after 6.0 s"),
-        (Kind.THROTTLE, "the table's metadata no longer grows; commits follow the declared interval"),
+        (EventKind.OUTAGE, "the catalog is away, try 0"),
+        (EventKind.DECISION, "rows are shuffled from now on: 0 partitions"),
+        (EventKind.THROTTLE, "the metadata has 0 MiB"),
+        (EventKind.OUTAGE, "the outage is over after 6.0 s"),
+        (EventKind.THROTTLE, "the table's metadata no longer grows; commits follow the declared interval"),
     ]
 
 
@@ -208,7 +212,7 @@ def test_tables_that_lack_rows_are_reported_when_they_are_others_and_when_all_ha
     for names, sentence in ((a, "1 row"), (a, "2 rows"), (both, "3 rows"), (none, "all have all"), (a, "4 rows")):
         bench.record(recorder, TablesBehind(names, sentence), PhaseBegan(Phase.STAGING))
     recorder.write(NOW)
-    reported = [h.sentence for h in bench.stored().happened if h.kind is Kind.OUTAGE]
+    reported = [h.sentence for h in bench.stored().happened if h.kind is EventKind.OUTAGE]
     assert reported == ["1 row", "3 rows", "all have all", "4 rows"]
 
 
@@ -225,14 +229,14 @@ def test_nothing_is_due_before_there_is_a_table_and_an_epoch(bench: Bench) -> No
 def test_it_is_written_once_a_minute_and_sooner_if_something_happened(bench: Bench) -> None:
     recorder = bench.writer(4)
     recorder.write(NOW)
-    assert not recorder.is_due(NOW + EVERY_MS)  # nothing changed
+    assert not recorder.is_due(NOW + WRITE_INTERVAL_MS)  # nothing changed
     bench.record(recorder, batch())
-    assert not recorder.is_due(NOW + EVERY_MS - 1)
-    assert recorder.is_due(NOW + EVERY_MS)
-    assert recorder.is_due(NOW - 10 * EVERY_MS)  # the clock was set back
+    assert not recorder.is_due(NOW + WRITE_INTERVAL_MS - 1)
+    assert recorder.is_due(NOW + WRITE_INTERVAL_MS)
+    assert recorder.is_due(NOW - 10 * WRITE_INTERVAL_MS)  # the clock was set back
     bench.record(recorder, NoticeGiven("look"))
-    assert not recorder.is_due(NOW + AT_ONCE_MS - 1)
-    assert recorder.is_due(NOW + AT_ONCE_MS)
+    assert not recorder.is_due(NOW + EVENT_WRITE_INTERVAL_MS - 1)
+    assert recorder.is_due(NOW + EVENT_WRITE_INTERVAL_MS)
 
 
 def test_only_what_changed_is_written(bench: Bench) -> None:
@@ -240,7 +244,7 @@ def test_only_what_changed_is_written(bench: Bench) -> None:
     recorder.write(NOW)
     bench.storage.put_paths.clear()
     bench.record(recorder, batch())
-    recorder.write(NOW + EVERY_MS)
+    recorder.write(NOW + WRITE_INTERVAL_MS)
     assert bench.storage.put_paths == [f"{bench.location}/00000004-minutes.json"]
 
 
@@ -249,7 +253,7 @@ def test_a_new_epoch_goes_on_with_the_history_of_the_last_and_leaves_three_objec
         recorder = bench.writer(epoch, at_ms=NOW + epoch * MINUTE_MS)
         bench.record(recorder, batch(), at_ms=NOW + epoch * MINUTE_MS)
         recorder.write(NOW + epoch * MINUTE_MS)
-        assert (bench.epochs(), len(bench.objects.found())) == ({epoch}, 3)
+        assert (bench.epochs(), len(bench.objects.list_objects())) == ({epoch}, 3)
     assert sum(p.records for p in bench.stored().points()) == 19 * 100
     assert len(bench.stored().happened) == 19
 
@@ -259,7 +263,7 @@ def test_the_next_epoch_of_the_same_process_counts_nothing_twice(bench: Bench) -
     bench.record(recorder, batch())
     recorder.write(NOW)
     bench.record(recorder, EpochBegan(5, MARKER, Settled()), batch())
-    recorder.write(NOW + EVERY_MS)
+    recorder.write(NOW + WRITE_INTERVAL_MS)
     assert bench.epochs() == {5}
     assert sum(p.records for p in bench.stored().points()) == 200
 
@@ -272,10 +276,10 @@ def test_what_a_replaced_writer_still_puts_is_passed_over_and_goes(bench: Bench)
     bench.record(new, batch(records=1))
     new.write(NOW)
     bench.record(old, batch(records=1_000_000), NoticeGiven("I am still here"))
-    old.write(NOW + EVERY_MS)
+    old.write(NOW + WRITE_INTERVAL_MS)
     assert bench.epochs() == {4, 5}
     assert sum(p.records for p in bench.stored().points()) == 101
-    assert all(h.kind is Kind.EPOCH for h in bench.stored().happened)
+    assert all(h.kind is EventKind.EPOCH for h in bench.stored().happened)
     later = NOW + 8 * 3_600_000
     bench.record(new, batch(records=1), at_ms=later)
     new.write(later)
@@ -327,7 +331,7 @@ def test_an_object_that_cannot_be_read_costs_its_part_alone(bench: Bench, conten
     bench.record(recorder, batch())
     recorder.write(NOW)
     bench.storage.put(f"{bench.location}/00000004-minutes.json", content)
-    past, problems = bench.objects.read(bench.objects.found())
+    past, problems = bench.objects.read(bench.objects.list_objects())
     assert (past.points(), len(past.happened), len(problems)) == ((), 1, 1)
     bench.writer(5).write(NOW)
     assert bench.epochs() == {5}
@@ -339,7 +343,7 @@ def test_an_earlier_object_serves_for_one_that_cannot_be_read(bench: Bench) -> N
     bench.record(recorder, batch())
     recorder.write(NOW)
     bench.storage.put(f"{bench.location}/00000005-minutes.json", b"torn")
-    past, problems = bench.objects.read(bench.objects.found())
+    past, problems = bench.objects.read(bench.objects.list_objects())
     assert sum(p.records for p in past.points()) == 100
     assert problems == [f"{bench.location}/00000005-minutes.json: " + problems[0].split(": ", 1)[1]]
 
@@ -362,7 +366,7 @@ def test_the_history_of_another_table_in_the_folder_counts_for_nothing_and_goes(
     other = bench.writer(9)
     bench.record(other, batch())
     other.write(NOW)
-    bench.objects = Objects(bench.storage, bench.location, "uuid-2")
+    bench.objects = HistoryStore(bench.storage, bench.location, "uuid-2")
     assert bench.stored().points() == ()
     bench.writer(1).write(NOW)
     assert bench.epochs() == {1}
@@ -380,57 +384,57 @@ def test_a_stream_that_was_forgotten_begins_at_epoch_one_with_its_history(bench:
 def test_a_storage_that_fails_is_logged_once_and_later_gets_all(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     recorder, bench.storage.fails = bench.writer(4), OSError("no route")
     for n in range(5):
-        at = NOW + n * AGAIN_MS
+        at = NOW + n * RETRY_INTERVAL_MS
         bench.record(recorder, batch(), at_ms=at)
         assert recorder.is_due(at)
         recorder.write(at)
-        assert not recorder.is_due(at + AGAIN_MS - 1)
+        assert not recorder.is_due(at + RETRY_INTERVAL_MS - 1)
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
     bench.storage.fails = None
-    recorder.write(NOW + 6 * AGAIN_MS)
+    recorder.write(NOW + 6 * RETRY_INTERVAL_MS)
     assert sum(p.records for p in bench.stored().points()) == 500
 
 
 def test_the_writer_never_waits_for_a_storage_that_hangs(bench: Bench, tmp_path: Path) -> None:
-    scribes = Scribes(clock_ms=lambda: NOW, poll_interval_s=0.01)
+    recording_threads = RecordingThreads(clock_ms=lambda: NOW, poll_interval_s=0.01)
     stuck, other = bench.writer(4), Bench(tmp_path / "other")
     bench.storage.answers.clear()
-    scribes.add(stuck, storage="s3://hangs")
+    recording_threads.add(stuck, storage="s3://hangs")
     well = other.writer(4)
-    scribes.add(well, storage="s3://answers")
+    recording_threads.add(well, storage="s3://answers")
     eventually(lambda: other.epochs() == {4})
     for n in range(1_000):  # the writer goes on
         bench.record(stuck, batch(), NoticeGiven(f"notice {n}"), at_ms=NOW + n * MINUTE_MS)
-    scribes.remove(stuck, wait_s=0.01)
-    assert bench.objects.found() == []
+    recording_threads.remove(stuck, wait_s=0.01)
+    assert bench.objects.list_objects() == []
     bench.storage.answers.set()
     eventually(lambda: sum(p.records for p in bench.stored().points()) > 0)
-    scribes.remove(well)
+    recording_threads.remove(well)
 
 
 def test_the_end_of_a_writer_writes_its_last_minute_and_why_it_ended(bench: Bench) -> None:
-    scribes, recorder = Scribes(clock_ms=lambda: NOW, poll_interval_s=0.01), bench.writer(4)
-    scribes.add(recorder, storage="file://")
+    recording_threads, recorder = RecordingThreads(clock_ms=lambda: NOW, poll_interval_s=0.01), bench.writer(4)
+    recording_threads.add(recorder, storage="file://")
     eventually(lambda: bench.epochs() == {4})
     bench.record(recorder, batch())
     recorder.ended("Fenced: another writer took over", at_ms=NOW)
-    scribes.remove(recorder)
+    recording_threads.remove(recorder)
     assert bench.stored().happened[-1].sentence == "the writer ended: Fenced: another writer took over"
     assert bench.stored().points()[-1].records == 100
     eventually(lambda: "history" not in {thread.name for thread in threading.enumerate()})
 
 
 def test_a_scribe_serves_streams_that_come_after_all_others_left(bench: Bench, tmp_path: Path) -> None:
-    scribes, second = Scribes(clock_ms=lambda: NOW, poll_interval_s=0.01), Bench(tmp_path / "second")
+    recording_threads, second = RecordingThreads(clock_ms=lambda: NOW, poll_interval_s=0.01), Bench(tmp_path / "second")
     for one in (bench, second):
         recorder = one.writer(4)
-        scribes.add(recorder, storage="file://")
-        scribes.remove(recorder)
+        recording_threads.add(recorder, storage="file://")
+        recording_threads.remove(recorder)
         assert one.epochs() == {4}
-    scribes.remove(recorder)  # a second time, and nothing is written
+    recording_threads.remove(recorder)  # a second time, and nothing is written
 
 
 def test_objects_with_other_names_are_none_of_ours() -> None:
-    assert Found.at("x/00000004-tens.json") == Found(4, Part.TENS, "x/00000004-tens.json")
+    assert HistoryObject.from_path("x/00000004-tens.json") == HistoryObject(4, Part.TENS, "x/00000004-tens.json")
     for name in ("supervision.json", "4-tens.json", "00000004-days.json", ".00000004-tens.json.frazil-tmp"):
-        assert Found.at(f"x/{name}") is None
+        assert HistoryObject.from_path(f"x/{name}") is None

@@ -29,7 +29,7 @@ def test_of_a_killed_writer_that_is_said_and_no_line_of_its_work(tmp_path: Path)
 
 def test_a_writer_that_its_supervisor_killed_is_said_to_have_been_asked_first(tmp_path: Path):
     write_notes(tmp_path, Notes(stop=StopRequest("launch-1", 0, "hung", "no progress for 5 min")))
-    said = "it was killed after it had been asked to stop: no progress for 5 min"
+    said = "the writer was killed after a stop request: no progress for 5 min"
     assert error_after(tmp_path, log=WORKS) == said
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from frazil.errors import EnvironmentUnusable, WriterBusy
-from frazil.host.agents import AGENT_FILE, KILLS_WITHIN_MS, ask_agent_to_kill
+from frazil.host.agents import AGENT_FILE, KILL_TIMEOUT_MS, ask_agent_to_kill
 from frazil.host.json_file import read_json, replace_json
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
@@ -39,7 +39,7 @@ def ended(at_hand: Any, eventually: Any) -> Any:
 
 def test_where_nothing_was_launched_there_is_nothing_to_see(at_hand: Any) -> None:
     observation = at_hand.launcher.observe()
-    assert observation.process is ProcessState.NEVER
+    assert observation.process is ProcessState.NEVER_LAUNCHED
     assert observation.launch is None
     assert at_hand.launcher.read_log(None, limit_bytes=1000) is None
 
@@ -90,8 +90,8 @@ def test_an_agent_is_asked_to_kill_its_driver_and_is_killed_if_it_does_not(at_ha
     script = (
         "import signal, sys\n"
         "from pathlib import Path\n"
-        "from frazil.host.agents import KILL, record_agent\n"
-        "signal.signal(KILL, lambda *_: print('asked', flush=True))\n"
+        "from frazil.host.agents import KILL_SIGNAL, record_agent\n"
+        "signal.signal(KILL_SIGNAL, lambda *_: print('asked', flush=True))\n"
         "record_agent(Path(sys.argv[1]))\n"
         "while True: signal.pause()\n"
     )
@@ -102,7 +102,7 @@ def test_an_agent_is_asked_to_kill_its_driver_and_is_killed_if_it_does_not(at_ha
     assert at_hand.launcher.observe().process is ProcessState.RUNNING
     requested = read_json(at_hand.folder / AGENT_FILE)
     replace_json(
-        at_hand.folder / AGENT_FILE, {**requested, "requested_at_ms": requested["requested_at_ms"] - KILLS_WITHIN_MS}
+        at_hand.folder / AGENT_FILE, {**requested, "requested_at_ms": requested["requested_at_ms"] - KILL_TIMEOUT_MS}
     )
     at_hand.launcher.stop(force=True)
     assert ended(at_hand, eventually).code == 137
@@ -224,7 +224,7 @@ def test_the_log_is_read_from_where_the_last_check_ended(at_hand: Any, eventuall
     with (at_hand.folder / "writer.log").open("a") as log:
         log.write("ur\n" + "x" * 5000 + "\nend\n")
     lines = at_hand.launcher.read_log(chunk.position, limit_bytes=1000).lines
-    assert "bytes are not shown" in lines[0]
+    assert "bytes are omitted" in lines[0]
     assert lines[-1] == "end"
 
 

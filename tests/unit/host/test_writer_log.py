@@ -12,7 +12,16 @@ import pytest
 
 from frazil.host import writer_log
 from frazil.host.launcher import LogPosition
-from frazil.host.writer_log import CONTINUES, LOG_FILE, LOGS_KEPT, last_error, leveled, read_lines, rotate, rotate_full
+from frazil.host.writer_log import (
+    CONTINUES,
+    LOG_FILE,
+    MAX_LOGS,
+    last_error,
+    read_lines,
+    rotate,
+    rotate_full,
+    with_levels,
+)
 
 
 def test_a_line_keeps_its_level_and_a_trace_has_that_of_its_first_line():
@@ -26,12 +35,12 @@ def test_a_line_keeps_its_level_and_a_trace_has_that_of_its_first_line():
         "\tat java.base/java.io.FileOutputStream.write",
         "2026-11-22 05:00:04,123 INFO frazil: the next",
     ]
-    levels = [level for level, _ in leveled(lines)]
+    levels = [level for level, _ in with_levels(lines)]
     assert levels == [
         logging.INFO, logging.INFO, logging.WARNING, logging.WARNING, logging.ERROR, logging.ERROR, logging.ERROR,
         logging.INFO,
     ]  # fmt: skip
-    assert [line for _, line in leveled(lines)] == lines
+    assert [line for _, line in with_levels(lines)] == lines
 
 
 def say(folder: Path, line: object) -> None:
@@ -54,11 +63,11 @@ def test_a_log_that_is_full_becomes_the_first_old_one_and_those_who_hold_it_open
 
 
 def test_no_more_than_five_old_logs_are_kept(tmp_path: Path):
-    for number in range(LOGS_KEPT + 3):
+    for number in range(MAX_LOGS + 3):
         say(tmp_path, number)
         assert rotate_full(tmp_path, full_bytes=1)
-    assert len(list(tmp_path.iterdir())) == 1 + LOGS_KEPT
-    assert text(tmp_path, f"{LOG_FILE}.{LOGS_KEPT}") == f"{CONTINUES}\n3\n"
+    assert len(list(tmp_path.iterdir())) == 1 + MAX_LOGS
+    assert text(tmp_path, f"{LOG_FILE}.{MAX_LOGS}") == f"{CONTINUES}\n3\n"
 
 
 def test_without_a_log_there_is_none_to_rotate(tmp_path: Path):
@@ -75,10 +84,10 @@ def test_what_another_process_logs_meanwhile_is_in_order_and_never_twice(tmp_pat
         process = subprocess.Popen(
             [sys.executable, "-c", counting], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.PIPE
         )
-    while not (tmp_path / f"{LOG_FILE}.{LOGS_KEPT}").exists():
+    while not (tmp_path / f"{LOG_FILE}.{MAX_LOGS}").exists():
         rotate_full(tmp_path, full_bytes=5_000)
     _, last = process.communicate()
-    names = [*(f"{LOG_FILE}.{n}" for n in range(LOGS_KEPT, 0, -1)), LOG_FILE]
+    names = [*(f"{LOG_FILE}.{n}" for n in range(MAX_LOGS, 0, -1)), LOG_FILE]
     lines = "".join(text(tmp_path, name) for name in names if (tmp_path / name).exists()).splitlines()
     numbers = [int(line) for line in lines if len(line) == 12]
     assert numbers == sorted(set(numbers))

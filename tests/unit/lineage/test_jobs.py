@@ -88,8 +88,8 @@ def test_three_hundred_runs_are_reported_twice_over_each_as_its_own() -> None:
 def test_a_backend_that_hangs_keeps_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, forever = Backend(), threading.Event()
     backend.meanwhile = lambda: forever.wait() and None
-    monkeypatch.setattr(module, "CLOSE_S", 0.05)
-    monkeypatch.setattr(module, "MAX_WAITING_EVENTS", 10)
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(module, "MAX_QUEUED_EVENTS", 10)
     began = time.monotonic()
     with openlineage_jobs(ON, connect=backend.connect) as jobs:
         assert jobs is not None

@@ -15,8 +15,8 @@ from frazil.commit.settle import Settled
 from frazil.events import BatchCommitted, EpochBegan, Event, StreamEvent, TableEvolved
 from frazil.kafka.identity import SourceIdentity
 from frazil.lineage.client import Client
-from frazil.lineage.facts import Dataset, RunFacts, Settings, State, Totals, dataset_of
-from frazil.lineage.stream import AGAIN_MS, StreamLineage
+from frazil.lineage.facts import Dataset, RunFacts, Settings, State, Totals, table_dataset
+from frazil.lineage.stream import RETRY_INTERVAL_MS, StreamLineage
 from frazil.spec.load import validate_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
@@ -72,7 +72,7 @@ class Bench:
         self.sent = Sent()
         settings = Settings(on=True, every_ms=EVERY_MS)
         self.lineage = StreamLineage(
-            "ticks", settings=settings, bootstrap="b1:9092,b2:9092", named=["ticks"], connect=lambda: self.sent
+            "ticks", settings=settings, bootstrap="b1:9092,b2:9092", topics=["ticks"], connect=lambda: self.sent
         )
         self.lineage.opens(lambda: table)
         if begins:
@@ -155,7 +155,7 @@ def test_a_backend_that_is_away_is_logged_once_and_gets_the_newest_totals(
     bench = Bench(table)
     bench.sent.fails = True
     bench.record(BATCH)
-    bench.passes(NOW + 5 * AGAIN_MS)
+    bench.passes(NOW + 5 * RETRY_INTERVAL_MS)
     assert [r.levelno for r in caplog.records if "OpenLineage" in r.getMessage()] == [logging.WARNING]
     bench.sent.fails = False
     bench.record(BATCH)
@@ -179,11 +179,11 @@ def test_a_table_that_evolved_has_its_new_columns_with_the_next_batch(table: Tab
 
 
 def test_a_table_is_named_by_its_location_and_has_its_name_in_the_catalog(table: Table) -> None:
-    found = dataset_of(table)
+    found = table_dataset(table)
     assert (found.namespace, found.identifier) == ("file", "demo.ticks")
     assert found.name == table.location().removeprefix("file://")
     table.metadata = table.metadata.model_copy(update={"location": "s3://lake/demo/ticks/"})
-    found = dataset_of(table)
+    found = table_dataset(table)
     assert (found.namespace, found.name) == ("s3://lake", "demo/ticks")
 
 
@@ -207,12 +207,12 @@ def test_a_table_is_named_by_its_location_and_has_its_name_in_the_catalog(table:
 def test_it_is_off_unless_openlineages_own_variables_name_a_backend(
     environment: dict[str, str], expected: Settings
 ) -> None:
-    assert Settings.of(environment) == expected
+    assert Settings.load(environment) == expected
 
 
 @pytest.mark.parametrize(("name", "value"), [("FRAZIL_LINEAGE_EVERY", "soon"), ("OPENLINEAGE_PARENT_ID", "dag")])
 def test_what_cannot_be_used_is_named_and_ends_nothing(name: str, value: str) -> None:
-    settings = Settings.of({"OPENLINEAGE_URL": "http://b:5000", name: value})
+    settings = Settings.load({"OPENLINEAGE_URL": "http://b:5000", name: value})
     (problem,) = settings.problems
     assert settings == Settings(on=True, problems=(problem,))
     assert problem.startswith(f"{name} is {value!r}")

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from frazil import installed
-from frazil.operations.answers import SILENT_AFTER_S, TOO_OLD_S, Answer, Answers
+from frazil.operations.answers import STALE_AFTER_S, UNRESPONSIVE_AFTER_S, Answer, Answers
 from tests.polling import eventually
 
 
@@ -101,7 +101,7 @@ def test_a_newer_answer_than_an_old_one_is_waited_for_up_to_the_deadline_and_the
     answers: Answers, clock: Clock, gate: threading.Event
 ):
     assert answers.one("g", "k", lambda: "old", keep_s=1, within_s=60).value == "old"
-    clock.s += TOO_OLD_S
+    clock.s += STALE_AFTER_S
     assert answers.one("g", "k", lambda: "old", keep_s=1e9, within_s=60).pending is False, "nobody looks"
     found = answers.one("g", "k", lambda: hangs(gate), keep_s=1, within_s=0)
     assert (found.value, found.pending) == ("old", True)
@@ -140,7 +140,7 @@ def test_what_hangs_is_silent_since_its_check_began_and_delays_no_other_group(
     stuck = [answers.ask("silent", n, lambda: hangs(gate), keep_s=1) for n in range(5)]
     assert [a.pending for a in answers.gather(stuck, within_s=0)] == [True] * 5
     began_ms = clock.now_ms()
-    clock.s += SILENT_AFTER_S
+    clock.s += UNRESPONSIVE_AFTER_S
     # Two hang, and the three that wait for their threads are as silent.
     assert [a.silent_since_ms for a in answers.gather(stuck, within_s=60)] == [began_ms] * 5
     assert answers.one("other", "k", lambda: "well", keep_s=1, within_s=60).value == "well"
@@ -152,7 +152,7 @@ def test_what_only_waits_for_a_thread_of_checks_that_come_back_is_pending_and_no
     answers: Answers, clock: Clock, gate: threading.Event
 ):
     first = answers.ask("g", 1, lambda: hangs(gate), keep_s=1)
-    clock.s += SILENT_AFTER_S
+    clock.s += UNRESPONSIVE_AFTER_S
     others = [answers.ask("g", n, lambda: hangs(gate), keep_s=1) for n in (2, 3)]
     one, *rest = answers.gather([first, *others], within_s=0)
     assert one.silent_since_ms is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.maintenance.health import PartitionFiles
-from frazil.operations.calendar import SHOWN, Calendar, Cell, calendar_of, partition_calendar, together
+from frazil.operations.calendar import SHOWN, Calendar, Cell, calendar_of, merge_calendars, partition_calendar
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import Signal, SignalState
 
@@ -96,12 +96,12 @@ def test_each_hour_shows_what_the_partition_of_its_day_has():
         [partition(day.start_us, us=Grain.DAY.us)],
         now_us=day.end_us + 10 * Grain.DAY.us,
     )
-    made = together(signalled, of_days)
+    made = merge_calendars(signalled, of_days)
     assert made is not None
     assert [(c.state, c.rows, c.files, c.compacted, c.backfilled) for c in made.cells] == [
         ("complete", 7, 1, True, True),
         ("open", None, 1, False, False),
     ]
     assert (made.grain, made.waits_for) == ("hour", "the watermark")
-    assert together(signalled, None) is signalled
-    assert together(None, of_days) is of_days
+    assert merge_calendars(signalled, None) is signalled
+    assert merge_calendars(None, of_days) is of_days

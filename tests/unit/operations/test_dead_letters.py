@@ -24,8 +24,8 @@ from frazil.commit.dead_letter_counts import (
     span_start,
 )
 from frazil.commit.reasons import MAX_REASONS, Reason, parse_reasons, reasons_summary
-from frazil.history.points import Happened, Kind
-from frazil.operations.dead_letters import COMMITTED_MS, Rejected, rejected_of, treated, with_treatments
+from frazil.history.points import EventKind, HistoryEvent
+from frazil.operations.dead_letters import COMMITTED_MS, Rejected, count_rejected, find_treatments, with_treatments
 from frazil.status.flow import DAY_MS
 
 NOW_MS = 1_700_000_000_000
@@ -50,7 +50,7 @@ def batch(at_ms: int, **found: Reason) -> tuple[int, dict[str, str]]:
     return at_ms, {"frazil.stream": "orders", "frazil.commit-record": "r", **reasons_summary(found)}
 
 
-def published(at_ms: int) -> tuple[int, dict[str, str]]:
+def published_summaries(at_ms: int) -> tuple[int, dict[str, str]]:
     counts = {"frazil.records": "9", "frazil.rejected": "3"}
     return at_ms, {"frazil.operation": "backfill", "frazil.backfill": "l", "frazil.backfill-stream": "orders", **counts}
 
@@ -68,7 +68,7 @@ def by_hour(rejected_ms: int, **more: int) -> Counts:
 
 MAIN = snapshots(
     batch(NOW_MS - 900, TypeMismatch=Reason(12, ("orders[0]@0", "orders[0]@1")), NotJson=Reason(3, ("orders[0]@7",))),
-    published(NOW_MS - 800),
+    published_summaries(NOW_MS - 800),
     batch(NOW_MS - 600, TypeMismatch=Reason(1, ("orders[0]@99",))),
 )
 
@@ -79,8 +79,8 @@ def test_what_a_replay_took_out_is_there_no_more_and_names_no_place():
         replayed(NOW_MS - 790, TypeMismatch=-12, MissingField=3),
         replayed(NOW_MS - 700, stream="others", NotJson=-3),
     )
-    treatments = treated(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
-    assert rejected_of(MAIN, "orders", treatments, now_ms=NOW_MS) == [
+    treatments = find_treatments(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
+    assert count_rejected(MAIN, "orders", treatments, now_ms=NOW_MS) == [
         Rejected("TypeMismatch", 13, ("orders[0]@99",), 1),
         Rejected("NotJson", 3, ("orders[0]@7",), 3),
         Rejected("MissingField", 0, (), 3),
@@ -89,9 +89,9 @@ def test_what_a_replay_took_out_is_there_no_more_and_names_no_place():
 
 
 def test_dead_letters_that_repeated_a_row_are_not_reported_as_landed():
-    at_ms, summary = published(NOW_MS - 800)
+    at_ms, summary = published_summaries(NOW_MS - 800)
     main = snapshots((at_ms, {**summary, "frazil.repeated": "2"}))
-    (treatment,) = treated(snapshots(replayed(NOW_MS - 790)), main, "orders", since_ms=BEGIN_MS)
+    (treatment,) = find_treatments(snapshots(replayed(NOW_MS - 790)), main, "orders", since_ms=BEGIN_MS)
     assert treatment.sentence == (
         "dead letters were replayed: 7 records landed, 2 repeated a row and were dropped, 3 failed again"
     )
@@ -100,18 +100,18 @@ def test_dead_letters_that_repeated_a_row_are_not_reported_as_landed():
 def test_a_discard_is_reported_with_who_and_why_and_no_less_than_none_are_there():
     reported = {"frazil.dead-letters-of": "orders", "frazil.discarded-by": "ada", "frazil.reason": "a test"}
     dead_letters = snapshots((NOW_MS - 500, {**reported, **dead_letter_summary(by_hour(NOW_MS - 900, NotJson=-5))}))
-    treatments = treated(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
-    found = {one.reason: one for one in rejected_of(MAIN, "orders", treatments, now_ms=NOW_MS)}
+    treatments = find_treatments(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
+    found = {one.reason: one for one in count_rejected(MAIN, "orders", treatments, now_ms=NOW_MS)}
     assert (found["NotJson"].count, found["NotJson"].there, found["NotJson"].places) == (3, 0, ())
-    later = Happened(NOW_MS, Kind.STALL, "stalled")
-    discarded = Happened(NOW_MS - 500, Kind.DEAD_LETTERS, "dead letters were discarded by ada: a test")
+    later = HistoryEvent(NOW_MS, EventKind.STALL, "stalled")
+    discarded = HistoryEvent(NOW_MS - 500, EventKind.DEAD_LETTERS, "dead letters were discarded by ada: a test")
     assert with_treatments([later], treatments) == (discarded, later)
 
 
 def left(main: Any, *dead_letters: tuple[int, dict[str, str]]) -> tuple[int, int]:
     """How many records were rejected for one reason, and how many of them are dead letters."""
-    treatments = treated(snapshots(*dead_letters), main, "orders", since_ms=BEGIN_MS)
-    (found,) = rejected_of(main, "orders", treatments, now_ms=NOW_MS)
+    treatments = find_treatments(snapshots(*dead_letters), main, "orders", since_ms=BEGIN_MS)
+    (found,) = count_rejected(main, "orders", treatments, now_ms=NOW_MS)
     return found.count, found.there
 
 
@@ -204,12 +204,12 @@ def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_reported_wit
     now_ms = max(now_ms, *(at_ms for at_ms, _ in [*world.main, *world.treatments]))
     begin_ms = now_ms - DAY_MS
     main, dead_letters = snapshots(*world.main), snapshots(*world.treatments)
-    treatments = treated(dead_letters if world.treatments else None, main, "orders", since_ms=begin_ms)
+    treatments = find_treatments(dead_letters if world.treatments else None, main, "orders", since_ms=begin_ms)
     if any(not one.changes.by for one in treatments):
         return  # it was too long
     span = max((one.changes.span for one in treatments), default=1)
     since_ms = span_start((begin_ms - COMMITTED_MS) // HOUR_MS, span) * HOUR_MS
-    for found in rejected_of(main, "orders", treatments, now_ms=now_ms):
+    for found in count_rejected(main, "orders", treatments, now_ms=now_ms):
         assert 0 <= found.there <= world.left(found.reason, since_ms)
 
 
@@ -224,18 +224,18 @@ def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_
     for at_ms in rejected:
         changed["NotJson", span_start(at_ms // HOUR_MS, span)] -= 10
     summary = {**dead_letter_summary(changed), dead_letter_counts.SPAN: str(span)}
-    treatments = treated(
+    treatments = find_treatments(
         snapshots((NOW_MS, {"frazil.dead-letters-of": "orders", **summary})), main, "orders", since_ms=0
     )
-    (found,) = rejected_of(main, "orders", treatments, now_ms=NOW_MS + later_h * HOUR_MS)
+    (found,) = count_rejected(main, "orders", treatments, now_ms=NOW_MS + later_h * HOUR_MS)
     assert found.there == 0
 
 
 def test_without_a_table_of_dead_letters_or_with_one_that_others_changed_all_are_there():
     reported = ({"frazil.letters-by": said, "frazil.dead-letters-of": "orders"} for said in ("[1]", '{"NotJson":-3}'))
     for dead_letters in (None, *(snapshots((NOW_MS - 500, one)) for one in reported)):
-        treatments = treated(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
-        assert [one.there for one in rejected_of(MAIN, "orders", treatments, now_ms=NOW_MS)] == [13, 3]
+        treatments = find_treatments(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
+        assert [one.there for one in count_rejected(MAIN, "orders", treatments, now_ms=NOW_MS)] == [13, 3]
 
 
 def test_a_number_that_is_none_is_not_reported() -> None:

@@ -18,11 +18,11 @@ END_US = HOUR.end_us
         (Feed("a", END_US - 1, holding_back=("ticks", 3)), Holder("topic-partition", "ticks-3")),
         (Feed("a", END_US + 9, lateness_us=10, holding_back=("ticks", 3)), Holder("topic-partition", "ticks-3")),
         (Feed("a", END_US - 1), Holder("stream", "a", "is idle")),
-        (Feed("a", None), Holder("stream", "a", "has not begun")),
-        (Feed("a", None, problem="nobody declares it"), Holder("stream", "a", "does not count")),
+        (Feed("a", None), Holder("stream", "a", "has not started")),
+        (Feed("a", None, problem="nobody declares it"), Holder("stream", "a", "cannot be read")),
         (
             Feed("a", END_US, holding_back=("ticks", 3), waiting_us=END_US - 5),
-            Holder("stream", "a", "rows wait on a branch"),
+            Holder("stream", "a", "has rows on a branch"),
         ),
     ],
 )
@@ -32,7 +32,7 @@ def test_each_stream_that_has_not_come_so_far_says_what_holds_it(feed: Feed, hol
 
 
 def test_while_a_watermark_is_unknown_its_stream_holds_everything():
-    assert holders([Feed("a", None), Feed("b", END_US)], None, []) == (Holder("stream", "a", "has not begun"),)
+    assert holders([Feed("a", None), Feed("b", END_US)], None, []) == (Holder("stream", "a", "has not started"),)
 
 
 def test_a_gate_holds_the_windows_that_it_did_not_let_pass():

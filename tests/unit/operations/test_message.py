@@ -10,12 +10,12 @@ import pytest
 
 from frazil.maintenance.alerts import Alert
 from frazil.operations.message import (
-    ALONE,
-    KEY,
-    NAMED,
-    SENTENCES,
+    MAX_KEY_CHARACTERS,
+    MAX_LISTED,
+    MAX_SENTENCE_CHARACTERS,
+    MAX_SEPARATE,
+    MAX_TITLE_CHARACTERS,
     SEVERAL,
-    TITLE,
     Message,
     failed_task,
     late_run,
@@ -98,7 +98,7 @@ def test_three_hundred_alerts_are_one_message_that_can_be_read() -> None:
     fired = reported(*many(), standing=300)
     assert fired.title == "frazil: 300 alerts: lag (200), freshness (100)"
     for text in (fired.text, fired.slack, fired.html):
-        assert len(text) < SENTENCES + NAMED * 500
+        assert len(text) < MAX_SENTENCE_CHARACTERS + MAX_LISTED * 500
         assert "lag, stream s8 of city.t8" in text
         assert "stream s11" not in text
         assert f"And 290 more: {PAGE}" in text
@@ -107,19 +107,21 @@ def test_three_hundred_alerts_are_one_message_that_can_be_read() -> None:
 
 def test_each_alert_has_an_incident_of_its_own_up_to_what_a_user_can_follow() -> None:
     fired = reported(*many(), standing=300).each()
-    assert [len(one.troubles) for one in fired] == [1] * ALONE + [300 - ALONE]
-    assert len({one.key for one in fired}) == ALONE + 1
+    assert [len(one.troubles) for one in fired] == [1] * MAX_SEPARATE + [300 - MAX_SEPARATE]
+    assert len({one.key for one in fired}) == MAX_SEPARATE + 1
     assert [one.key for one in reported(alert()).each()] == [reported(alert()).key]
     assert reported(*many(), standing=300).each() == fired, "twice is the same"
 
 
 def test_what_is_over_is_reported_once_for_each_incident_that_was_opened() -> None:
-    marked = [{**one, "alone": number < ALONE} for number, one in enumerate(many())]
+    marked = [{**one, "alone": number < MAX_SEPARATE} for number, one in enumerate(many())]
     opened = [one.key for one in reported(*marked, standing=300).each()]
     closed = [one.key for one in reported(*marked, is_over=True, standing=0).each()]
     assert sorted(opened) == sorted(closed), "300 alerts are 21 incidents, and none stays open"
-    assert reported(*marked[ALONE:], is_over=True, standing=ALONE).each() == (), "theirs stands until nothing does"
-    (last,) = reported(marked[ALONE], is_over=True, standing=0).each()
+    assert reported(*marked[MAX_SEPARATE:], is_over=True, standing=MAX_SEPARATE).each() == (), (
+        "theirs stands until nothing does"
+    )
+    (last,) = reported(marked[MAX_SEPARATE], is_over=True, standing=0).each()
     assert last.key == SEVERAL
     assert len(reported(*many(), is_over=True, standing=9).each()) == 300, "an earlier version remembered no more"
 
@@ -133,10 +135,10 @@ ODD = (
 @pytest.mark.parametrize("text", [ODD, "", "x" * 100_000, "✓ 東京"])
 def test_odd_text_stays_text(text: str) -> None:
     message = reported(alert(f"dead-letters:{text}", f"stream {text}", text))
-    assert len(message.title) <= TITLE
+    assert len(message.title) <= MAX_TITLE_CHARACTERS
     assert message.title.isprintable()
-    assert len(message.key) <= KEY
-    assert max(map(len, message.text.splitlines())) <= SENTENCES + 200
+    assert len(message.key) <= MAX_KEY_CHARACTERS
+    assert max(map(len, message.text.splitlines())) <= MAX_SENTENCE_CHARACTERS + 200
     assert re.findall(r"<(?!https://airflow\.example)[^>]*>", message.slack) == [], "no mention and no other link"
     tags: list[str] = []
     parser = HTMLParser(convert_charrefs=True)

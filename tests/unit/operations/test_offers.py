@@ -13,7 +13,7 @@ from frazil.commit.backfill_marker import BackfillMarker, BackfillState
 from frazil.commit.marker import BatchKey, Marker
 from frazil.errors import FrazilError
 from frazil.kafka.identity import SourceIdentity
-from frazil.operations.offers import Standing, offered, refusal
+from frazil.operations.offers import Standing, possible_actions, refusal
 from frazil.operations.page_actions import PageAction
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
@@ -56,7 +56,7 @@ def declared(kind: str) -> StreamSpec:
 def test_each_kind_of_stream_offers_what_its_commands_do_for_it(kind: str):
     spec = declared(kind)
     for now in (BEGUN, Standing()):  # also while nothing is known about its table
-        found = offered(spec, now)
+        found = possible_actions(spec, now)
         assert found[:3] == ALWAYS
         assert {*found} - {*ALWAYS} == HAS[kind]
 
@@ -76,14 +76,14 @@ def test_what_is_not_offered_is_refused_in_the_words_of_the_command(kind: str):
 @pytest.mark.parametrize("action", [PageAction.BACKFILL, PageAction.REPLAY])
 def test_a_stream_whose_table_lacks_the_coordinates_has_neither_backfill_nor_replay(action: PageAction):
     missing = replace(BEGUN, coordinates=False)
-    assert action not in offered(declared("append"), missing)
+    assert action not in possible_actions(declared("append"), missing)
     assert "does not store Kafka coordinates (its table does not have the columns)" in (
         refusal(action, declared("append"), missing) or ""
     )
 
 
 def test_a_stream_without_dead_letters_has_nothing_to_replay():
-    assert PageAction.REPLAY not in offered(declared("upsert"), replace(BEGUN, has_dead_letters=False))
+    assert PageAction.REPLAY not in possible_actions(declared("upsert"), replace(BEGUN, has_dead_letters=False))
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_a_stream_without_dead_letters_has_nothing_to_replay():
     ],
 )
 def test_one_that_was_stopped_is_resumed(changes: dict[str, bool], first: tuple[PageAction, ...]):
-    assert offered(declared("append"), replace(BEGUN, **changes))[: len(first)] == first
+    assert possible_actions(declared("append"), replace(BEGUN, **changes))[: len(first)] == first
 
 
 def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_no_dead_letters_are_replayed():
     spec, now = declared("append"), replace(BEGUN, backfill=BACKFILL)
-    assert offered(spec, now)[3:] == (PageAction.BACKFILL, PageAction.ABANDON)
+    assert possible_actions(spec, now)[3:] == (PageAction.BACKFILL, PageAction.ABANDON)
     assert "finish it, or end it with `frazil backfill ticks --abandon`" in (
         refusal(PageAction.REPLAY, spec, now) or ""
     )
-    assert offered(spec, replace(now, backfill=replace(BACKFILL, state=BackfillState.PUBLISHED)))[3:] == (
+    assert possible_actions(spec, replace(now, backfill=replace(BACKFILL, state=BackfillState.PUBLISHED)))[3:] == (
         PageAction.BACKFILL,
         PageAction.REPLAY,
     )
@@ -112,12 +112,12 @@ def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_n
 
 def test_while_dead_letters_are_replayed_there_is_no_backfill_and_the_replay_can_be_finished_or_abandoned():
     spec, now = declared("append"), replace(BEGUN, backfill=REPLAY)
-    assert offered(spec, now)[3:] == (PageAction.ABANDON, PageAction.REPLAY)
+    assert possible_actions(spec, now)[3:] == (PageAction.ABANDON, PageAction.REPLAY)
     assert "finish it with `frazil dlq replay ticks`" in (refusal(PageAction.BACKFILL, spec, now) or "")
 
 
 def test_a_stream_that_never_began_has_no_position_and_so_nothing_that_depends_on_one():
     spec, now = declared("append"), Standing(is_read=True)
-    assert offered(spec, now) == (PageAction.PAUSE, PageAction.RESTART)
+    assert possible_actions(spec, now) == (PageAction.PAUSE, PageAction.RESTART)
     assert "has no marker in table demo.ticks" in (refusal(PageAction.BACKFILL, spec, now) or "")
     assert "so frazil cannot determine which dead letters are its own" in (refusal(PageAction.REPLAY, spec, now) or "")

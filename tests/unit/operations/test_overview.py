@@ -20,11 +20,11 @@ from frazil.operations.overview import (
     StandingAlert,
     StreamReading,
     Windows,
-    by_stream,
+    group_by_stream,
     headline,
     health_of,
     line_of,
-    ordered,
+    sort_lines,
 )
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
@@ -184,7 +184,7 @@ def test_what_has_not_come_back_for_long_needs_attention_and_keeps_its_last_numb
     reading = StreamReading(before, OLD_MS, silent_since_ms=NOW_MS - GRACE_MS)
     line = line_of("ticks", spec, reading, Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.lag, line.records_per_s) == ("no answer", Level.TROUBLE, 7, 2.5)
-    said = "The catalog default, its storage, or Kafka has not answered since 2023-11-14 22:13:10Z"
+    said = "The catalog default, its storage, or Kafka has not responded since 2023-11-14 22:13:10Z"
     assert said in line.needs[0].sentence
 
 
@@ -194,7 +194,7 @@ def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and
     assert (known.word, known.level) == ("running", Level.WELL)
     new = line_of("ticks", spec, StreamReading(silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
     assert (new.word, new.level, new.needs) == ("no answer", Level.UNKNOWN, ())
-    assert "has not answered since" in new.notes[0]
+    assert "has not responded since" in new.notes[0]
 
 
 @pytest.mark.parametrize("silent_since_ms", [None, NOW_MS - 1300])
@@ -231,15 +231,13 @@ def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_
     both = needs(StreamReading(status(), NOW_MS, broken="\n".join(lines[:2])))
     assert both == tuple(Need(f"{said}: {line}", runbook) for line in lines[:2])
     *_, more = needs(StreamReading(status(), NOW_MS, broken="\n".join(lines)))
-    assert more == Need("2 more are wrong: `frazil validate` says which", runbook)
+    assert more == Need("2 more errors: run `frazil validate`", runbook)
     (need,) = needs(StreamReading(status(), NOW_MS, conflict="ticks.yaml: table: is in another catalog in a.yaml"))
-    said = (
-        "The declaration is in use, and is in conflict with another: ticks.yaml: table: is in another catalog in a.yaml"
-    )
+    said = "The declaration is in use, but conflicts with another: ticks.yaml: table: is in another catalog in a.yaml"
     assert need == Need(said, runbook)
     waits = status(OLD_MS, lag=5, last_commit_at_ms=OLD_MS - 1000)  # it was not late when it was seen
     (need,) = needs(StreamReading(waits, OLD_MS, problem="OSError: gone"))
-    said = "It could not be looked at since 2023-11-14 21:13:20Z, and is shown as it was then: OSError: gone"
+    said = "The stream's state could not be read since 2023-11-14 21:13:20Z; an older state is shown: OSError: gone"
     assert need == Need(said, "docs/runbook.md#unmeasured")
 
 
@@ -271,7 +269,7 @@ def test_a_stream_whose_windows_cannot_be_read_is_not_well(spec: StreamSpec) -> 
     line = line_of("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS)
     assert line.level is Level.TROUBLE
     (need,) = line.needs
-    assert need.sentence.startswith("Its windows cannot be read, so it is not known which are complete or held: Spec")
+    assert need.sentence.startswith("Cannot read the table's windows, so complete and held windows are unknown: Spec")
     unread = line_of("ticks", spec, StreamReading(status(table_exists=None), NOW_MS), around, now_ms=NOW_MS)
     assert not any("windows" in need.sentence for need in unread.needs), "the table's own problem is said once"
 
@@ -304,7 +302,7 @@ def test_held_windows_and_alerts_need_attention_even_where_the_stream_runs(spec:
     around = Around(Windows("hour", "2023-11-14T22:00:00Z", "", ("2023-11-14T20", "2023-11-14T21")), (alert,))
     line = line_of("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS)
     assert (line.word, line.level) == ("running", Level.TROUBLE)
-    assert line.needs[0].sentence.startswith("A quality gate holds 2023-11-14T20 and 1 more")
+    assert line.needs[0].sentence.startswith("A quality gate holds the window 2023-11-14T20 and 1 more")
     assert line.needs[0].runbook == "docs/runbook.md#held"
     assert line.needs[1] == Need(alert.sentence, "https://team/run#manifests")
 
@@ -349,7 +347,7 @@ def test_those_that_need_attention_come_first_and_then_the_names():
         Line("b", None, Level.BROKEN, "stopped", (Need("x"),)),
         Line("e", None, Level.QUIET, "paused"),
     ]
-    assert [line.stream for line in ordered(lines)] == ["b", "c", "d", "e", "a"]
+    assert [line.stream for line in sort_lines(lines)] == ["b", "c", "d", "e", "a"]
 
 
 @pytest.mark.parametrize(
@@ -358,7 +356,7 @@ def test_those_that_need_attention_come_first_and_then_the_names():
         ({}, ""),
         ({"running": Level.WELL}, "The stream is well"),
         ({"running": Level.WELL, "commits elsewhere": Level.WELL}, "All 2 streams are well"),
-        ({"not begun": Level.QUIET}, "The stream has not begun yet"),
+        ({"not begun": Level.QUIET}, "The stream has not started yet"),
         ({"not begun": Level.QUIET, "running": Level.WELL}, "No stream needs attention: 1 of 2 streams are well"),
         ({"paused": Level.QUIET}, "The stream is paused"),
         ({"loading": Level.UNKNOWN, "running": Level.WELL}, "Loading 1 stream"),
@@ -383,7 +381,7 @@ def test_no_stream_is_called_well_below_an_airflow_that_needs_attention():
 
 def test_streams_that_have_all_not_begun_are_not_called_well():
     lines = [Line(name, None, Level.QUIET, "not begun") for name in "abc"]
-    assert headline(lines) == "None of 3 streams has begun yet"
+    assert headline(lines) == "None of 3 streams has started yet"
 
 
 def test_a_stream_whose_declaration_has_no_windows_is_distinguished_from_one_whose_windows_are_not_known(
@@ -399,7 +397,7 @@ def test_an_alert_belongs_to_the_streams_that_it_concerns():
     tables = {"demo.ticks": ["ticks", "more"], "demo.ticks_dead_letters": ["ticks"], "demo.ticks_eu": ["ticks"]}
 
     def streams(subject: str, rule: str) -> list[str]:
-        return sorted(by_stream([StandingAlert(subject, rule, 0, "x")], tables))
+        return sorted(group_by_stream([StandingAlert(subject, rule, 0, "x")], tables))
 
     assert streams("demo.ticks", "manifests") == ["more", "ticks"]
     assert streams("demo.ticks", "freshness:more") == ["more"]

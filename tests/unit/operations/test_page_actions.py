@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from frazil.operations.page_actions import (
-    ALTERS,
-    DEPENDS,
-    HAS_DRY_RUN,
-    RUNS_A_DAG,
+    CONFIRMED_BY_NAME,
+    DAG_ACTIONS,
+    DEPENDENCIES,
+    DRY_RUN_ACTIONS,
     ActionContext,
     PageAction,
-    moved,
+    describe_changes,
     plan_of,
 )
-from frazil.operations.silence import Silent
+from frazil.operations.silence import MissingComponent
 
 
 def test_whatever_the_situation_each_action_says_what_it_does_and_names_its_subject():
@@ -29,11 +29,11 @@ def test_whatever_the_situation_each_action_says_what_it_does_and_names_its_subj
         assert plan.says
         assert any("ticks" in said or "riter" in said for said in plan.says)
         assert all(said.endswith(".") for said in plan.says)
-        assert plan.retype == (action in ALTERS)
-        assert plan_of(action, now, dry=True).retype == (action in ALTERS - HAS_DRY_RUN)
-        if action in RUNS_A_DAG and table:
+        assert plan.retype == (action in CONFIRMED_BY_NAME)
+        assert plan_of(action, now, dry=True).retype == (action in CONFIRMED_BY_NAME - DRY_RUN_ACTIONS)
+        if action in DAG_ACTIONS and table:
             assert (plan.refused is None) == (paused is not None)
-            assert any("is paused: the run waits" in said for said in plan.says) == bool(paused)
+            assert any("is paused: the run starts when" in said for said in plan.says) == bool(paused)
 
 
 CHANGED: dict[str, Any] = {"generation": 4, "dag_paused": True, "backfill": "b-1 staged"}
@@ -45,7 +45,7 @@ def test_what_a_user_confirms_is_what_they_saw_unless_only_a_process_began_or_en
     version_token = plan_of(action, SEEN).version_token
     for name, value in CHANGED.items():
         assert (plan_of(action, replace(SEEN, **{name: value})).version_token != version_token) == (
-            name in DEPENDS[action]
+            name in DEPENDENCIES[action]
         )
     assert plan_of(action, replace(SEEN, writer_runs=True)).version_token == version_token
 
@@ -55,7 +55,7 @@ def test_what_a_user_confirms_is_what_they_saw_unless_only_a_process_began_or_en
     [
         ({"generation": 4}, "another user paused, resumed or restarted it"),
         ({"dag_paused": True}, "its DAG was paused in Airflow"),
-        ({"dag_paused": None}, "Airflow no longer has a DAG of it"),
+        ({"dag_paused": None}, "its DAG was removed from Airflow"),
         (
             {"generation": 4, "dag_paused": True},
             "another user paused, resumed or restarted it, and its DAG was paused in Airflow",
@@ -64,7 +64,7 @@ def test_what_a_user_confirms_is_what_they_saw_unless_only_a_process_began_or_en
 )
 def test_who_confirms_too_late_is_reported_what_moved(change: dict[str, Any], said: str):
     assert (
-        moved(
+        describe_changes(
             PageAction.RESTART,
             SEEN.version_token(PageAction.RESTART),
             replace(SEEN, **change).version_token(PageAction.RESTART),
@@ -76,20 +76,20 @@ def test_who_confirms_too_late_is_reported_what_moved(change: dict[str, Any], sa
 @pytest.mark.parametrize(
     ("was", "now", "said"),
     [
-        ("", "b-1 staging", "the backfill or replay b-1 staging began"),
-        ("b-1 staging", "b-1 staged", "the backfill or replay is b-1 staged now, and was b-1 staging"),
+        ("", "b-1 staging", "the backfill or replay b-1 staging started"),
+        ("b-1 staging", "b-1 staged", "the backfill or replay changed from b-1 staging to b-1 staged"),
         ("b-1 staged", "", "the backfill or replay b-1 staged ended"),
     ],
 )
 def test_who_confirms_a_backfill_too_late_is_reported_how_another_one_went_on(was: str, now: str, said: str):
     before, after = (replace(SEEN, backfill=backfill).version_token(PageAction.BACKFILL) for backfill in (was, now))
-    assert moved(PageAction.BACKFILL, before, after) == said
+    assert describe_changes(PageAction.BACKFILL, before, after) == said
 
 
 def test_who_confirms_a_reset_or_an_end_too_late_is_reported_that_the_table_moved():
     before = SEEN.version_token(PageAction.RESET)
-    assert moved(PageAction.RESET, f"{before}/a", f"{before}/b").startswith("its position moved")
-    assert moved(PageAction.ABANDON, "/b-1", "/b-2") == "its backfill or replay under way is another one"
+    assert describe_changes(PageAction.RESET, f"{before}/a", f"{before}/b").startswith("its position moved")
+    assert describe_changes(PageAction.ABANDON, "/b-1", "/b-2") == "another backfill or replay is in progress"
 
 
 def test_a_backfill_under_way_is_reported_before_a_second_one_is_queued():
@@ -97,20 +97,25 @@ def test_a_backfill_under_way_is_reported_before_a_second_one_is_queued():
         PageAction.BACKFILL, replace(SEEN, backfill="b-1 staged", staged="Backfill b-1 has staged nothing yet.")
     ).says
     assert "Backfill b-1 has staged nothing yet." in says
-    assert any("One that asks for something else begins when" in said for said in says)
-    assert not any("asks for something else" in said for said in plan_of(PageAction.BACKFILL, SEEN).says)
+    assert any("A run with another form starts after" in said for said in says)
+    assert not any("with another form" in said for said in plan_of(PageAction.BACKFILL, SEEN).says)
 
 
 def test_an_action_says_which_of_airflows_processes_has_to_be_started_before_it_has_its_effect():
     gone = tuple(
-        Silent(name, f"Airflow's {name} has never run", f"airflow {name}") for name in ("scheduler", "triggerer")
+        MissingComponent(name, f"Airflow's {name} has never run", f"airflow {name}")
+        for name in ("scheduler", "triggerer")
     )
     waits = {
-        action: {gone[i].component for i in (0, 1) if f"{gone[i].words}: this waits until it is back." in says}
+        action: {
+            gone[i].component
+            for i in (0, 1)
+            if f"{gone[i].words}: the action takes effect when the {gone[i].component} runs again." in says
+        }
         for action in PageAction
         for says in [plan_of(action, replace(SEEN, silent=gone)).says]
     }
-    assert {action for action, names in waits.items() if "scheduler" in names} == {*RUNS_A_DAG, PageAction.SEND_AGAIN}
+    assert {action for action, names in waits.items() if "scheduler" in names} == {*DAG_ACTIONS, PageAction.SEND_AGAIN}
     assert {action for action, names in waits.items() if not names} == {PageAction.RESET, PageAction.ABANDON}
 
 
@@ -122,15 +127,15 @@ def test_a_running_stream_is_not_reset():
 
 
 def test_a_paused_stream_is_not_paused_again_and_is_resumed_by_a_restart():
-    assert plan_of(PageAction.PAUSE, ActionContext("ticks", "paused")).refused == "ticks is paused already"
+    assert plan_of(PageAction.PAUSE, ActionContext("ticks", "paused")).refused == "ticks is already paused"
     assert (
-        "ticks is paused, and is resumed by this." in plan_of(PageAction.RESTART, ActionContext("ticks", "paused")).says
+        "ticks is paused; this action resumes it." in plan_of(PageAction.RESTART, ActionContext("ticks", "paused")).says
     )
 
 
 @pytest.mark.parametrize("action", [PageAction.RESUME, PageAction.RESTART])
 def test_where_nothing_supervises_a_stream_its_start_is_not_promised(action: PageAction):
     none = plan_of(action, ActionContext("ticks", dag="frazil_writer_ticks", dag_paused=None))
-    assert any("nothing supervises ticks" in said for said in none.says)
+    assert any("ticks is not supervised" in said for said in none.says)
     paused = plan_of(action, ActionContext("ticks", dag="frazil_writer_ticks", dag_paused=True))
-    assert any("nothing starts before you unpause it" in said for said in paused.says)
+    assert any("no writer starts until you unpause it" in said for said in paused.says)

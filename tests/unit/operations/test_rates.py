@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.history.past import Past
-from frazil.history.points import MINUTE_MS, TEN_MS, Point, finished
-from frazil.history.recorder import EVERY_MS
+from frazil.history.past import StreamHistory
+from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, Point, drop_unfinished
+from frazil.history.recorder import WRITE_INTERVAL_MS
 from frazil.operations.rates import Rate, rates_in, rates_of
-from frazil.operations.stream_view import Range, coarser
+from frazil.operations.stream_view import Range, downsample
 
 BEGAN_MS = 1_800_000_000_000
 HOUR_MS = 60 * MINUTE_MS
@@ -34,7 +34,7 @@ def per_s(points: list[Point]) -> list[float]:
 
 def test_a_batch_of_each_span_is_a_rate_of_that_span():
     assert rates_of(minutes(600, 1200)) == (Rate(0, 10.0, 1.0), Rate(MINUTE_MS, 20.0, 2.0))
-    assert rates_of([Point(0, TEN_MS, batches=20, records=6000)]) == (Rate(0, 10.0, 0.0),)
+    assert rates_of([Point(0, TEN_MINUTES_MS, batches=20, records=6000)]) == (Rate(0, 10.0, 0.0),)
 
 
 def test_a_batch_that_took_longer_than_a_span_is_no_burst_and_the_span_before_no_pause():
@@ -63,7 +63,7 @@ def test_the_last_spans_have_no_rate_while_their_batch_may_be_under_way():
 
 def written(until_ms: int, every_ms: int) -> tuple[Point, ...]:
     """What a writer with 50 records a second has put by then: a batch each `every_ms`, whose records are 2 s old."""
-    past = Past()
+    past = StreamHistory()
     for measured_ms in range(BEGAN_MS, until_ms, MINUTE_MS):
         past.add(Point(measured_ms, lag=0, interval_ms=every_ms))
     for landed_ms in range(BEGAN_MS + every_ms - 1, until_ms, every_ms):
@@ -76,24 +76,24 @@ def written(until_ms: int, every_ms: int) -> tuple[Point, ...]:
 @given(
     st.sampled_from([15_000, 20_000, 30_000, MINUTE_MS, 2 * MINUTE_MS, 5 * MINUTE_MS]),
     st.integers(10 * MINUTE_MS, 9 * HOUR_MS),
-    st.integers(0, EVERY_MS),
+    st.integers(0, WRITE_INTERVAL_MS),
     st.sampled_from(Range),
 )
 def test_a_steady_rate_is_the_rate_of_every_span_wherever_now_lies_in_one(
     every_ms: int, lasts_ms: int, written_ago_ms: int, shown: Range
 ) -> None:
     now_ms = BEGAN_MS + lasts_ms
-    recorded = finished(written(now_ms - written_ago_ms, every_ms), now_ms)
-    spans = coarser(recorded, shown)
+    recorded = drop_unfinished(written(now_ms - written_ago_ms, every_ms), now_ms)
+    spans = downsample(recorded, shown)
     rates = rates_in(spans, recorded)
     assert [rate.records_per_s for rate in rates] == pytest.approx([50] * len(rates))
     assert [rate.at_ms for rate in rates] == [span.at_ms for span in spans][: len(rates)]
-    assert now_ms - 2 * MINUTE_MS - every_ms - EVERY_MS <= spans[-1].end_ms <= now_ms
+    assert now_ms - 2 * MINUTE_MS - every_ms - WRITE_INTERVAL_MS <= spans[-1].end_ms <= now_ms
     watermarks = [(span.end_ms, span.watermark_ms) for span in spans if span.watermark_ms]
     assert all(2000 < end_ms - watermark_ms <= every_ms + 2001 for end_ms, watermark_ms in watermarks)
 
 
 def test_the_last_span_of_a_writer_that_ended_is_shown_when_no_part_of_it_can_be_to_come() -> None:
     points = minutes(600, 1200)
-    assert [len(finished(points, now_ms)) for now_ms in (3 * MINUTE_MS - 1, 3 * MINUTE_MS)] == [1, 2]
-    assert finished([], 0) == []
+    assert [len(drop_unfinished(points, now_ms)) for now_ms in (3 * MINUTE_MS - 1, 3 * MINUTE_MS)] == [1, 2]
+    assert drop_unfinished([], 0) == []

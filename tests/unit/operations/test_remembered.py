@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frazil.host.heartbeat import Stall, StallKind
-from frazil.operations.remembered import KEPT_MS, Remembered, remember, remembered
+from frazil.operations.remembered import MAX_AGE_MS, Remembered, load_statuses, save_statuses
 from frazil.status.flow import Flow
 from frazil.status.state import StreamState, WriterProcess
 
@@ -26,27 +26,27 @@ def known(at_ms: int = NOW_MS, stream: str = "ticks") -> Remembered:
 
 def test_what_was_known_is_known_again(tmp_path: Path) -> None:
     file = tmp_path / "page" / "overview.json"
-    assert remembered(file, now_ms=NOW_MS) == []
-    remember(file, [known()], now_ms=NOW_MS)
-    assert remembered(file, now_ms=NOW_MS + 1) == [known()]
+    assert load_statuses(file, now_ms=NOW_MS) == []
+    save_statuses(file, [known()], now_ms=NOW_MS)
+    assert load_statuses(file, now_ms=NOW_MS + 1) == [known()]
 
 
 def test_what_another_user_may_see_stays(tmp_path: Path) -> None:
     file = tmp_path / "overview.json"
-    remember(file, [known(), known(stream="other")], now_ms=NOW_MS)
-    remember(file, [known(NOW_MS + 5)], now_ms=NOW_MS + 5)
-    assert remembered(file, now_ms=NOW_MS + 6) == [known(NOW_MS + 5), known(stream="other")]
+    save_statuses(file, [known(), known(stream="other")], now_ms=NOW_MS)
+    save_statuses(file, [known(NOW_MS + 5)], now_ms=NOW_MS + 5)
+    assert load_statuses(file, now_ms=NOW_MS + 6) == [known(NOW_MS + 5), known(stream="other")]
 
 
 def test_what_is_of_another_day_or_of_the_future_is_not(tmp_path: Path) -> None:
     file = tmp_path / "overview.json"
-    just = known(NOW_MS - KEPT_MS + 1, "just")
-    remember(file, [known(NOW_MS - KEPT_MS), known(NOW_MS + 1, "future"), just], now_ms=NOW_MS)
-    assert remembered(file, now_ms=NOW_MS) == [just]
+    just = known(NOW_MS - MAX_AGE_MS + 1, "just")
+    save_statuses(file, [known(NOW_MS - MAX_AGE_MS), known(NOW_MS + 1, "future"), just], now_ms=NOW_MS)
+    assert load_statuses(file, now_ms=NOW_MS) == [just]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"stream": "ticks"}]', "7"])
 def test_another_versions_file_tells_nothing(tmp_path: Path, text: str) -> None:
     file = tmp_path / "overview.json"
     file.write_text(text)
-    assert remembered(file, now_ms=NOW_MS) == []
+    assert load_statuses(file, now_ms=NOW_MS) == []

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from frazil.operations.routed_view import MAX_ROUTED_TABLES, RoutedTable, RoutedTables, routed_of
+from frazil.operations.routed_view import MAX_ROUTED_TABLES, RoutedTable, RoutedTables, search_routed
 from frazil.status.state import Level
 
 
 def test_of_thousands_of_tables_some_are_shown_and_a_search_finds_the_others():
     names = [f"demo.orders_of_{n:04}" for n in range(2000)]
-    shown = routed_of(names, "")
+    shown = search_routed(names, "")
     assert shown is not None
     assert ([one.name for one in shown.tables], shown.found, shown.in_all) == (names[:MAX_ROUTED_TABLES], 2000, 2000)
-    assert routed_of(names, "DEMO 1234") == RoutedTables((RoutedTable("demo.orders_of_1234"),), 1, 2000)
-    assert routed_of(names, "nothing") == RoutedTables((), 0, 2000)
-    assert routed_of((), "") is None
+    assert search_routed(names, "DEMO 1234") == RoutedTables((RoutedTable("demo.orders_of_1234"),), 1, 2000)
+    assert search_routed(names, "nothing") == RoutedTables((), 0, 2000)
+    assert search_routed((), "") is None
 
 
 def test_tables_with_something_amiss_come_first_also_one_that_is_not_there_and_have_the_mark_of_their_stream():
     names = [f"demo.orders_of_{n:04}" for n in range(2000)]
     amiss = {"demo.orders_of_1999": "3 rows behind", "demo.orders_of_gone": "missing"}
-    shown = routed_of(names, "", amiss=amiss)
+    shown = search_routed(names, "", amiss=amiss)
     assert shown is not None
     assert shown.tables[:3] == (
         RoutedTable("demo.orders_of_1999", "3 rows behind", Level.TROUBLE),
@@ -27,5 +27,5 @@ def test_tables_with_something_amiss_come_first_also_one_that_is_not_there_and_h
         RoutedTable("demo.orders_of_0000"),
     )
     assert shown.in_all == 2001
-    found = routed_of(names, "missing", amiss=amiss, level=Level.BROKEN)
+    found = search_routed(names, "missing", amiss=amiss, level=Level.BROKEN)
     assert found == RoutedTables((RoutedTable("demo.orders_of_gone", "missing", Level.BROKEN),), 1, 2001)

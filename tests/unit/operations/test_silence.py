@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from frazil.operations.silence import ALIVE_MS, MEANS, ComponentHeartbeat, silent
+from frazil.operations.silence import ALIVE_MS, EFFECTS, ComponentHeartbeat, silent
 
 NOW_MS = 1_700_000_000_000
-ALIVE = dict.fromkeys(MEANS, ComponentHeartbeat(NOW_MS - ALIVE_MS))
+ALIVE = dict.fromkeys(EFFECTS, ComponentHeartbeat(NOW_MS - ALIVE_MS))
 
 
 def test_nothing_is_said_while_each_gives_signs_of_life():
@@ -15,7 +15,7 @@ def test_nothing_is_said_while_each_gives_signs_of_life():
 def test_a_dead_scheduler_is_reported_with_since_when_what_it_means_and_what_to_do():
     (found,) = silent({**ALIVE, "scheduler": ComponentHeartbeat(NOW_MS - 423_000)}, now_ms=NOW_MS)
     assert found.sentence(NOW_MS - 423_000) == (
-        "Airflow's scheduler has given no sign of life for 7 min 3 s: no run and no task begins, so nothing is "
+        "Airflow's scheduler has sent no heartbeat for 7 min 3 s: no run or task starts, so nothing is "
         "measured, maintained or signalled, and your actions wait. Alerts are as of 2023-11-14 22:06:17Z. "
         "Start it: `airflow scheduler`"
     )

@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Snapshot, Summary
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.history.points import MINUTE_MS, TEN_MS, Point, beginning
+from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, Point, span_start
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, Launch, LaunchKind
 from frazil.kafka.identity import SourceIdentity
@@ -21,14 +21,14 @@ from frazil.operations.stream_view import (
     Partition,
     Range,
     Topic,
-    coarser,
+    downsample,
     facts_of,
-    history_of,
     partitions_of,
+    read_table_history,
     runs_of,
     shown_partitions,
     topics_of,
-    waiting_in,
+    total_lag,
     without_repeats,
 )
 from frazil.spec.load import validate_stream
@@ -75,10 +75,10 @@ def test_each_partition_has_its_lag_and_the_watermark_waits_for_the_one_furthest
 
 def test_what_waits_in_all_is_what_waits_in_each_and_is_not_reported_where_one_is_unknown(spec: StreamSpec):
     ends = {("ticks", 0): 12, ("ticks", 1): 25}
-    assert waiting_in(partitions_of(marker(), ends, spec)) == 7
-    assert waiting_in(partitions_of(marker(), {**ends, ("ticks", 2): 3}, spec)) is None
-    assert waiting_in(partitions_of(marker(), None, spec)) is None
-    assert waiting_in(()) is None
+    assert total_lag(partitions_of(marker(), ends, spec)) == 7
+    assert total_lag(partitions_of(marker(), {**ends, ("ticks", 2): 3}, spec)) is None
+    assert total_lag(partitions_of(marker(), None, spec)) is None
+    assert total_lag(()) is None
 
 
 def test_while_kafka_is_silent_the_offsets_are_known_and_the_lag_is_not(spec: StreamSpec):
@@ -115,7 +115,7 @@ def ended(code: int | None, stopped_for: str | None = None, error: str | None = 
 @pytest.mark.parametrize(
     ("end", "how", "well"),
     [
-        (ended(0), "ended, with nothing left to do", True),
+        (ended(0), "ended normally", True),
         (ended(0, "paused"), "stopped: paused", True),
         (ended(137), "was ended by signal 9", False),
         (ended(None), "was killed, or its host went down", False),
@@ -155,7 +155,7 @@ def test_the_history_is_the_newest_commits_and_the_rejected_records_of_a_day(spe
     made.now_ms = NOW_MS - 1000
     made.land({0: (5, 15)}, rejected={0: [6, 7]})
     metadata = made.tables.main.current().metadata
-    found = history_of(metadata, spec, None, now_ms=NOW_MS)
+    found = read_table_history(metadata, spec, None, now_ms=NOW_MS)
     assert [(c.batch, c.records, c.rejected, c.files) for c in found.commits] == [(1, 4, 1, 1), (2, 8, 2, 1)]
     assert all(c.bytes > 0 for c in found.commits)
     assert found.marker is None
@@ -187,17 +187,17 @@ def test_what_became_of_changes_is_summed_over_a_day_with_those_of_a_replay(spec
         refs={"main": SimpleNamespace(snapshot_id=4)},
         schema=Schema,
     )
-    found = history_of(metadata, spec, None, now_ms=NOW_MS)
+    found = read_table_history(metadata, spec, None, now_ms=NOW_MS)
     assert found.changes == {"inserted": 16, "stale": 2, "repeated": 0}
 
 
 @pytest.mark.parametrize("shown", Range)
 def test_whatever_time_is_shown_it_has_few_points_and_loses_no_record(shown: Range):
     spans = {Range.SIX_HOURS: MINUTE_MS}
-    span_ms = spans.get(shown, TEN_MS)
-    first = beginning(NOW_MS, shown.span_ms)
+    span_ms = spans.get(shown, TEN_MINUTES_MS)
+    first = span_start(NOW_MS, shown.span_ms)
     points = [Point(first + at, span_ms, batches=1, records=5, lag=at) for at in range(0, shown.past_ms, span_ms)]
-    found = coarser(points, shown)
+    found = downsample(points, shown)
     assert len(found) <= 360
     assert sum(point.records for point in found) == 5 * len(points)
     assert all(point.span_ms == shown.span_ms and point.at_ms % shown.span_ms == 0 for point in found)
@@ -205,10 +205,12 @@ def test_whatever_time_is_shown_it_has_few_points_and_loses_no_record(shown: Ran
 
 
 def test_minutes_and_tens_of_one_time_are_one_point_each():
-    tens = [Point(NOW_MS - NOW_MS % TEN_MS, TEN_MS, records=10)]
-    minutes = [Point(tens[0].at_ms + TEN_MS + n * MINUTE_MS, records=1) for n in range(10)]
-    assert [point.records for point in coarser([*tens, *minutes], Range.DAY)] == [10, 10]
-    assert [point.span_ms for point in coarser([*tens, *minutes], Range.SIX_HOURS)] == [TEN_MS] + [MINUTE_MS] * 10
+    tens = [Point(NOW_MS - NOW_MS % TEN_MINUTES_MS, TEN_MINUTES_MS, records=10)]
+    minutes = [Point(tens[0].at_ms + TEN_MINUTES_MS + n * MINUTE_MS, records=1) for n in range(10)]
+    assert [point.records for point in downsample([*tens, *minutes], Range.DAY)] == [10, 10]
+    assert [point.span_ms for point in downsample([*tens, *minutes], Range.SIX_HOURS)] == [TEN_MINUTES_MS] + [
+        MINUTE_MS
+    ] * 10
 
 
 def test_any_other_number_of_hours_is_six():
@@ -229,5 +231,5 @@ def test_a_topic_has_an_address_where_the_team_has_named_one(spec: StreamSpec):
 def test_the_facts_of_a_route_say_what_chooses_a_table_and_which_is_the_default_table(spec: StreamSpec):
     route = Route.model_validate({"by": "field", "name": "kind", "template": "demo.of_{value}"})
     found = facts_of(spec.model_copy(update={"route": route}), {})
-    assert (found["Route"], found["Home table"]) == ("by field kind", "demo.ticks")
+    assert (found["Route"], found["Default table"]) == ("by field kind", "demo.ticks")
     assert "Table" not in found

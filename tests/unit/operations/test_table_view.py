@@ -22,10 +22,10 @@ from frazil.maintenance.past import PastOutcome
 from frazil.operations.calendar import Calendar, Cell
 from frazil.operations.overview import Health, StandingAlert, health_of
 from frazil.operations.table_view import (
+    MARKER_OPERATIONS,
     MAX_LOST_CHARACTERS,
     MAX_PAST_RUNS,
     MAX_SNAPSHOTS,
-    OF_MARKERS,
     amiss_of,
     histogram,
     marks_of,
@@ -81,11 +81,11 @@ def test_a_snapshot_says_what_made_it(made: Snapshot, kind: str, stream: str | N
     ("operation", "kind", "label", "said"),
     [
         ("take-over", "start", "writer started", "a new epoch"),
-        ("follow", "start", "table joined", "the stream's next batches bring it rows"),
-        ("reset", "position", "offsets reset", "the stream goes on elsewhere in Kafka"),
-        ("adopt", "position", "table adopted", "the stream appends to the rows that it has"),
+        ("follow", "start", "table joined", "receives rows from the stream's next batch on"),
+        ("reset", "position", "offsets reset", "the stream continues from other offsets"),
+        ("adopt", "position", "table adopted", "the stream appends to the existing rows"),
         ("forget", "position", "stream forgotten", "its marker was removed"),
-        ("give-up", "position", "rows given up", "the table goes on without rows that waited for it"),
+        ("give-up", "position", "rows given up", "the table continues without its pending rows"),
         ("align", "open", "open windows", "4 files added, 0 removed"),
         ("release", "open", "rows moved to main", "4 files added, 0 removed"),
         ("of-a-later-version", "position", "marker changed", "of-a-later-version"),
@@ -103,14 +103,14 @@ def test_a_gap_that_was_skipped_says_which_offsets_were_lost_but_not_all_of_very
     lost = "; ".join(f"ticks-{n} offsets 0 to 99" for n in range(90))
     (mark,) = marks_of(metadata(snapshot(1, frazil__stream="t", frazil__operation="skip-gap", frazil__lost=lost)))
     assert (mark.label, mark.kind) == ("gap skipped", "position")
-    assert mark.said.startswith("Kafka deleted what was not read: ticks-0 offsets 0 to 99; ticks-1")
+    assert mark.said.startswith("Kafka deleted unread records: ticks-0 offsets 0 to 99; ticks-1")
     assert len(mark.said) < 2 * MAX_LOST_CHARACTERS
 
 
 def test_each_operation_that_writes_a_marker_alone_has_a_label():
     code = "\n".join(file.read_text() for file in (Path(frazil.__file__).parent / "commit").glob("*.py"))
     written = set(re.findall(r'operation(?:": |=)"([a-z-]+)"', code)) | {ALIGN}
-    assert {"reset", "skip-gap"} < written == set(OF_MARKERS)
+    assert {"reset", "skip-gap"} < written == set(MARKER_OPERATIONS)
 
 
 def test_of_very_many_snapshots_the_newest_are_shown():
@@ -187,6 +187,6 @@ def test_a_table_that_its_route_misses_is_reported_as_such_and_not_as_one_that_i
     shop: Any = SimpleNamespace(name="shop", amiss={"shop.orders": "missing"})
     others: Any = SimpleNamespace(name="others", amiss={})
     assert amiss_of("shop.orders", (others, shop)) == (
-        "It is not as the route of shop had it (missing): `frazil route shop` shows the remedy",
+        "The table differs from what the route of shop expects (missing): run `frazil route shop` for the remedy",
     )
     assert amiss_of("shop.carts", (others, shop)) == ()

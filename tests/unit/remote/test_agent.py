@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frazil import __version__
-from frazil.cluster.api import Silent
+from frazil.cluster.api import ApiUnavailable
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.cluster.submission import ClusterDriver
 from frazil.errors import EnvironmentUnusable, Fenced
@@ -50,7 +50,7 @@ class Cluster:
         self.submitted.append(driver)
         if self.silent:
             self.silent -= 1
-            raise Silent("it did not answer in time")
+            raise ApiUnavailable("it did not respond in time")
         return f"driver-{len(self.submitted)}"
 
     def find(self, driver: ClusterDriver) -> str | None:  # noqa: ARG002
@@ -157,10 +157,10 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:  # noqa: ARG001
     monkeypatch.setattr(agents, "POLL_INTERVAL_S", 0.01)
-    monkeypatch.setattr(agents, "ASK_S", 0.01)
-    monkeypatch.setattr(agents, "KILL_AGAIN_S", 0.01)
+    monkeypatch.setattr(agents, "QUERY_INTERVAL_S", 0.01)
+    monkeypatch.setattr(agents, "KILL_INTERVAL_S", 0.01)
     monkeypatch.setattr("frazil.remote.mirror.HEARTBEAT_INTERVAL_S", 0.02)
-    monkeypatch.setattr("frazil.remote.follow.UNHEARD_S", 0.3)
+    monkeypatch.setattr("frazil.remote.follow.SUBMISSION_TIMEOUT_S", 0.3)
     file = tmp_path / "ticks.yaml"
     file.write_text(DECLARED)
     run_folder("ticks").mkdir(parents=True)
@@ -183,7 +183,7 @@ def test_it_submits_a_driver_mirrors_it_and_ends_as_it_does(
     heartbeat = eventually(lambda: (found := world.heartbeat) and found.notices and found)
     assert (heartbeat.phase, heartbeat.notices) == (
         Phase.STARTING,
-        ("the driver is driver-1 in the cluster: it runs on w:1",),
+        ("driver driver-1: it runs on w:1",),
     )
     world.write_report(batch=7, words="first\n")
     heartbeat = eventually(lambda: (found := world.heartbeat) and found.batch == 7 and found)
@@ -206,7 +206,7 @@ def test_the_next_agent_follows_the_driver_of_the_last_one(world: World, eventua
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)
     world.write_report(ended=Exit(0))
-    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     eventually(lambda: world.ended == [0, 0])
     assert len(world.cluster.submitted) == 1
 
@@ -223,7 +223,7 @@ def test_a_changed_declaration_replaces_the_driver_once_it_has_ended(world: Worl
     eventually(lambda: (found := world.folder.order()) and found.stop == "the declaration has changed")
     assert len(world.cluster.submitted) == 1
     world.write_report(ended=Exit(0))
-    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     eventually(lambda: len(world.cluster.submitted) == 2)
     first.join(10)
     assert world.ended[:1] == [0]
@@ -236,7 +236,7 @@ def test_a_submission_without_an_answer_is_made_again_under_another_id(world: Wo
     eventually(
         lambda: (
             (found := world.heartbeat)
-            and any("submission of the driver yet: it did not answer in time" in n for n in found.notices)
+            and any("driver's submission yet: it did not respond in time" in n for n in found.notices)
         )
     )
     eventually(lambda: len(world.cluster.submitted) > 1)
@@ -250,7 +250,7 @@ def test_a_submission_without_an_answer_is_made_again_under_another_id(world: Wo
 def test_a_driver_that_runs_after_all_is_followed_by_what_it_tells(
     world: World, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frazil.remote.follow.UNHEARD_S", 60.0)
+    monkeypatch.setattr("frazil.remote.follow.SUBMISSION_TIMEOUT_S", 60.0)
     world.cluster.silent = 1
     world.start()
     order = eventually(world.folder.order)
@@ -283,7 +283,7 @@ def test_a_storage_that_is_away_is_an_outage_and_no_end(
     with monkeypatch.context() as patch:
         patch.setattr(DriverFolder, "report", away)
         heartbeat = eventually(lambda: (found := world.heartbeat) and found.outage and found)
-        assert "the driver's report cannot be read: ConnectionError: no route" in heartbeat.outage
+        assert "cannot read the driver's report: ConnectionError: no route" in heartbeat.outage
     eventually(lambda: (found := world.heartbeat) and found.outage is None)
     assert world.ended == []
 
@@ -332,7 +332,7 @@ def test_two_agents_that_begin_at_once_order_one_driver(world: World, eventually
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)
     world.write_report(ended=Exit(0))
-    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     eventually(lambda: world.ended == [0, 0])
     assert len(world.cluster.submitted) == 1
 
@@ -343,7 +343,7 @@ def test_a_driver_that_was_replaced_has_not_caught_up(world: World, eventually: 
     order = eventually(lambda: (found := world.folder.order()) and found.submission and found)
     world.write_report(ended=Exit(0))
     world.folder.put_order(dataclasses.replace(order, **changes))  # type: ignore[arg-type]
-    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     eventually(lambda: world.ended)
     assert isinstance(world.ended[0], Fenced)
 
@@ -352,5 +352,5 @@ def test_a_driver_that_ended_by_itself_has_caught_up(world: World, eventually: A
     world.start(until_caught_up=True)
     eventually(lambda: (found := world.folder.order()) and found.submission)
     world.write_report(ended=Exit(0))
-    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "it ended in order", 0)
+    world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     eventually(lambda: world.ended == [0])

@@ -17,7 +17,7 @@ from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.remote.driver import DriverReporter, LogTail, check_version, own_submission
-from frazil.remote.driver_environment import CATALOG, driver_environment, lay_down, take_up
+from frazil.remote.driver_environment import CATALOG, driver_environment, remove_catalog_config, set_up_home
 from frazil.remote.driver_folder import DriverFolder, Exit, Order, Wanted
 from frazil.table.local_storage import LocalStore
 
@@ -96,7 +96,7 @@ def test_the_end_of_a_log_begins_with_a_line_and_counts_all() -> None:
 
 def test_a_driver_of_another_version_says_both() -> None:
     check_version(__version__)
-    with pytest.raises(EnvironmentUnusable, match=rf"has frazil {__version__} at /.*, and its agent 9\.9"):
+    with pytest.raises(EnvironmentUnusable, match=rf"has frazil {__version__} in /.*, but its agent has 9\.9"):
         check_version("9.9")
 
 
@@ -116,14 +116,14 @@ def test_it_gets_what_its_stream_needs_and_no_folder_of_the_agents_host() -> Non
         "FRAZIL_HOME": "/f",
         "AIRFLOW__CORE": "secret",
     }
-    found = driver_environment(base, referred={"KAFKA_PASSWORD"}, catalog="lake", properties={"uri": "http://c"})
+    found = driver_environment(base, referenced={"KAFKA_PASSWORD"}, catalog="lake", properties={"uri": "http://c"})
     assert sorted(found) == sorted(["KAFKA_PASSWORD", "AWS_REGION", CATALOG])
 
 
 def test_it_configures_pyiceberg_with_the_catalog_that_was_sent(tmp_path: Path, long_text: Callable[[], str]) -> None:
-    sent = driver_environment({}, referred=(), catalog="lake", properties={"uri": "http://c", "token": long_text()})
+    sent = driver_environment({}, referenced=(), catalog="lake", properties={"uri": "http://c", "token": long_text()})
     environment = {**sent, "PYICEBERG_DEFAULT_CATALOG": "other"}
-    take_up(environment, tmp_path)
+    set_up_home(environment, tmp_path)
     home = environment["FRAZIL_HOME"]
     assert environment == {"FRAZIL_HOME": home, "PYICEBERG_HOME": home}
     file = Path(home) / ".pyiceberg.yaml"
@@ -133,7 +133,7 @@ def test_it_configures_pyiceberg_with_the_catalog_that_was_sent(tmp_path: Path, 
     }
     assert file.stat().st_mode & 0o077 == 0
     assert "{" not in file.read_text()
-    lay_down(environment)
+    remove_catalog_config(environment)
     assert not file.exists()
 
 
@@ -145,6 +145,6 @@ def long_text() -> Callable[[], str]:
 def test_a_read_only_folder_is_left_alone(tmp_path: Path) -> None:
     missing = tmp_path / "nothing"
     environment: dict[str, str] = {}
-    take_up(environment, missing)
+    set_up_home(environment, missing)
     assert Path(environment["FRAZIL_HOME"]).is_dir()
     os.rmdir(environment["FRAZIL_HOME"])  # noqa: PTH106

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.remote.driver_folder import DriverReport, Exit, Order, Wanted
-from frazil.remote.follow import FRESH_S, LEAVES_S, UNHEARD_S, AgentAction, DriverObservation, decide
+from frazil.remote.follow import (
+    EXIT_TIMEOUT_S,
+    REPORT_VALID_S,
+    SUBMISSION_TIMEOUT_S,
+    AgentAction,
+    DriverObservation,
+    decide,
+)
 
 WANTED = Wanted("f1", "1.0")
 ORDER = Order("a" * 32, WANTED, {}, "spark://m:7077", 0, submission="driver-1")
@@ -54,7 +61,7 @@ def test_a_driver_that_runs_as_it_is_wanted_is_followed() -> None:
     assert decided(status=forgot) == (AgentAction.WAIT, 0), (
         "a master without its state forgot it, and it tells that it runs"
     )
-    assert decided(status=forgot, report_age_s=FRESH_S) == (AgentAction.END, 1)
+    assert decided(status=forgot, report_age_s=REPORT_VALID_S) == (AgentAction.END, 1)
 
 
 def test_the_first_driver_is_submitted_and_none_for_an_agent_that_is_to_end() -> None:
@@ -72,7 +79,7 @@ def test_the_end_of_a_driver_is_reported_by_the_agent_that_followed_it_and_repla
     assert decided(**ended, followed=False, stop="SIGTERM") == (AgentAction.END, 0)
     still_known = {**ended, "status": status(DriverState.RUNNING)}
     assert decided(**still_known) == (AgentAction.WAIT, 0), "it is about to leave"
-    assert decided(**still_known, report_age_s=LEAVES_S) == (AgentAction.END, 11)
+    assert decided(**still_known, report_age_s=EXIT_TIMEOUT_S) == (AgentAction.END, 11)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +129,7 @@ def test_a_kill_goes_on_until_the_cluster_says_that_the_driver_is_gone_whichever
 def test_a_submission_without_an_answer_is_awaited_then_made_again() -> None:
     lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN)}
     assert decided(**lost, report=None, ordered_since_s=1.0) == (AgentAction.WAIT, 0)
-    assert decided(**lost, report=None, ordered_since_s=UNHEARD_S) == (AgentAction.SUBMIT, 0)
+    assert decided(**lost, report=None, ordered_since_s=SUBMISSION_TIMEOUT_S) == (AgentAction.SUBMIT, 0)
     assert decided(**lost, report=None, found="application_1") == (AgentAction.ADOPT, 0)
     assert decided(**lost, report=dataclasses.replace(REPORT, submission="driver-9")) == (AgentAction.ADOPT, 0)
     assert decided(**lost) == (AgentAction.WAIT, 0), "it runs, whatever it is called"
@@ -133,11 +140,11 @@ def test_a_driver_that_may_start_after_its_agent_has_ended_finds_that_it_is_to_s
     """The cluster may have it in a queue: no one has heard from it."""
     lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN), "report": None}
     assert decided(**lost, stop="SIGTERM", ordered_since_s=1.0) == (AgentAction.ASK_TO_STOP, 0)
-    assert decided(**lost, force=True, ordered_since_s=UNHEARD_S) == (AgentAction.KILL, 0)
+    assert decided(**lost, force=True, ordered_since_s=SUBMISSION_TIMEOUT_S) == (AgentAction.KILL, 0)
     for requested in ({"stop": "SIGTERM"}, {"force": True}):
         noted = {**lost, "order": of_order(submission=None, stop="why", kill="force" in requested)}
         assert decided(**noted, **requested, ordered_since_s=1.0) == (AgentAction.WAIT, 0)
-        assert decided(**noted, **requested, ordered_since_s=UNHEARD_S) == (
+        assert decided(**noted, **requested, ordered_since_s=SUBMISSION_TIMEOUT_S) == (
             AgentAction.END,
             137 if "force" in requested else 0,
         )
@@ -200,5 +207,5 @@ def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_
     if observation.order is None:
         return
     reports_end = observation.report is not None and observation.report.exit is not None
-    unheard = observation.order.submission is None and observation.ordered_since_s >= UNHEARD_S
+    unheard = observation.order.submission is None and observation.ordered_since_s >= SUBMISSION_TIMEOUT_S
     assert observation.status.state.has_ended or reports_end or unheard

@@ -16,13 +16,13 @@ from frazil.spark import jars
 def test_a_set_that_the_lock_file_lacks_is_named_with_those_it_has(tmp_path: Path) -> None:
     lock_file = tmp_path / "test.lock"
     lock_file.write_text("[both]\njars = []\n")
-    with pytest.raises(EnvironmentUnusable, match="no set of jars 'tea'; it has both"):
+    with pytest.raises(EnvironmentUnusable, match="no set of jars 'tea'; available sets: both"):
         jars.ensure("tea", lock_file)
 
 
 def test_the_lock_file_pins_every_root() -> None:
     for name, roots in jars.ROOTS.items():
-        pinned = {str(jar.coordinates) for jar in jars.locked(name)}
+        pinned = {str(jar.coordinates) for jar in jars.load_locked(name)}
         assert set(roots.coordinates) <= pinned
 
 

@@ -39,7 +39,7 @@ def test_no_java_is_one_sentence_with_the_way_out(tmp_path: Path) -> None:
 
 def test_another_major_version_is_named(tmp_path: Path) -> None:
     fake_java(tmp_path, "21.0.1")
-    with pytest.raises(EnvironmentUnusable, match=r"is Java 21; frazil runs on Java 17"):
+    with pytest.raises(EnvironmentUnusable, match=r"is Java 21; frazil needs Java 17"):
         require_java({"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"})
 
 

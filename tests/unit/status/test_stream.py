@@ -21,7 +21,7 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import Launch, LaunchKind
-from frazil.operations.dead_letters import rejected_of
+from frazil.operations.dead_letters import count_rejected
 from frazil.operations.overview import Around, Line, StreamReading, line_of
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.model import StreamSpec
@@ -82,7 +82,7 @@ def test_a_writer_is_restarting_from_the_action_until_its_supervisor_has_ended_i
     assert is_restarting(observed(2), requested) is restarts
     assert not is_restarting(observed(3), requested)
     assert not is_restarting(observed(2), Desired(generation=3))
-    assert not is_restarting(Observation(ProcessState.NEVER, None, None, ()), requested)
+    assert not is_restarting(Observation(ProcessState.NEVER_LAUNCHED, None, None, ()), requested)
 
 
 @pytest.fixture
@@ -165,4 +165,4 @@ def test_what_a_reset_lets_a_stream_read_again_is_rejected_once(spec: StreamSpec
     assert (found.rejected_last_day, found.rejected_since_reset) == (3, True)
     assert "when the stream was reset" in in_status(tmp_path)["rejected"]
     metadata = made.tables.main.refresh().metadata
-    assert [one.count for one in rejected_of(metadata, "ticks", [], now_ms=now())] == [3]
+    assert [one.count for one in count_rejected(metadata, "ticks", [], now_ms=now())] == [3]

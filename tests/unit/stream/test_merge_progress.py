@@ -32,7 +32,7 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall_history import Limits
 from frazil.supervise.decision import Cause, Decision
-from frazil.supervise.liveness import hung
+from frazil.supervise.liveness import decide_hung
 from frazil.supervise.observed import Declared, Desired, Observed
 from frazil.supervise.policy import Policy
 from tests.polling import eventually
@@ -85,7 +85,7 @@ class MergingWriter:
         launch = Launch("L", LaunchKind.SUPERVISED, BEGAN_MS, "f", 0, writer=ProcessMark(1, 1.0))
         writer = Observation(ProcessState.RUNNING, launch, self.heartbeat(), ())
         observed = Observed(writer, Declared("f"), Desired())
-        return hung(observed, launch, now_ms=self.now_ms, policy=Policy.for_stream(SPEC))
+        return decide_hung(observed, launch, now_ms=self.now_ms, policy=Policy.for_stream(SPEC))
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
         """Merge as an engine does."""

@@ -16,7 +16,7 @@ from frazil.errors import NO_RESTART
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import (
-    EXITS_KEPT,
+    MAX_EXITS,
     ExitRecord,
     GivenUp,
     Launch,
@@ -27,7 +27,7 @@ from frazil.host.records import (
     append_exit,
     read_exits,
 )
-from frazil.supervise.decide import MAY_BE_OVER, RESTARTABLE, TABLE_WAYS_OUT, decide
+from frazil.supervise.decide import EXTERNAL_CAUSES, FIXED_BY_TABLE_CHANGE, RESTARTABLE, decide
 from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable
 from frazil.supervise.policy import ADVANCE_LIMITS_MS, Policy
@@ -72,7 +72,7 @@ def ended(*exits: ExitRecord, **changes: Any) -> Observed:
 
 
 def never(**changes: Any) -> Observed:
-    writer = Observation(ProcessState.NEVER, None, None, ())
+    writer = Observation(ProcessState.NEVER_LAUNCHED, None, None, ())
     return Observed(**{"writer": writer, "declared": Declared("f1"), "desired": Desired(), **changes})
 
 
@@ -112,7 +112,7 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("moved to a shared application", alive(make_heartbeat(), state=ProcessState.HOSTED, declared=Removed(NOW - 11_000)), WriterAction.END, Cause.HOSTED),
     ("removed", alive(make_heartbeat(), declared=Removed(NOW - 11_000)), WriterAction.STOP, Cause.REMOVED),
     ("missing for a moment", alive(make_heartbeat(), declared=Removed(NOW - 9_000)), WriterAction.KEEP, Cause.ADVANCING),
-    ("restart asked for", alive(make_heartbeat(), desired=Desired(generation=5, restart_generation=5)), WriterAction.RESTART, Cause.REQUESTED),
+    ("restart requested", alive(make_heartbeat(), desired=Desired(generation=5, restart_generation=5)), WriterAction.RESTART, Cause.REQUESTED),
     ("paused and resumed before anybody looked", alive(make_heartbeat(), desired=Desired(generation=6)), WriterAction.KEEP, Cause.ADVANCING),
     ("launched by the restart that was asked for", alive(make_heartbeat(), desired=Desired(generation=4, restart_generation=4)), WriterAction.KEEP, Cause.ADVANCING),
     ("the spec changed", alive(make_heartbeat(), declared=Declared("f2")), WriterAction.RESTART, Cause.SPEC_CHANGED),
@@ -136,7 +136,7 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("the catalog is away", never(desired=Unreadable("no catalog")), WriterAction.HOLD, Cause.STATE_UNREADABLE),
     ("the foreground writer ended", ended(), WriterAction.START, Cause.FIRST_START),
     ("stopped for a changed spec", ended(exit_(0, stopped_for="spec changed")), WriterAction.START, Cause.STOPPED),
-    ("stopped by force for a restart", ended(exit_(137, stopped_for="asked for")), WriterAction.START, Cause.STOPPED),
+    ("stopped by force for a restart", ended(exit_(137, stopped_for="requested")), WriterAction.START, Cause.STOPPED),
     ("paused, and ended", ended(exit_(0, stopped_for="paused"), desired=PAUSED), WriterAction.HOLD, Cause.PAUSED),
     ("resumed", ended(exit_(0, stopped_for="paused"), desired=Desired(generation=6)), WriterAction.START, Cause.REQUESTED),
     ("a first crash", ended(exit_(1, ago=1_000)), WriterAction.START, Cause.CRASHED),
@@ -175,7 +175,7 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("refused four times since the last commit", ended(exit_(0, ago=DAY, launch_id="L8x", committed=True), *crashes(4, code=16)), WriterAction.HOLD, Cause.DENIED),
     ("refused, and committed with other credentials only", ended(exit_(0, ago=DAY, launch_id="L8x", committed=True, generation=3), exit_(16)), WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION),
     ("refused from the first start on", ended(exit_(16)), WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION),
-    ("asked to stop, but fenced meanwhile", ended(exit_(13, stopped_for="asked for")), WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION),
+    ("asked to stop, but fenced meanwhile", ended(exit_(13, stopped_for="requested")), WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION),
 ]  # fmt: skip
 
 
@@ -212,7 +212,7 @@ def test_a_phase_may_take_its_limit_and_not_a_second_more(phase: Phase) -> None:
 def test_the_waits_between_crashes_double_and_the_first_relaunch_is_within_ten_seconds() -> None:
     waits = [decide(ended(*crashes(n)), now_ms=NOW, policy=POLICY).until_ms or 0 for n in range(1, 5)]
     assert [wait - NOW for wait in waits] == [1_000, 2_000, 4_000, 8_000]
-    assert POLICY.backoff_ms(1_000) == POLICY.longest_backoff_ms == MINUTE
+    assert POLICY.backoff_ms(1_000) == POLICY.max_backoff_ms == MINUTE
 
 
 def test_a_commit_between_crashes_begins_the_row_again() -> None:
@@ -259,7 +259,7 @@ notes = st.builds(
 @st.composite
 def observations(draw: st.DrawFn) -> Observed:
     state = draw(st.sampled_from(ProcessState))
-    latest = None if state is ProcessState.NEVER else draw(launches)
+    latest = None if state is ProcessState.NEVER_LAUNCHED else draw(launches)
     past = draw(st.lists(exits.map(lambda e: dataclasses.replace(e, launch_id="L1x")), max_size=6))
     last = [draw(exits)] if state is ProcessState.ENDED and draw(st.booleans()) else []
     return Observed(
@@ -303,7 +303,7 @@ def test_after_an_exit_that_needs_attention_nothing_starts_until_a_user_acted(ob
     last = observed.exit
     if last is None or last.code not in NO_RESTART:
         return
-    if last.code in MAY_BE_OVER:  # under our eyes, and of credentials that never worked
+    if last.code in EXTERNAL_CAUSES:  # under our eyes, and of credentials that never worked
         exits = tuple(dataclasses.replace(e, committed=False) for e in observed.writer.exits)
         writer = dataclasses.replace(observed.writer, exits=exits)
         observed = dataclasses.replace(observed, writer=writer, returned_at_ms=last.ended_at_ms)
@@ -338,7 +338,7 @@ def test_the_foreground_writer_is_left_alone(observed: Observed) -> None:
 @given(observations())
 def test_a_hold_that_ends_by_itself_ends_soon_and_in_the_future(observed: Observed) -> None:
     decision = decided(observed)
-    max_ms = POLICY.longest_denied_backoff_ms if decision.cause is Cause.DENIED else MINUTE
+    max_ms = POLICY.max_denied_backoff_ms if decision.cause is Cause.DENIED else MINUTE
     assert decision.until_ms is None or NOW < decision.until_ms <= NOW + max_ms
 
 
@@ -348,12 +348,12 @@ def test_what_may_be_over_is_tried_once_by_who_comes_back_and_by_nobody_who_stay
     last = observed.exit
     if decision.cause is Cause.RETURNED:
         assert last is not None
-        assert last.code in MAY_BE_OVER
+        assert last.code in EXTERNAL_CAUSES
         seen = dataclasses.replace(observed, returned_at_ms=last.ended_at_ms)
         assert decided(seen).cause is not Cause.RETURNED
 
 
-@pytest.mark.parametrize("code", sorted(MAY_BE_OVER))
+@pytest.mark.parametrize("code", sorted(EXTERNAL_CAUSES))
 @pytest.mark.parametrize("ended_ago", [0, 1, MINUTE, 10 * MINUTE, DAY])
 @pytest.mark.parametrize("away_ago", [None, 0, MINUTE, 4 * MINUTE, 6 * MINUTE, 2 * DAY])
 @pytest.mark.parametrize("returned_ago", [0, MINUTE, 3 * DAY])
@@ -393,14 +393,14 @@ def test_what_cannot_be_read_never_touches_a_healthy_writer(observed: Observed) 
 
 def test_the_exit_codes_are_distinguished() -> None:
     assert not NO_RESTART & RESTARTABLE
-    assert TABLE_WAYS_OUT < NO_RESTART
+    assert FIXED_BY_TABLE_CHANGE < NO_RESTART
 
 
 def test_access_that_worked_once_is_requested_again_after_any_number_of_refusals(tmp_path: Path) -> None:
     append_exit(tmp_path, exit_(1, ago=9 * DAY, launch_id="worked", committed=True))
-    for n in range(EXITS_KEPT + 10):
-        append_exit(tmp_path, exit_(16, ago=DAY - n * 15 * MINUTE, launch_id="L9" if n == EXITS_KEPT + 9 else f"R{n}"))
+    for n in range(MAX_EXITS + 10):
+        append_exit(tmp_path, exit_(16, ago=DAY - n * 15 * MINUTE, launch_id="L9" if n == MAX_EXITS + 9 else f"R{n}"))
     exits = read_exits(tmp_path)
-    assert len(exits) == EXITS_KEPT + 1
+    assert len(exits) == MAX_EXITS + 1
     found = decide(ended(*exits), now_ms=NOW, policy=POLICY)
     assert (found.cause, found.action in {WriterAction.START, WriterAction.HOLD}) == (Cause.DENIED, True), found.reason

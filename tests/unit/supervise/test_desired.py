@@ -15,7 +15,14 @@ from frazil.errors import DesiredMoved, SpecError
 from frazil.home import home, run_folder
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.supervise.desired import AFTER_FOLDER, DESIRED_FILE, DesiredStore, _Place, open_desired, table_fingerprint
+from frazil.supervise.desired import (
+    AFTER_FOLDER,
+    DESIRED_FILE,
+    DesiredStore,
+    _DesiredStateFolder,
+    open_desired,
+    table_fingerprint,
+)
 from frazil.supervise.observed import Desired, DesiredMode
 from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import ACCEPTED_SCHEMA
@@ -30,7 +37,7 @@ def run(*arguments: str, streams: Path) -> str:
     return result.output
 
 
-def beside_table(spec: StreamSpec) -> DesiredStore:
+def is_with_table(spec: StreamSpec) -> DesiredStore:
     ensure_table(load_catalog(None), spec)
     return open_desired(spec)
 
@@ -38,7 +45,7 @@ def beside_table(spec: StreamSpec) -> DesiredStore:
 def test_without_an_object_it_shall_run(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
     assert open_desired(spec).read() == Desired()
-    assert beside_table(spec).read() == Desired()
+    assert is_with_table(spec).read() == Desired()
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "restart"])
@@ -57,7 +64,7 @@ def test_what_was_wanted_before_the_first_start_holds_until_somebody_says_otherw
     run("pause", "ticks", streams=streams)
     spec = find_stream(streams, "ticks")
     before = open_desired(spec).read()
-    desired = beside_table(spec)
+    desired = is_with_table(spec)
     assert desired.read() == before
     assert "this host alone" not in run("resume", "ticks", streams=streams)
     after = desired.read()
@@ -69,9 +76,9 @@ def test_the_last_action_counts_on_whichever_host_it_was(streams: Path) -> None:
     """Another host does not see this one's run folder, and counts on from the table's object."""
     run("pause", "ticks", streams=streams)
     spec = find_stream(streams, "ticks")
-    desired = beside_table(spec)
+    desired = is_with_table(spec)
     elsewhere = DesiredStore("ticks", load_stream_table(spec))
-    elsewhere._places.pop()
+    elsewhere._folders.pop()
     seen = [desired.read()]
     for operation in (elsewhere.resume, elsewhere.pause, elsewhere.restart):
         operation(by="ben", reason="")
@@ -84,7 +91,7 @@ def test_the_last_action_counts_on_whichever_host_it_was(streams: Path) -> None:
 
 def test_a_wish_beside_a_lost_catalog_says_so_and_is_later_than_all_before(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
-    desired = beside_table(spec)
+    desired = is_with_table(spec)
     for _ in range(3):
         desired.restart(by="ana", reason="")
     for path in home().glob("catalog.db*"):
@@ -98,7 +105,7 @@ def test_a_wish_beside_a_lost_catalog_says_so_and_is_later_than_all_before(strea
 
 def test_a_wish_stands_beside_the_journals(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
-    beside_table(spec)
+    is_with_table(spec)
     assert "is paused" in run("pause", "ticks", "--reason", "Kafka upgrade", streams=streams)
     table = load_stream_table(spec)
     assert table is not None
@@ -110,7 +117,7 @@ def test_a_wish_stands_beside_the_journals(streams: Path) -> None:
 
 
 def test_every_action_is_a_generation_and_only_a_restart_asks_for_one(streams: Path) -> None:
-    desired = beside_table(find_stream(streams, "ticks"))
+    desired = is_with_table(find_stream(streams, "ticks"))
     seen = []
     for verb in ("pause", "resume", "restart", "resume"):
         run(verb, "ticks", streams=streams)
@@ -121,9 +128,9 @@ def test_every_action_is_a_generation_and_only_a_restart_asks_for_one(streams: P
 
 def test_an_object_that_somebody_edited_says_so_and_the_next_act_fixes_it(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
-    desired = beside_table(spec)
+    desired = is_with_table(spec)
     desired.pause(by="ana", reason="")
-    place = desired._places[0]
+    place = desired._folders[0]
     place._store.put(place._path, b'{"mode": "sleeping"}')
     with pytest.raises(SpecError, match=r"desired\.json.*frazil pause"):
         desired.read()
@@ -135,19 +142,21 @@ def test_of_two_who_act_at_once_one_is_refused_and_the_other_counts(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have seen the same state. The second writes between the first one's look and its write."""
-    desired = beside_table(find_stream(streams, "ticks"))
+    desired = is_with_table(find_stream(streams, "ticks"))
     other = open_desired(find_stream(streams, "ticks"))
     for table in (True, False):
         for one in (desired, other):
-            one._places = one._places if table else one._places[1:]
-        put, seen = _Place.put, desired.read()
+            one._folders = one._folders if table else one._folders[1:]
+        put, seen = _DesiredStateFolder.put, desired.read()
 
-        def after_another(place: _Place, wanted: Desired, *, after: Desired | None, put: Any = put) -> bool:
-            monkeypatch.setattr(_Place, "put", put)
+        def after_another(
+            place: _DesiredStateFolder, wanted: Desired, *, after: Desired | None, put: Any = put
+        ) -> bool:
+            monkeypatch.setattr(_DesiredStateFolder, "put", put)
             other.pause(by="ana", reason="", after=seen.generation)  # noqa: B023 - called before the next round
             return put(place, wanted, after=after)
 
-        monkeypatch.setattr(_Place, "put", after_another)
+        monkeypatch.setattr(_DesiredStateFolder, "put", after_another)
         with pytest.raises(DesiredMoved, match="ticks was paused, resumed or restarted by another user"):
             desired.restart(by="ben", reason="", after=seen.generation)
         found = desired.read()
@@ -161,9 +170,9 @@ def test_of_two_who_act_at_once_one_is_refused_and_the_other_counts(
 def test_a_state_counts_once_it_follows_another_however_its_writer_ends(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desired = beside_table(find_stream(streams, "ticks"))
+    desired = is_with_table(find_stream(streams, "ticks"))
     desired.pause(by="ana", reason="")
-    place = desired._places[0]
+    place = desired._folders[0]
     late = place._store.get(place._path)
     assert late is not None
     monkeypatch.setattr(place._store, "put", lambda *_: None)  # it dies before it replaces the object
@@ -179,7 +188,7 @@ def test_a_state_counts_once_it_follows_another_however_its_writer_ends(
 @pytest.mark.parametrize("table", [True, False])
 def test_of_many_who_act_at_once_from_one_state_exactly_one_does(streams: Path, table: bool) -> None:
     spec = find_stream(streams, "ticks")
-    desired = beside_table(spec) if table else open_desired(spec)
+    desired = is_with_table(spec) if table else open_desired(spec)
     for _ in range(5):
         seen = desired.read().generation
 
@@ -210,7 +219,7 @@ def test_each_help_has_an_example(verb: str) -> None:
 
 def test_the_tables_fingerprint_moves_with_its_own_marker_and_schema_only(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
-    beside_table(spec)
+    is_with_table(spec)
 
     def now() -> str:
         table = load_stream_table(spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.history.points import Happened, Kind
+from frazil.history.points import EventKind, HistoryEvent
 from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.observed import Desired, DesiredMode, Unreadable
 from frazil.supervise.supervisor import history_entry
@@ -28,14 +28,14 @@ def test_what_acts_on_a_writer_is_reported_with_its_reason(action: WriterAction)
 
 def test_what_failed_is_reported_as_such() -> None:
     said = sentence(Decision(WriterAction.START, Cause.FIRST_START, "never launched"), "WriterBusy: it runs")
-    assert said == "the writer is started (first start): never launched; that failed: WriterBusy: it runs"
+    assert said == "the writer is started (first start): never launched; the action failed: WriterBusy: it runs"
 
 
 @pytest.mark.parametrize("action", [WriterAction.STOP, WriterAction.HOLD])
 def test_a_pause_is_reported_as_of_the_action_whenever_it_is_seen(action: WriterAction) -> None:
     desired = Desired(DesiredMode.PAUSED, 3, reason="Kafka upgrade", by="ana", at_ms=NOW - 5)
     found = history_entry(Decision(action, Cause.PAUSED, "paused by ana 3 min ago"), desired, None, now_ms=NOW)
-    assert found == Happened(NOW - 5, Kind.SUPERVISION, "the stream is paused by ana: Kafka upgrade")
+    assert found == HistoryEvent(NOW - 5, EventKind.SUPERVISION, "the stream is paused by ana: Kafka upgrade")
 
 
 def test_a_desired_state_that_cannot_be_read_holds_and_is_not_reported() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from frazil.clock import now_ms
 from frazil.history.read import read_history
-from frazil.history.supervision import AGAIN_MS
+from frazil.history.supervision import RETRY_INTERVAL_MS
 from frazil.host.given_up import announce_given_up, confirm_given_up, settle_given_up
 from frazil.host.launcher import ProcessState
 from frazil.spec.last_valid import EMPTY_MS
@@ -106,7 +106,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
     desired = open_desired(spec)
     desired.pause(by="ana", reason="Kafka upgrade")
     # The table was made a moment ago: the supervisor looks for it again after ten seconds.
-    supervisor._subject.launched()
+    supervisor._program.launched()
     bench.until(supervisor, WriterAction.STOP, Cause.PAUSED)
     held = bench.until(supervisor, WriterAction.HOLD, Cause.PAUSED)
     assert "paused by ana" in held.decision.reason
@@ -115,7 +115,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
     desired.resume(by="ana", reason="")
     assert bench.runs(supervisor) != pid
 
-    clock.ahead_ms += AGAIN_MS  # there was no table when the first start was to be reported
+    clock.ahead_ms += RETRY_INTERVAL_MS  # there was no table when the first start was to be reported
 
     def reported() -> list[str]:
         supervisor.step()
@@ -123,7 +123,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
 
     assert "the stream is paused by ana: Kafka upgrade" in bench.eventually(reported)
     first, second = [sentence for sentence in reported() if "the writer is started" in sentence]
-    assert "(asked for): resumed by ana" in second
+    assert "(requested): resumed by ana" in second
     assert first != second
     desired.restart(by="ana", reason="new credentials")
     bench.until(supervisor, WriterAction.RESTART, Cause.REQUESTED)
@@ -193,7 +193,7 @@ def test_an_exit_that_needs_attention_is_given_up_on_once_and_clearing_tries_aga
     assert supervisor.step().decision.action is WriterAction.HOLD
     assert bench.supervisor().step().decision.action is WriterAction.HOLD
     bench.at_hand.orders()
-    supervisor.user_cleared(by="Airflow", reason="the run was cleared")
+    supervisor.clear_for_user(by="Airflow", reason="the run was cleared")
     bench.runs(supervisor)
 
 
@@ -202,7 +202,7 @@ def test_clearing_undoes_a_pause_by_airflow_and_none_by_a_user(bench: Bench, mon
     supervisor, desired = bench.supervisor(), open_desired(spec)
 
     def cleared() -> tuple[str, str]:
-        supervisor.user_cleared(by="Airflow", reason="the run was cleared")
+        supervisor.clear_for_user(by="Airflow", reason="the run was cleared")
         now = desired.read()
         return str(now.mode), now.by
 
@@ -229,7 +229,7 @@ def test_what_a_run_that_failed_on_another_host_gave_up_on_is_given_up_on_once(b
     settle_given_up("ticks", run_id="run 2")
     assert bench.supervisor().step().decision.action is WriterAction.HOLD
     bench.at_hand.orders()
-    supervisor.user_cleared(by="Airflow", reason="the run was cleared")
+    supervisor.clear_for_user(by="Airflow", reason="the run was cleared")
     settle_given_up("ticks", run_id="run 3")
     bench.runs(supervisor)
 
@@ -277,10 +277,10 @@ def test_five_crashes_without_a_commit_are_given_up_on(bench: Bench) -> None:
 def test_a_user_who_stops_it_in_airflow_finds_it_stopped_until_it_is_cleared_there(bench: Bench) -> None:
     supervisor = bench.supervisor()
     bench.runs(supervisor)
-    supervisor.user_stopped(by="Airflow", reason="the run r1 was marked failed or success")
+    supervisor.pause_for_user(by="Airflow", reason="the run r1 was marked failed or success")
     held = bench.until(bench.supervisor(), WriterAction.HOLD, Cause.PAUSED)
     assert "the run r1 was marked failed" in held.decision.reason
-    supervisor.user_cleared(by="Airflow", reason="the run r2 was cleared")
+    supervisor.clear_for_user(by="Airflow", reason="the run r2 was cleared")
     bench.runs(supervisor)
 
 
@@ -289,9 +289,9 @@ def test_clearing_in_airflow_does_not_take_back_a_pause_from_elsewhere(bench: Be
     open_desired(find_stream(bench.streams, "ticks")).pause(by="ana", reason="")
     supervisor = bench.supervisor()
     assert supervisor.step().decision.cause is Cause.PAUSED
-    supervisor.user_cleared(by="Airflow", reason="the run was cleared")
+    supervisor.clear_for_user(by="Airflow", reason="the run was cleared")
     assert supervisor.step().decision.cause is Cause.PAUSED
-    assert bench.at_hand.launcher.observe().process is ProcessState.NEVER
+    assert bench.at_hand.launcher.observe().process is ProcessState.NEVER_LAUNCHED
 
 
 def test_a_removed_stream_is_stopped_and_that_is_the_end(bench: Bench) -> None:

@@ -18,7 +18,9 @@ from frazil.telemetry.prometheus import exposition
 
 MONITORING = Path("deploy/monitoring").absolute()
 NAMES = {metric.prometheus for metric in m.METRICS}
-TIMES = {f"{x.prometheus}_{end}" for x in m.METRICS if x.sort is m.Sort.HISTOGRAM for end in ("bucket", "sum", "count")}
+TIMES = {
+    f"{x.prometheus}_{end}" for x in m.METRICS if x.type is m.MetricType.HISTOGRAM for end in ("bucket", "sum", "count")
+}
 
 
 def named(expression: str) -> set[str]:
@@ -89,10 +91,10 @@ def test_the_rules_load_and_each_alert_fires_and_resolves(promtool: Path) -> Non
 
 @pytest.mark.processes
 def test_prometheus_finds_nothing_wrong_with_what_is_published(promtool: Path) -> None:
-    meters = m.Meters()
+    meters = m.MetricValues()
     for metric in m.METRICS:
         labels = tuple("x" for _ in metric.labels)
-        if metric.sort is m.Sort.HISTOGRAM:
+        if metric.type is m.MetricType.HISTOGRAM:
             meters.observe(metric, labels, 1.0)
         else:
             meters.set(metric, labels, 1.5)

@@ -54,7 +54,7 @@ def free_ports(count: int) -> range:
 
 
 def prometheus(ports: range) -> Settings:
-    return Settings.of({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": f"127.0.0.1:{ports[0]}-{ports[-1]}"})
+    return Settings.load({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": f"127.0.0.1:{ports[0]}-{ports[-1]}"})
 
 
 def scraped(telemetry: Telemetry) -> str:
@@ -79,12 +79,12 @@ def scraped(telemetry: Telemetry) -> str:
     ],
 )
 def test_nothing_is_published_unless_declared(declared: dict[str, str], expected: Settings) -> None:
-    assert Settings.of(declared) == expected
+    assert Settings.load(declared) == expected
 
 
 @pytest.mark.parametrize("listen", ["9464", "host:", "host:99999", "host:1-99999", "host:2-1", "a b:1"])
 def test_an_address_that_is_none_is_a_problem_and_no_error(listen: str, caplog: pytest.LogCaptureFixture) -> None:
-    settings = Settings.of({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": listen})
+    settings = Settings.load({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": listen})
     assert not settings.prometheus
     with Telemetry(settings):
         pass
@@ -93,19 +93,19 @@ def test_an_address_that_is_none_is_a_problem_and_no_error(listen: str, caplog: 
 
 
 def test_a_misspelt_export_is_a_problem() -> None:
-    (problem,) = Settings.of({"FRAZIL_METRICS": "promethius"}).problems
+    (problem,) = Settings.load({"FRAZIL_METRICS": "promethius"}).problems
     assert "'promethius'" in problem
 
 
 def test_without_a_declaration_there_is_no_sink_and_no_thread() -> None:
     threads = threading.active_count()
-    with Telemetry.declared("ticks", {}) as telemetry, telemetry.of(SPEC) as sinks:
+    with Telemetry.from_environment("ticks", {}) as telemetry, telemetry.sinks(SPEC) as sinks:
         assert (sinks, telemetry.endpoint, threading.active_count()) == ((), None, threads)
 
 
 def test_prometheus_scrapes_what_the_writer_did() -> None:
     with Telemetry(prometheus(free_ports(1))) as telemetry:
-        with telemetry.of(SPEC) as (sink,):
+        with telemetry.sinks(SPEC) as (sink,):
             sink(BATCH)
             text = scraped(telemetry)
         after = scraped(telemetry)
@@ -127,7 +127,7 @@ def test_every_process_of_a_host_takes_the_next_free_port_and_one_too_many_goes_
         assert first.endpoint is not None
         assert second.endpoint is not None
         assert [first.endpoint.port, second.endpoint.port] == [*ports]
-        with Telemetry(prometheus(ports)) as third, third.of(SPEC) as (sink,):
+        with Telemetry(prometheus(ports)) as third, third.sinks(SPEC) as (sink,):
             assert third.endpoint is None
             sink(BATCH)  # it is written nevertheless
     assert [r.levelno for r in caplog.records if "FRAZIL_METRICS_LISTEN" in r.getMessage()] == [logging.WARNING]
@@ -156,12 +156,12 @@ def test_an_address_of_ipv6_is_served() -> None:
     except OSError as error:
         pytest.skip(f"this host has no IPv6: {error}")
     listen = f"[::1]:{free_ports(1)[0]}"
-    with Telemetry(Settings.of({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": listen})) as telemetry:
+    with Telemetry(Settings.load({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": listen})) as telemetry:
         assert scraped(telemetry) == ""
 
 
 def test_labels_are_escaped() -> None:
-    meters = m.Meters()
+    meters = m.MetricValues()
     meters.set(m.LAG, ('a"b\\c\nd', "t"), 1.5)
     assert 'frazil_lag_records{stream="a\\"b\\\\c\\nd",table="t"} 1.5' in exposition(meters)
 
@@ -173,7 +173,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ExportMetricsSer
 
 
 def test_a_collector_gets_the_same_numbers_by_otlp(collector: list[ExportMetricsServiceRequest]) -> None:
-    with Telemetry.declared("ticks", {"FRAZIL_METRICS": "otlp"}) as telemetry, telemetry.of(SPEC) as (sink,):
+    with Telemetry.from_environment("ticks", {"FRAZIL_METRICS": "otlp"}) as telemetry, telemetry.sinks(SPEC) as (sink,):
         sink(BATCH)
     (sent,) = collector[-1].resource_metrics
     resource = {a.key: a.value.string_value for a in sent.resource.attributes}
@@ -199,6 +199,6 @@ def test_an_exporter_that_cannot_be_made_ends_no_writer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "frazil.telemetry.otlp", None)
-    with Telemetry.declared("ticks", {"FRAZIL_METRICS": "otlp"}) as telemetry, telemetry.of(SPEC) as (sink,):
+    with Telemetry.from_environment("ticks", {"FRAZIL_METRICS": "otlp"}) as telemetry, telemetry.sinks(SPEC) as (sink,):
         sink(BATCH)
     assert "Install frazil[telemetry]" in caplog.text

@@ -1,13 +1,13 @@
-"""Three DAGs per declared aggregation: the first aggregates a complete day, the other two request a day again.
+"""Builds three DAGs per declared aggregation: the first aggregates a complete day, the other two request a day again.
 
 Airflow's own roll-up of the source's windows starts the first DAG for a day. A reopened hour must not be sent to this
-roll-up again: the roll-up would wait for the day's other 23 hours for ever. A reopened hour goes to the second DAG
-instead. The second DAG checks by the signals whether the day was complete before. If so, it sends an event with the day
-as its partition key, which starts the first DAG. (The task SDK's own trigger message does not work: Airflow 3.3 drops
+roll-up again, because it would wait forever for the day's other 23 hours. A reopened hour starts the second DAG
+instead, which checks in `frazil.signals` whether the day had already been complete. If so, it sends an event with the
+day as its partition key, which starts the first DAG. (The task SDK's trigger message does not work: Airflow 3.3 drops
 its partition key.)
 
-The third DAG runs every ten minutes (FRAZIL_RECONCILE_EVERY). It requests days that are complete by their signals and
-were not aggregated (see `reconcile`).
+The third DAG runs every ten minutes (FRAZIL_RECONCILE_EVERY). It requests days whose signals show that they are
+complete and that were not aggregated (see `reconcile`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,11 @@ def _refuse_shared_targets(declared: Sequence[_Declared]) -> list[_Declared]:
     """Refuse aggregations with the same target, because each would overwrite the other's days."""
     targets = Counter(found.spec.target for found in declared if found.spec)
     return [
-        replace(found, spec=None, problem=f"another aggregation has the target {found.spec.target!r} too")
+        replace(
+            found,
+            spec=None,
+            problem=f"another aggregation has the same target {found.spec.target!r}; change one of them",
+        )
         if found.spec and targets[found.spec.target] > 1
         else found
         for found in declared
@@ -143,8 +147,8 @@ def _daily_dag(found: _Declared, application: Path, on_failure: OnFailure | None
     spec = found.spec
     with DAG(
         daily_dag_id(found.name),
-        description=(spec.description or f"{spec.source} by day into {spec.target}") if spec else "Cannot be used",
-        doc_md=_page(found),
+        description=(spec.description or f"{spec.source} by day into {spec.target}") if spec else "Invalid declaration",
+        doc_md=_doc_md(found),
         schedule=_schedule(found.grain, spec) if spec else None,
         max_active_runs=1,
         **_profile(f"Daily: {found.name}", found, on_failure, retries=RETRIES),
@@ -170,7 +174,7 @@ def _daily_dag(found: _Declared, application: Path, on_failure: OnFailure | None
 def _reopened_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailure | None) -> DAG:
     with DAG(
         reopened_dag_id(found.name),
-        description=f"Runs {daily_dag_id(found.name)} again for a day into which rows came late",
+        description=f"Runs {daily_dag_id(found.name)} again for a day that got late rows",
         schedule=PartitionedAssetTimetable(
             assets=reopened_asset(spec.source),
             default_partition_mapper=StartOfDayMapper(input_format=found.grain.key_format),
@@ -185,7 +189,7 @@ def _reconcile_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailur
     asset = again_asset(found.name)
     with DAG(
         reconcile_dag_id(found.name),
-        description=f"Asks for days of {daily_dag_id(found.name)} that are complete and were not aggregated",
+        description=f"Requests complete days of {daily_dag_id(found.name)} that were not aggregated",
         schedule=interval(RECONCILED_VARIABLE, RECONCILED_EVERY),
         max_active_runs=1,
         **_profile(f"Daily again, missed: {found.name}", found, on_failure),
@@ -212,7 +216,7 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
 
 
 def inputs(name: str, aggregations: str) -> dict[str, str]:
-    """Choose the source's snapshot for the run's day by the day's signals.
+    """Choose the source's snapshot for the run's day from the day's signals.
 
     Skip the day if a quality gate holds one of its windows.
     """
@@ -222,10 +226,12 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
     with _fail_on_user_errors():
         day = _signalled_day(name, aggregations)
         if waiting := held_windows(day.signals):
-            raise AirflowSkipException(f"a quality gate holds {', '.join(waiting)}: {day.day} runs when it is released")
+            raise AirflowSkipException(
+                f"a quality gate holds {', '.join(waiting)}; {day.day} runs when this is released"
+            )
         _check_needed(day)
         chosen = choose_input(day.catalog, day.spec, day.day, day.signals)
-    # As text: readers that take JSON numbers for floats would round one of that size.
+    # As text: readers that parse JSON numbers as floats would round such a large number.
     return {"snapshot_id": str(chosen.snapshot_id), "revisions": chosen.revisions}
 
 
@@ -238,15 +244,15 @@ def _check_needed(day: _SignalledDay) -> None:
     from frazil.aggregate.due import is_aggregated  # noqa: PLC0415 - as above
 
     run = get_current_context()["dag_run"]
-    # A person who clears a run wants it again, perhaps because its SQL changed.
+    # A user who clears a run wants to repeat it, perhaps because the SQL changed.
     if run.run_type != ASSET_TRIGGERED or run.clear_number:
         return
     if not is_complete(day.day, day.signals):
         raise AirflowSkipException(
-            f"{day.day} is not complete by its signals: the events that started it are not frazil's"
+            f"the signals of {day.day} are not complete: frazil did not send the events that started this run"
         )
     if is_aggregated(day.catalog, day.spec, day.day, day.signals):
-        raise AirflowSkipException(f"{day.spec.target} has {day.day} at these revisions already")
+        raise AirflowSkipException(f"{day.spec.target} already has {day.day} at these revisions")
 
 
 def again(name: str, aggregations: str) -> None:
@@ -259,9 +265,7 @@ def again(name: str, aggregations: str) -> None:
     with _fail_on_user_errors():
         day = _signalled_day(name, aggregations)
     if not is_complete(day.day, day.signals):
-        raise AirflowSkipException(
-            f"{day.day} is not complete, or is held by a gate: its first run will read all of it"
-        )
+        raise AirflowSkipException(f"{day.day} is not complete, or is held by a gate: its first run will read all rows")
 
 
 def ask_for_late_days(name: str, aggregations: str) -> None:
@@ -303,12 +307,14 @@ def _signalled_day(name: str, aggregations: str) -> _SignalledDay:
     return _SignalledDay(spec, day, catalog, day_signals(catalog, spec, day))
 
 
-def _page(found: _Declared) -> str:
+def _doc_md(found: _Declared) -> str:
     """Return the DAG's documentation: the declaration, its problem if any, and how to run a day."""
     spec = found.spec
     if spec is None:
-        return f"**This declaration cannot be used:**\n\n```\n{found.problem}\n```\n"
-    broken = f"**Its last valid declaration is used, because the file has a problem:**\n\n```\n{found.problem}\n```\n\n"
+        return f"**This declaration is invalid:**\n\n```\n{found.problem}\n```\n"
+    broken = (
+        f"**The last valid declaration is in use, because the file has a problem:**\n\n```\n{found.problem}\n```\n\n"
+    )
     return f"""{broken if found.problem else ""}{spec.description}
 
 From `{spec.source}` into `{spec.target}`, by UTC day of `{spec.event_time}`:
@@ -318,6 +324,6 @@ From `{spec.source}` into `{spec.target}`, by UTC day of `{spec.event_time}`:
 ```
 
 A day runs when its {found.grain} windows are complete, and again when one reopens (`{reopened_dag_id(found.name)}`). To
-run any past day: *Trigger* with the day, such as `2013-12-30`, as the partition key. The target's snapshots say from
-which snapshot and revisions of the source they are.
+run any past day: *Trigger* with the day, such as `2013-12-30`, as the partition key. The target's snapshots
+contain the snapshot and revisions of the source.
 """

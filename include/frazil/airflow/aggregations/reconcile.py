@@ -1,7 +1,7 @@
-"""Requests days again that are complete by their signals and were never aggregated.
+"""Requests complete days that were never aggregated.
 
-Airflow forgets events that arrive while a DAG is paused. It drops incomplete roll-ups when a mapper changes or a DAG
-disappears. An event that frazil did not send may start a day too early. The signals table forgets nothing.
+Airflow loses events that arrive while a DAG is paused, and incomplete roll-ups when a mapper changes or a DAG
+disappears. An event that frazil did not send may start a day too early. The signals table has every signal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 FIRST = "frazil.first-day"
 """Key in Airflow's store of the asset: the first day that is reconciled. Earlier days run on request only."""
 REQUESTED = "asked for"
-"""Stands in place of a run's state in `Runs`: an event of the asset requested the day."""
+"""Replaces a run's state in `Runs`: an event of the asset requested the day."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
 """A mapping from partition keys to pairs of a run's state and start time, or of REQUESTED and its time, in
 milliseconds since 1970.
@@ -50,30 +50,30 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
     first = first_day(store)
     if first is None:
         if (opened := find_open_day(catalog, spec)) is None:
-            raise AirflowSkipException(f"no window of {spec.source} was signalled yet")
+            raise AirflowSkipException(f"no window of {spec.source} has been signalled yet")
         store.set(FIRST, str(opened))
         first = opened
     now_ms = clock.now_ms()
-    # Half of the declared time, so that the run has the other half before anybody is alerted.
+    # Half of the declared time, so that the run has the other half before an alert fires.
     found = late_days(find_waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
     if not found:
-        raise AirflowSkipException(f"no day of {name} is complete for {spec.within / 2} and not aggregated")
+        raise AirflowSkipException(f"no day of {name} has been complete for {spec.within / 2} without being aggregated")
     since = datetime.fromtimestamp(min(w.since_ms for w in found) / 1000, UTC) - CLOCKS_APART
     runs = _runs(dag_id, [asset, partition_asset(spec.source)], since, context)
     requested_before = _requested_before(store, found)
     if runs is None:
         if going_on := context["ti"].get_dr_count(dag_id, states=[DagRunState.QUEUED, DagRunState.RUNNING]):
             raise AirflowSkipException(
-                f"{dag_id} has unfinished runs ({going_on}), and Airflow does not list the events that would "
-                "tell their days while a run that they started is queued"
+                f"{dag_id} has unfinished runs ({going_on}) whose days are unknown, because Airflow cannot list events "
+                "while a run that they started is queued"
             )
-        # That queued run may be of another DAG, paused for ever. Then a day whose run failed is asked for again.
+        # The queued run may belong to another, paused DAG. A day whose run failed is then requested again.
         runs = {day: [(REQUESTED, at_ms)] for day, at_ms in requested_before.items()}
     requested = days_to_request(found, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
     if not requested:
-        raise AirflowSkipException(f"all {len(found)} late days were requested already, or have a run of {dag_id}")
+        raise AirflowSkipException(f"all {len(found)} late days were already requested, or have a run of {dag_id}")
     for one in requested:
-        log.warning("%s: %s is complete (revisions %s) and not aggregated: asking for it", name, one.day, one.revisions)
+        log.warning("%s: %s is complete (revisions %s) but not aggregated: requesting it", name, one.day, one.revisions)
     store.set(REQUESTED_DAYS, {**requested_before, **{str(one.day): now_ms for one in requested}})
     outlet = context["outlet_events"][asset]
     outlet.add_partitions([str(one.day) for one in requested])
@@ -129,7 +129,7 @@ def _runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Contex
         try:
             listed = list(events.after(since.isoformat()))
         except Exception as error:  # AirflowRuntimeError: see frazil.airflow.partitions.sent_events
-            log.warning("the events of the asset %s are not listed: %s", asset.name, error)
+            log.warning("Airflow cannot list the events of the asset %s: %s", asset.name, error)
             return None
         for event in listed:
             if asset.name.startswith(AGAIN) and event.partition_key is not None:

@@ -1,4 +1,4 @@
-"""One DAG, `frazil_audits`, that audits what the writers of all streams committed, in complete hours.
+"""The DAG `frazil_audits`, which audits the commits of all streams, by complete hours.
 
 - `audit` audits all streams in parallel, in one task. It returns the names of the streams with findings, or whose audit
   failed. If an hour has no findings, no other task starts.
@@ -22,7 +22,7 @@ from frazil.airflow.dag_ids import AUDITS_DAG
 from frazil.airflow.dag_profile import OnFailure, dag_profile, interval
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.task import task
-from frazil.airflow.untrusted import handed_on
+from frazil.airflow.untrusted import checked_xcom
 from frazil.errors import SpecError
 from frazil.spec.units import format_duration
 
@@ -33,8 +33,8 @@ MINUTE = 15
 EVERY_VARIABLE = "FRAZIL_AUDIT_EVERY"
 EVERY = (1, 2, 3, 4, 6, 8, 12, 24)
 """Permitted hours between runs. Each number divides 24, so that no hour of a day is left out."""
-RUNS_AT_ONCE = 6
-"""Maximum of concurrent runs: an hour's audit does not wait for retries of the previous hour's audit."""
+MAX_ACTIVE_RUNS = 6
+"""Maximum number of concurrent runs, so that an audit does not wait for retries of the previous one."""
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
 FOUND = {"stream": str, "from": str, "to": str, "findings": int, "sentences": list}
@@ -68,20 +68,20 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
     names, specs = [stream.name for stream in found], [stream.spec for stream in found if stream.spec]
     with DAG(
         AUDITS_DAG,
-        description="Whether what each stream committed in the last complete hours landed exactly once",
+        description="Checks that all records committed in the last complete hours are in their tables exactly once",
         doc_md=_PAGE,
         schedule=f"{MINUTE} {_CRON_HOURS.get(hours, f'*/{hours}')} * * *",
-        max_active_runs=RUNS_AT_ONCE,
+        max_active_runs=MAX_ACTIVE_RUNS,
         params={
             "streams": Param(
                 [],
                 type="array",
                 items={"type": "string", **({"enum": names} if names else {})},
                 examples=names,
-                description="Which streams; none stands for all.",
+                description="Streams to audit. Empty: all.",
             ),
-            "hours": Param(hours, type="integer", minimum=1, description="How many complete hours to audit."),
-            "source": Param(False, type="boolean", description="Read the records from Kafka as well."),
+            "hours": Param(hours, type="integer", minimum=1, description="Number of complete hours to audit."),
+            "source": Param(False, type="boolean", description="Also compare with the records in Kafka."),
         },
         **dag_profile(
             "Audits of all streams",
@@ -104,8 +104,8 @@ def _hours(every: timedelta) -> int:
     hours, rest = divmod(every, timedelta(hours=1))
     if rest or hours not in EVERY:
         raise SpecError(
-            f"audits run each {format_duration(every)}; write one of {', '.join(f'{one}h' for one in EVERY)} "
-            f"({EVERY_VARIABLE}), for a run audits whole hours, and each hour of a day once"
+            f"audits cannot run every {format_duration(every)}; use one of {', '.join(f'{one}h' for one in EVERY)} "
+            f"({EVERY_VARIABLE}), because a run audits complete hours, and each hour of a day once"
         )
     return hours
 
@@ -156,23 +156,22 @@ def _window() -> dict[str, Any]:
 
 def report(found: dict[str, Any]) -> None:
     """Fail if the audit has findings."""
-    found = handed_on(found, "confirm", FOUND)
+    found = checked_xcom(found, "confirm", FOUND)
     if found["findings"]:
         raise AirflowFailException(
             f"{found['stream']}, committed from {found['from']} to {found['to']}: {found['findings']} findings. "
-            f'{"; ".join(found["sentences"])}. What to do is in docs/how-to/operate-writers.md, "The hourly audit"'
+            f'{"; ".join(found["sentences"])}. See docs/how-to/operate-writers.md, "The hourly audit"'
         )
 
 
 _CRON_HOURS = {1: "*", 24: "0"}
 _PAGE = f"""### Audits
 
-Checks the complete hours since the run before: one, unless `{EVERY_VARIABLE}` is set. Each record that a stream
-committed in them must be in the table or the dead-letter table exactly once. A failed run shows what is wrong: its
-tasks `stream.report` carry the names of the streams. So does the event of the asset
-`{audit_asset("<stream>").name}`.
+Checks the complete hours since the previous run: one hour, unless `{EVERY_VARIABLE}` is set. Each record that a stream
+committed in these hours must be in the table or the dead-letter table exactly once. If not, the task `stream.report` of
+the stream fails with the findings, and the asset `{audit_asset("<stream>").name}` gets an event.
 
-- `frazil audit STREAM`: the whole table, now.
-- `frazil audit STREAM --from … --to … --source`: the same hour, held against Kafka's own records.
-- A run with `streams`, and `hours: 24` or `source: true`: the same from here.
+- `frazil audit STREAM`: audits the whole table.
+- `frazil audit STREAM --from … --to … --source`: compares the same hours with the records in Kafka.
+- A run with `streams`, and `hours: 24` or `source: true`: the same from Airflow.
 """

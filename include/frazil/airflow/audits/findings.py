@@ -9,30 +9,30 @@ from typing import Any
 from frazil.airflow.untrusted import Store, stored_mapping
 from frazil.timetext import parse_moment
 
-FOUND = "audits"
+FINDINGS_KEY = "audits"
 """The key in the store. No table has this name."""
-LAST = "last audits"
+LAST_AUDITS_KEY = "last audits"
 """The store's key for a sentence about each stream's last audit."""
 WITH_KAFKA = "source"
 """The last item of a stored finding whose audit read the records from Kafka."""
-KEPT = timedelta(days=7)
+RETENTION = timedelta(days=7)
 """Time for which a finding is kept if no later audit clears it, for example after rows were erased on request."""
 
 
 def audit_findings(store: Store) -> dict[str, str]:
     """Return one sentence for each stream with uncleared findings."""
-    return {stream: kept[2] for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
+    return {stream: kept[2] for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_kept(kept)}
 
 
 def last_audits(store: Store) -> dict[str, str]:
-    """One sentence by stream; a stream that was never audited has none."""
-    return {name: said for name, said in stored_mapping(store, LAST).items() if isinstance(said, str)}
+    """Return a sentence about each stream's last audit. A stream that was never audited has none."""
+    return {name: said for name, said in stored_mapping(store, LAST_AUDITS_KEY).items() if isinstance(said, str)}
 
 
-def _in_words(found: Mapping[str, Any]) -> str:
+def _audit_text(found: Mapping[str, Any]) -> str:
     """Describe an audit: its hours, its findings, and what it could not compare."""
     wrong, open_ = found["findings"], found.get("not-compared") or "not everything was compared"
-    result = f"{wrong} findings" if wrong else "nothing wrong was found"
+    result = f"{wrong} findings" if wrong else "no findings"
     left = "" if found["complete"] else f", but {open_}"
     return f"of commits from {found['from']} to {found['to']}: {result}{left}"
 
@@ -46,8 +46,8 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
     """
     audits = list(audits)
     if audits:
-        store.set(LAST, {**last_audits(store), **{found["stream"]: _in_words(found) for found in audits}})
-    before = {stream: kept for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
+        store.set(LAST_AUDITS_KEY, {**last_audits(store), **{found["stream"]: _audit_text(found) for found in audits}})
+    before = {stream: kept for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_kept(kept)}
     after = dict(before)
     for found in audits:
         stream, kept = found["stream"], before.get(found["stream"])
@@ -60,7 +60,7 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
         elif kept and (_clears(found, kept) or _is_old(kept, found["to"])):
             del after[stream]
     if after != before:
-        store.set(FOUND, after)
+        store.set(FINDINGS_KEY, after)
 
 
 def _clears(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
@@ -70,7 +70,7 @@ def _clears(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
 
 
 def _is_old(kept: Sequence[str], now: str) -> bool:
-    return datetime.fromisoformat(now) - datetime.fromisoformat(kept[1]) > KEPT
+    return datetime.fromisoformat(now) - datetime.fromisoformat(kept[1]) > RETENTION
 
 
 def _is_kept(kept: Any) -> bool:

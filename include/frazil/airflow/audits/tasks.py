@@ -1,4 +1,4 @@
-"""The audit tasks, in their own process, with PyIceberg and without Spark."""
+"""The code of the audit tasks, which need PyIceberg but not Spark."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from frazil.table.tables import load_stream_table
 
 log = logging.getLogger(__name__)
 
-SENTENCES = 50
-"""Maximum of findings in a result: a finding for each of 1,000 topic-partitions would overload Airflow's database."""
+MAX_SENTENCES = 50
+"""Maximum number of findings in a result, to limit the load on Airflow's database."""
 
 WITHIN = timedelta(minutes=20)
 """Time limit of a stream's audit in the parallel task. After that, for example if a catalog does not respond, a
@@ -83,7 +83,7 @@ def audit_hours(
     """
     spec = declared_stream(streams, stream)
     window = complete_hours(moment, hours)
-    result = _audited(spec, window, with_source=with_source)
+    result = _audit(spec, window, with_source=with_source)
     found = {
         "stream": stream,
         "from": _iso(window.from_ms),
@@ -92,16 +92,16 @@ def audit_hours(
         "complete": result.complete,
         "not-compared": next((f.sentence for f in result.findings if f.kind is FindingKind.NOT_COMPARED), None),
         "findings": len(result.wrong),
-        "sentences": [f"{f.where}: {f.sentence}" for f in result.wrong[:SENTENCES]],
+        "sentences": [f"{f.where}: {f.sentence}" for f in result.wrong[:MAX_SENTENCES]],
     }
     _log_findings(result, found)
     return found
 
 
-def _audited(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
+def _audit(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
     if load_stream_table(spec) is None and lost_or_replaced(spec, None) is None:
         raise AirflowSkipException(
-            f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer never ran. Nothing to audit"
+            f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer has not committed"
         )
     try:
         return audit(spec, window=window, with_source=with_source)

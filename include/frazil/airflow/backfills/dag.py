@@ -1,14 +1,13 @@
-"""The DAG `frazil_backfill`: a form to land records that a stream's table is missing.
+"""The DAG `frazil_backfill`: a form to add records that a stream's table is missing.
 
-Three tasks land each record once.
+Three tasks write each record exactly once.
 
 - `plan` validates the form and logs which records a run would write. A dry run ends here.
 - `stage` is the Spark application, with the form's resources. It writes chunk by chunk to the stream's backfill branch.
 - `publish` compares the branch with its source and the table, and publishes the branch in one commit.
 
-Each task may be interrupted and cleared, or a run triggered again with the same bounds: the backfill continues where it
-stopped. If an operator abandons a run's backfill, the run fails for good, even if its tasks are cleared: start a new
-run.
+After an interruption, clear the task, or trigger a run with the same bounds: the backfill continues where it stopped.
+If an operator abandons a run's backfill, the run fails even if its tasks are cleared: start a new run.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def backfill_dag(
     folder = Path(streams).absolute()
     with DAG(
         DAG_ID,
-        description="Lands older records from Kafka or files that are missing from a stream's table",
+        description="Adds records from Kafka or files that are missing from a stream's table",
         doc_md=__doc__,
         schedule=None,
         max_active_runs=1,
@@ -89,7 +88,7 @@ def _stage(folder: Path, application: str | Path, conn_id: str) -> StageOperator
         ],
         conf={
             "spark.cores.max": "{{ params.cores }}",
-            # This many tasks at once, whatever the connection's master offers.
+            # Limits the concurrent tasks, even if the connection's master has more cores.
             "spark.default.parallelism": "{{ params.cores }}",
             "spark.driver.memory": "{{ params['driver-memory'] }}",
         },
@@ -103,15 +102,15 @@ def _form(streams: list[str]) -> dict[str, Param]:
         return Param(None, type=["null", "string"], format="date-time", title=title, section=section)
 
     def offsets(title: str) -> Param:
-        example = 'As {"topic": {"0": 1200}}; partitions that are not listed have no bound.'
+        example = 'Such as {"topic": {"0": 1200}}; partitions that are not listed have no bound.'
         return Param(None, type=["null", "object"], title=title, description=example, section="Kafka offsets")
 
     return {
         "stream": Param(streams[0] if streams else None, type="string", enum=streams or [""], title="Stream"),
-        "dry-run": Param(True, type="boolean", title="Dry run", description="Say what it would touch, and stop there."),
+        "dry-run": Param(True, type="boolean", title="Dry run", description="Only log what the run would write."),
         "target": Param(
             "table", type="string", enum=["table", "branch"], title="Target",
-            description="branch: audited and left on its branch; a later run with table publishes it.",
+            description="branch: audit the rows and keep them on the branch; a later run with table publishes them.",
         ),
         "from-time": moment("From", "Kafka timestamps"),
         "to-time": moment("To, and before", "Kafka timestamps"),
@@ -124,10 +123,10 @@ def _form(streams: list[str]) -> dict[str, Param]:
             description="A path or URI of a folder or file: Parquet or JSON lines that have the Kafka coordinates.",
         ),
         "chunk-records": Param(
-            1_000_000, type="integer", minimum=1, title="Records of a chunk", section="Resources",
-            description="About how many records are committed to the branch at once: what an interruption costs.",
+            1_000_000, type="integer", minimum=1, title="Records per chunk", section="Resources",
+            description="Approximate records per commit to the branch. An interruption repeats up to one chunk.",
         ),
-        "cores": Param(1, type="integer", minimum=1, title="Tasks at once", section="Resources"),
+        "cores": Param(1, type="integer", minimum=1, title="Concurrent tasks", section="Resources"),
         "driver-memory": Param("1g", type="string", pattern=r"^\d+[mg]$", title="Driver memory", section="Resources"),
     }  # fmt: skip
 
@@ -139,22 +138,22 @@ def plan(streams: str) -> dict[str, Any] | None:
     context = get_current_context()
     params = dict(context["params"])
     request = {key: value for key, value in params.items() if key not in RUN_PARAMS}
-    with _opened(streams, {**request, "run": run_name(context)}) as backfill:
+    with _open_backfill(streams, {**request, "run": run_name(context)}) as backfill:
         backfill.check_wanted()
         last = backfill.last()
         found = estimate(backfill, backfill.plan(last))
         for sentence in estimate_sentences(found, stream=backfill.request.stream):
             log.info(sentence)
         if last and last.is_open:
-            log.info("Backfill %s of this request is under way, with %d chunks: it goes on", last.id, last.chunks)
+            log.info("Continuing backfill %s of this request, which has %d chunks", last.id, last.chunks)
         if params["dry-run"] or not (found.max_records or (last and last.is_open)):
             return None
         return backfill.request.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Audit and publish the backfill. Return its last state, as the marker of its branch has it."""
-    with _opened(streams, request) as backfill:
+    """Audit and publish the backfill. Return its last state from the branch's marker; None if nothing is missing."""
+    with _open_backfill(streams, request) as backfill:
         last = backfill.publish()
         if last is None:
             log.info("Nothing is missing")
@@ -164,8 +163,8 @@ def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _opened(streams: str, request: dict[str, Any]) -> Iterator[Backfill]:
-    """Fail the task for good if the request cannot be carried out; retry temporary errors."""
+def _open_backfill(streams: str, request: dict[str, Any]) -> Iterator[Backfill]:
+    """Open the backfill of a request. Errors that a user must fix fail the task without a retry."""
     from frazil.backfill.request import parse_request  # noqa: PLC0415
     from frazil.backfill.run import open_backfill  # noqa: PLC0415
     from frazil.errors import FrazilError  # noqa: PLC0415 - as above

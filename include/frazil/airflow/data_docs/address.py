@@ -1,4 +1,4 @@
-"""Locations of the quality gates' pages: the folder to which workers write them, and the URL in Airflow's UI.
+"""Defines the locations of the quality gates' pages: the workers' folder, and the URL in Airflow's UI.
 
 Gates write the pages to a folder below FRAZIL_HOME. If workers and the API server are different hosts, both must have
 this folder.

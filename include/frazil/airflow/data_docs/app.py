@@ -1,4 +1,4 @@
-"""Serves the quality gates' pages in Airflow's UI to people who are signed in."""
+"""Serves the quality gates' pages in Airflow's UI to signed-in users."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ VIEW = {
     "category": "browse",
     "url_route": "frazil-data-docs",
 }
-# Values from the data are escaped in the pages; if one were not, no script would run.
+# Values from the data are escaped; the policy blocks scripts if one is not.
 HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'"}
 NOTHING_YET = """<!doctype html>
 <title>Data Docs</title>
 <h1>No quality gate has run yet</h1>
-<p>A gate evaluates a window when it is complete, if include/expectations/ has a suite of its table. Its page then
-appears here, and this list of all pages.</p>
-<p>If workers and the API server are different hosts, FRAZIL_HOME must be a folder that both see.</p>
+<p>A gate evaluates a window when it is complete, if include/expectations/ has a suite for its table. This page
+then lists the results.</p>
+<p>If workers and the API server are different hosts, FRAZIL_HOME must be a folder that both can access.</p>
 """
 
 

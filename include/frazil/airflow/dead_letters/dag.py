@@ -1,8 +1,7 @@
 """The DAG `frazil_dead_letters`: a form to decode a stream's dead letters again, or to discard them.
 
-Its task runs `frazil dlq replay` or `frazil dlq discard` in a separate process. A task that is cleared, or a run that
-is triggered again with the same form, continues where the previous one was interrupted. A dry run only counts dead
-letters.
+Its task runs `frazil dlq replay` or `frazil dlq discard` in a separate process. A cleared task, or a new run with the
+same form, continues where the previous one was interrupted. A dry run only counts the dead letters.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def dead_letters_dag(streams: str | Path, *, on_failure: OnFailure | None = None
     folder = Path(streams).absolute()
     with DAG(
         DAG_ID,
-        description="Decodes dead letters again, each of them once, or discards them",
+        description="Replays dead letters exactly once, or discards them",
         doc_md=__doc__,
         schedule=None,
         max_active_runs=1,
@@ -56,12 +55,15 @@ def _form(streams: list[str]) -> dict[str, Param]:
     reasons: dict[str, Any] = {"type": ["null", "array"], "items": {"type": "string", "pattern": r"^\w+$"}}
     return {
         "stream": Param(streams[0] if streams else None, type="string", enum=streams or [""], title="Stream"),
-        "action": Param("replay", type="string", enum=["replay", "discard"], title="What to do"),
-        "dry-run": Param(True, type="boolean", title="Dry run", description="Count the dead letters, and stop there."),
-        "reasons": Param(None, **reasons, title="Reasons", description="Error classes, one a line; all, if empty."),
+        "action": Param("replay", type="string", enum=["replay", "discard"], title="Action"),
+        "dry-run": Param(True, type="boolean", title="Dry run", description="Only count the dead letters."),
+        "reasons": Param(None, **reasons, title="Reasons", description="Error classes, one per line. Empty: all."),
         "from": moment("From"),
         "to": moment("To, and before"),
         "because": Param(
-            None, type=["null", "string"], title="Because", description="Of a discard: why. Kept with each dead letter."
+            None,
+            type=["null", "string"],
+            title="Because",
+            description="Reason for a discard. Stored with each dead letter.",
         ),
     }

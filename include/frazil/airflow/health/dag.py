@@ -1,4 +1,4 @@
-"""The DAG `frazil_health`: every five minutes it measures all tables and reports alerts that fire and that resolve.
+"""The DAG `frazil_health`, which measures all tables every five minutes and reports alerts that fire or resolve.
 
 - `measure` reads only metadata. Airflow's store of the asset `frazil.health` keeps the start time of each active alert.
 - `changed` sends an event of that asset if an alert fired or resolved; its extra lists both.
@@ -25,22 +25,21 @@ from frazil.airflow.deadlines import OnLate, deadline
 from frazil.airflow.notifications import failure
 from frazil.airflow.page.address import page_url
 from frazil.airflow.task import task
-from frazil.airflow.untrusted import handed_on
+from frazil.airflow.untrusted import checked_xcom
 from frazil.operations.message import Message, message_of
 from frazil.spec.last_valid import find_declared
 
 DAG_ID = "frazil_health"
 EVERY, EVERY_VARIABLE = timedelta(minutes=5), "FRAZIL_HEALTH_EVERY"
 LATE_AFTER = timedelta(minutes=15)
-LATE = f"{DAG_ID} has not ended in {LATE_AFTER}: no alert can fire"
+LATE = f"a run of {DAG_ID} has not ended within {LATE_AFTER}, so no alert can fire: check its task measure"
 DOC = """
-This looks, every five minutes unless `FRAZIL_HEALTH_EVERY` says otherwise, at all streams and tables, by their
-metadata alone.
+Checks all streams and tables every five minutes (or `FRAZIL_HEALTH_EVERY`), and reads only metadata.
 
-- **A red run means that something is wrong now.** The log of its task `alerts` has a line for each alert: what is
-  wrong, and what to do. The runbook has an entry for each rule.
-- An alert is reported once when it fires, and once more when it is over (`resolved`). Until then each run stays red.
-- A red `measure` means that nothing could be looked at: its log says why.
+- **A failed run means that an alert is active.** The log of its task `alerts` has a line per alert: what is wrong, and
+  what to do. The runbook has an entry per rule.
+- An alert is reported once when it fires and once when it resolves (`resolved`). Until then, each run fails.
+- A failed `measure` means that nothing could be checked: its log shows the reason.
 """
 
 log = logging.getLogger(__name__)
@@ -76,7 +75,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     names = _aggregations(Path(aggregations)) if aggregations else []
     with DAG(
         DAG_ID,
-        description="How every table is: small files, manifests, metadata, freshness; alerts that resolve themselves",
+        description="Measures every table: small files, manifests, metadata, freshness. Fires and resolves alerts",
         doc_md=DOC,
         schedule=every or interval(EVERY_VARIABLE, EVERY),
         max_active_runs=1,
@@ -120,7 +119,7 @@ def measure(streams: str, aggregations: str | None, names: list[str], expectatio
 
 def changed(measured: Measured) -> None:
     """Send an event if any alert fired or resolved."""
-    measured = handed_on(measured, "measure", MEASURED)
+    measured = checked_xcom(measured, "measure", MEASURED)
     extra = {key: measured[key] for key in ("fired", "resolved")}
     if not any(extra.values()):
         raise AirflowSkipException("no alert fired, and none resolved")
@@ -129,9 +128,9 @@ def changed(measured: Measured) -> None:
 
 def alerts(measured: Measured) -> None:
     """Fail while any alert is active."""
-    active = handed_on(measured, "measure", MEASURED)["active"]
+    active = checked_xcom(measured, "measure", MEASURED)["active"]
     if not active:
-        raise AirflowSkipException("nothing is wrong")
+        raise AirflowSkipException("no alert is active")
     for alert in active:
         # One log line each: Airflow truncates long texts of exceptions.
         log.error("%s", alert["sentence"])
@@ -144,7 +143,7 @@ def alerts(measured: Measured) -> None:
 
 def resolved(measured: Measured) -> None:
     """Succeed if an alert resolved; the log of `measure` has the sentences."""
-    if not handed_on(measured, "measure", MEASURED)["resolved"]:
+    if not checked_xcom(measured, "measure", MEASURED)["resolved"]:
         raise AirflowSkipException("no alert resolved")
 
 
@@ -161,6 +160,6 @@ def _over(context: Any) -> Message | None:
 
 
 def _message(context: Any, kind: str) -> Message | None:
-    measured = handed_on(context["ti"].xcom_pull(task_ids="measure"), "measure", MEASURED)
+    measured = checked_xcom(context["ti"].xcom_pull(task_ids="measure"), "measure", MEASURED)
     alerts = [one for one in measured[kind] if isinstance(one, dict)]
     return message_of(alerts, is_over=kind == "resolved", standing=len(measured["active"]), overview=page_url())

@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 RUNS = 12
 """Number of runs in which each table is measured once: at a run in five minutes, an hour."""
 MIN_TABLES_PER_RUN = 50
-"""Minimum of tables measured in each run."""
-NAMED = 5
-AT_ONCE = 8
+"""Minimum number of tables measured in each run."""
+MAX_LISTED = 5
+MAX_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def reread_route(
     """
     catalog = open_existing_catalog(spec.table.catalog)
     tables = made_tables(catalog, spec, specs)
-    mine = next_after(before.after, [table.name for table in tables])
+    share = next_after(before.after, [table.name for table in tables])
     by_name = {table.name: table for table in tables}
 
     def rules(name: str) -> list[Reading] | None:
@@ -83,15 +83,15 @@ def reread_route(
             return [Reading(UNMEASURED, 1, 0, said, f"{name} cannot be measured: {said}")]
         return None if found is None else [*readings(found, table.settings, now_ms=now_ms)]
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        seen = dict(zip(mine, pool.map(rules, mine), strict=True))
+    with ThreadPoolExecutor(MAX_THREADS) as pool:
+        seen = dict(zip(share, pool.map(rules, share), strict=True))
     for reading in (one for found in seen.values() for one in found or () if one.is_beyond):
         log.warning("%s", reading.sentence)
     known = {name: found for name, found in before.beyond.items() if name in by_name and name not in seen}
     known |= {name: beyond for name, found in seen.items() if (beyond := [r.rule for r in found or () if r.is_beyond])}
     evaluated = {UNMEASURED, *(one.rule for found in seen.values() for one in found or ())}
     evaluated |= {rule for found in known.values() for rule in found}
-    after = RouteFindings(known, mine[-1] if mine else "")
+    after = RouteFindings(known, share[-1] if share else "")
     return after, [_reading(spec, rule, known) for rule in sorted(evaluated)]
 
 
@@ -108,10 +108,9 @@ def next_after(last: str, names: Sequence[str]) -> list[str]:
 def _reading(spec: StreamSpec, rule: str, beyond: Mapping[str, Sequence[str]]) -> Reading:
     names = sorted(name for name, rules in beyond.items() if rule in rules)
     what = "cannot be measured" if rule == UNMEASURED else f"are beyond the threshold of {rule}"
-    some = ", ".join(names[:NAMED]) + (", and others" if len(names) > NAMED else "")
+    some = ", ".join(names[:MAX_LISTED]) + (", and others" if len(names) > MAX_LISTED else "")
     sentence = (
-        f"of the tables that the route of stream {spec.name} has made, {len(names):,} {what}: {some}. `frazil health "
-        f"{names[0] if names else 'TABLE'}` shows one of them. The DAG frazil_maintenance should fix it: see "
-        "what its last runs say"
+        f"{counted(len(names), 'table')} of the route of stream {spec.name} {what}: {some}. Run `frazil health "
+        f"{names[0] if names else 'TABLE'}`. The DAG frazil_maintenance should fix this: check its last runs"
     )
     return Reading(rule, len(names), 0, counted(len(names), "table"), sentence)

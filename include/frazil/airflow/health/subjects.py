@@ -1,6 +1,6 @@
-"""The subjects other than tables that `frazil_health` watches: streams, gates, aggregations and their DAGs.
+"""Reads the subjects other than tables that `frazil_health` watches: streams, gates, aggregations and their DAGs.
 
-Readings come from run folders of this host, tables' metadata, and Airflow's answers. Each subject has its own alerts.
+Readings come from run folders on this host, tables' metadata, and Airflow. Each subject has its own alerts.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def subjects_of(
                 specs.setdefault(seen.table.identifier, seen)
     if expectations is not None:
         gated = {table for table, spec in specs.items() if spec.window is not None}
-        found["the quality gates"] = WatchedSubject(Alerts(), lambda: [_gates(expectations, gated)])
+        found["the quality gates"] = WatchedSubject(Alerts(), lambda: [_unused_suites(expectations, gated)])
     valid = [stream.spec for stream in declared if stream.spec is not None]
     feeds = [seen for one in valid for seen in with_windows(one)]
     for table, spec in specs.items():
@@ -155,7 +155,7 @@ def subjects_of(
 def _stream(stream: DeclaredStream, kept: Kept, now_ms: int) -> WatchedSubject:
     spec, problem = stream.spec, None if stream.missing else stream.problem
     if spec is None:
-        said = f"the declaration of stream {stream.name} is invalid, and has never been valid: {problem}"
+        said = f"the declaration of stream {stream.name} has never been valid: {problem}"
         return WatchedSubject(Alerts(), lambda: [flag("declaration", True, said)])
     alerts = spec.maintenance.alerts
 
@@ -179,18 +179,18 @@ def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Wa
             yield window_reading(late, alerts, table=table, now_ms=now_ms)
         starts = signals.cursor.held if signals.cursor else frozenset()
         newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
-        held = [(s.partition, s.note or "the gate said nothing") for s in newest.values() if not s.sent]
+        held = [(s.partition, s.note or "no reason given") for s in newest.values() if not s.sent]
         yield from held_reading(table, held, alerts)
 
     return WatchedSubject(alerts, read, (partitions_dag_id(table),))
 
 
-def _gates(folder: Path, tables: Collection[str]) -> Reading:
-    """Whether each suite gates a table: one with a misspelt name would let every window pass."""
+def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
+    """Return a reading of suites without a table. With a misspelt suite, every window would pass ungated."""
     unused = unused_suites(folder, tables)
     sentence = (
-        f"{', '.join(suite.name for suite in unused)} in {folder} gate no window: no stream declares windows of such a "
-        "table. Name each suite `<namespace.table>.json` like its table, or remove it"
+        f"{', '.join(suite.name for suite in unused)} in {folder} gate no window, because no stream declares such a "
+        "table with windows. Name each suite `<namespace.table>.json` after its table, or remove it"
     )
     return flag("declaration", bool(unused), sentence)
 
@@ -229,7 +229,7 @@ def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, n
 def failed_runs(dag_id: str, limit: int) -> int | None:
     """Return the number of consecutive failed runs as Airflow reports them.
 
-    Unfinished runs do not count. None if Airflow does not answer.
+    Unfinished runs do not count. None if Airflow does not respond.
     """
     try:
         good = _newest(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
@@ -237,7 +237,7 @@ def failed_runs(dag_id: str, limit: int) -> int | None:
         while failed < limit and (bad := _newest(dag_id, DagRunState.FAILED, before)) and (not good or bad > good):
             failed, before = failed + 1, bad
     except Exception as error:
-        log.warning("the runs of the DAG %s are not known: %s", dag_id, error)
+        log.warning("cannot read the runs of the DAG %s: %s", dag_id, error)
         return None
     return failed
 
@@ -247,7 +247,7 @@ def paused_dag(dag_id: str) -> bool:
     try:
         answer = task_runner.SUPERVISOR_COMMS.send(GetDag(dag_id=dag_id))
     except Exception as error:
-        log.warning("whether the DAG %s is paused is not known: %s", dag_id, error)
+        log.warning("cannot read whether the DAG %s is paused: %s", dag_id, error)
         return False
     return isinstance(answer, DagResult) and answer.is_paused
 

@@ -1,4 +1,4 @@
-"""The health task, in its own process, with PyIceberg and without Spark."""
+"""The code of the health task, which needs PyIceberg but not Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
 from frazil.maintenance.unmeasured import gone, unmeasured
-from frazil.operations.message import ALONE
+from frazil.operations.message import MAX_SEPARATE
 from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import rounded_bytes
@@ -36,11 +36,11 @@ from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 8
+MAX_THREADS = 8
 """Number of tables measured in parallel, so that a catalog that does not respond costs its timeout once."""
-MADE = "made by routes"
+ROUTED_TABLES_KEY = "made by routes"
 """The key in the store for findings about the tables that routes have created."""
-TABLES = "tables"
+SUBJECTS_KEY = "tables"
 """The key in the store for the names of all tables and subjects with a stored alert state."""
 
 
@@ -67,17 +67,17 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
     for problem in problems:
-        log.warning("not watched, if it has a table: %s", problem)
+        log.warning("cannot watch the table of an invalid declaration: %s", problem)
     tables = {t.name: t for t in maintained_tables(found.spec for found in declared if found.spec is not None)}
     now_ms = clock.now_ms()
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = dict(zip(tables, pool.map(partial(_measured, now_ms=now_ms), tables.values()), strict=True))
+    with ThreadPoolExecutor(MAX_THREADS) as pool:
+        found = dict(zip(tables, pool.map(partial(_measure, now_ms=now_ms), tables.values()), strict=True))
     with _first_days(again) as first_days, _findings(store) as findings:
         kept = Kept(first_days, findings, audit_findings(store), last_audits(store))
         subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
-        seen = read_all(subjects, failed, is_paused, at_once=AT_ONCE)
+        seen = read_all(subjects, failed, is_paused, at_once=MAX_THREADS)
     steps: dict[str, AlertStep] = {}
-    for name in dict.fromkeys([*tables, *subjects, *stored_names(store, TABLES)]):
+    for name in dict.fromkeys([*tables, *subjects, *stored_names(store, SUBJECTS_KEY)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
         if name in subjects:
             steps[name] = _subject(name, before, seen[name], subjects[name].alerts, now_ms=now_ms)
@@ -88,7 +88,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
             steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
             steps[name] = gone(before, name, "no stream declares it")
-    changes = _remembered(reported_alone(steps, ALONE), store)
+    changes = _store_states(reported_alone(steps, MAX_SEPARATE), store)
     report_health(found, changes["active"])
     audited = {stream.name: kept.audited.get(stream.name) for stream in declared}
     return {**changes, "due": _due(found, tables), "audited": audited}
@@ -111,7 +111,7 @@ def _due(found: Mapping[str, TableHealth | str | None], tables: Mapping[str, Mai
 
 @contextmanager
 def _first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | None]]:
-    """Yield the first watched day of each aggregation, and store the days that were set meanwhile."""
+    """Yield a dict of each aggregation's first watched day. Days that the caller adds are stored on exit."""
     known = {name: first_day(kept) for name, kept in again.items()}
     days = dict(known)
     yield days
@@ -122,19 +122,19 @@ def _first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | None]]:
 
 @contextmanager
 def _findings(store: Store) -> Iterator[dict[str, RouteFindings]]:
-    """Yield the findings about the tables of each route, and store them afterwards, with their changes."""
-    kept = stored_mapping(store, MADE).items()
+    """Yield a dict of the findings about each route's tables. The caller's changes are stored on exit."""
+    kept = stored_mapping(store, ROUTED_TABLES_KEY).items()
     found = {name: RouteFindings.from_json(known) for name, known in kept if isinstance(known, Mapping)}
     yield found
     if found:
-        store.set(MADE, {name: known.to_json() for name, known in found.items()})
+        store.set(ROUTED_TABLES_KEY, {name: known.to_json() for name, known in found.items()})
 
 
 def _table(
     name: str, before: AlertStates, health: TableHealth | str | None, table: MaintainedTable, *, now_ms: int
 ) -> AlertStep:
     if health is None:
-        return gone(before, name, "there is no such table")
+        return gone(before, name, "the table does not exist")
     if isinstance(health, str):
         return unmeasured(before, name, health, table.settings.alerts, now_ms=now_ms)
     return step(before, health, table.settings, now_ms=now_ms)
@@ -146,11 +146,11 @@ def _subject(name: str, before: AlertStates, seen: list[Reading] | str, alerts: 
     return step_readings(before, name, seen, alerts, now_ms=now_ms)
 
 
-def _remembered(steps: Mapping[str, AlertStep], store: Store) -> dict[str, list[dict[str, Any]]]:
+def _store_states(steps: Mapping[str, AlertStep], store: Store) -> dict[str, list[dict[str, Any]]]:
     """Store the alert states, and return the alerts that fired, resolved or are active."""
     for name, made in steps.items():
         store.set(name, made.states.to_json())
-    store.set(TABLES, sorted(name for name, made in steps.items() if made.states.rules))
+    store.set(SUBJECTS_KEY, sorted(name for name, made in steps.items() if made.states.rules))
     changes = {
         kind: [alert.to_json() for made in steps.values() for alert in getattr(made, kind)]
         for kind in ("fired", "resolved", "active")
@@ -161,13 +161,13 @@ def _remembered(steps: Mapping[str, AlertStep], store: Store) -> dict[str, list[
     return changes
 
 
-def _measured(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
+def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
     """Return the table's health, None if the table does not exist, or a sentence on why it cannot be measured."""
     try:
         found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
     except Exception as error:  # whatever a catalog, a storage or a network raises: the other tables are still measured
         return f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
-    log.info("%s: %s", table.name, _measurement(found) if found else "there is no table yet")
+    log.info("%s: %s", table.name, _measurement(found) if found else "the table does not exist yet")
     return found
 
 

@@ -1,4 +1,4 @@
-"""One DAG, `frazil_maintenance`, that keeps all tables in shape.
+"""The DAG `frazil_maintenance`, which maintains all tables.
 
 - `check_due` measures, in parallel and from metadata, every table that is due for a check. It logs for each action
   whether it is due and why, and returns the names of the tables with due actions. No JVM starts for the other tables.
@@ -29,7 +29,7 @@ from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.deadlines import OnLate, deadline
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.maintenance.rewrite import RewriteOperator
-from frazil.airflow.maintenance.turns import pause_between
+from frazil.airflow.maintenance.turns import dag_interval
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, in_spark_pool
 from frazil.airflow.task import task
 from frazil.maintenance.due import Action
@@ -39,8 +39,8 @@ from frazil.spark_apps import MAINTAIN_TABLE
 ACTIONS = (*map(str, Action), "orphans")
 LATE_AFTER = timedelta(hours=2)
 RETRIES, RETRY_DELAY = 1, timedelta(minutes=5)
-RUNS_AT_ONCE = 32
-"""Maximum of concurrent runs: a run lasts as long as its slowest table."""
+MAX_ACTIVE_RUNS = 32
+"""Maximum number of concurrent runs. A run lasts as long as its slowest table."""
 
 
 def maintenance_dag(
@@ -69,10 +69,10 @@ def maintenance_dag(
     tables = maintained_tables(specs)
     with DAG(
         MAINTENANCE_DAG,
-        description="Keeps every table in shape: few files, manifests and snapshots, no orphans",
+        description="Compacts files, rewrites manifests, expires snapshots and deletes orphan files",
         doc_md=__doc__,
-        schedule=pause_between([*(t.settings.every for t in tables), *(s.maintenance.every for s in routed.values())]),
-        max_active_runs=RUNS_AT_ONCE,
+        schedule=dag_interval([*(t.settings.every for t in tables), *(s.maintenance.every for s in routed.values())]),
+        max_active_runs=MAX_ACTIVE_RUNS,
         deadline=deadline(LATE_AFTER, sentence=_LATE, on_late=on_late),
         params=_form(names),
         **dag_profile(
@@ -117,10 +117,10 @@ def _form(names: list[str]) -> dict[str, Param]:
             type="array",
             items={"type": "string", **({"enum": names} if names else {})},
             examples=names,
-            description="Which tables, each with its dead-letter tables. None stands for all.",
+            description="Tables to maintain, each with its dead-letter tables. Empty: all.",
         ),
-        "actions": Param(list(ACTIONS), type="array", items={"enum": list(ACTIONS)}, description="What to do."),
-        "dry-run": Param(False, type="boolean", description="Say what would be done, and stop there."),
+        "actions": Param(list(ACTIONS), type="array", items={"enum": list(ACTIONS)}, description="Actions"),
+        "dry-run": Param(False, type="boolean", description="Only log what would be done."),
     }
 
 
@@ -154,4 +154,6 @@ def orphans(table: str, streams: str) -> dict[str, Any]:
     return table_care.clean(table, Path(streams), store, dry_run=params["dry-run"])
 
 
-_LATE = f"a run of {MAINTENANCE_DAG} has not ended in {LATE_AFTER}: a table's task hangs, or waits for its pool"
+_LATE = (
+    f"a run of {MAINTENANCE_DAG} has not ended within {LATE_AFTER}: check for a table's task that hangs or is queued"
+)

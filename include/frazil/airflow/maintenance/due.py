@@ -11,7 +11,7 @@ from pathlib import Path
 from frazil.airflow.declared import all_streams
 from frazil.airflow.maintenance.route import RouteTables
 from frazil.airflow.maintenance.tasks import due_actions, orphans_due, sentence
-from frazil.airflow.maintenance.turns import States, Turn, busy, whose_turn
+from frazil.airflow.maintenance.turns import States, TableState, tables_in_progress, tables_to_check
 from frazil.airflow.side_by_side import side_by_side
 from frazil.airflow.untrusted import Store, stored_mapping
 from frazil.errors import FrazilError
@@ -26,8 +26,8 @@ WITHIN = timedelta(minutes=20)
 its own.
 """
 MAX_TABLES = 250
-"""Maximum of tables that get tasks in one run; the remaining tables come first in the next run. Airflow maps up to
-1,024.
+"""Maximum number of tables with tasks in one run. The remaining tables come first in the next run. Airflow's limit of
+mapped tasks is 1,024.
 """
 TURNS = "maintenance turns"
 """The key in the store. No table has this name."""
@@ -66,27 +66,29 @@ def due_tables(names: Sequence[str], streams: Path, run: Run, store: Store, stat
     together, routed = maintained_together(declared), routes(declared)
     wanted = [name for name in names if not run.chosen or name in run.chosen]
     kept = stored_mapping(store, TURNS).items()
-    turns = {name: turn for name, value in kept if name in names and (turn := Turn.from_json(value))}
+    turns = {name: turn for name, value in kept if name in names and (turn := TableState.from_json(value))}
     working = _working(turns, run, states_of)
     every = {name: ALWAYS if run.by_hand else _every(name, together, routed) for name in wanted if name not in working}
-    chosen = whose_turn(every, turns, moment_ms=run.moment_ms)
+    chosen = tables_to_check(every, turns, moment_ms=run.moment_ms)
     if run.dry_run:
         return chosen[:MAX_TABLES]
-    needy = _needy(chosen, together, [RouteTables(name, spec, declared) for name, spec in routed.items()], run, store)
+    needy = _tables_with_need(
+        chosen, together, [RouteTables(name, spec, declared) for name, spec in routed.items()], run, store
+    )
     needy, left = needy[:MAX_TABLES], needy[MAX_TABLES:]
-    turns = {name: turn if name in working else Turn(turn.at_ms) for name, turn in turns.items()}
-    turns |= {name: Turn(run.moment_ms) for name in chosen if name not in left}
-    turns |= {name: Turn(run.moment_ms, run.run_id, index) for index, name in enumerate(needy)}
+    turns = {name: turn if name in working else TableState(turn.at_ms) for name, turn in turns.items()}
+    turns |= {name: TableState(run.moment_ms) for name in chosen if name not in left}
+    turns |= {name: TableState(run.moment_ms, run.run_id, index) for index, name in enumerate(needy)}
     store.set(TURNS, {name: turn.to_json() for name, turn in turns.items()})
     return needy
 
 
-def _working(turns: Mapping[str, Turn], run: Run, states_of: StatesOf) -> Mapping[str, str]:
-    # Its own tasks have not begun: this is what they wait for.
+def _working(turns: Mapping[str, TableState], run: Run, states_of: StatesOf) -> Mapping[str, str]:
+    # This run's own tasks have not started yet.
     earlier = {name: turn for name, turn in turns.items() if turn.run_id not in {None, run.run_id}}
     if not earlier:
         return {}
-    found = busy(earlier, states_of(sorted({str(turn.run_id) for turn in earlier.values()})), tasks=TASKS)
+    found = tables_in_progress(earlier, states_of(sorted({str(turn.run_id) for turn in earlier.values()})), tasks=TASKS)
     for name, run_id in found.items():
         log.info("%s: the run %s still works on it", name, run_id)
     return found
@@ -95,11 +97,11 @@ def _working(turns: Mapping[str, Turn], run: Run, states_of: StatesOf) -> Mappin
 def _every(name: str, together: Mapping[str, Sequence[MaintainedTable]], routed: Mapping[str, StreamSpec]) -> timedelta:
     if name in routed:
         return routed[name].maintenance.every
-    # One that this worker does not know fails in a task of its own, which says so.
+    # An unknown table fails in its own task, which reports the reason.
     return together[name][0].settings.every if name in together else ALWAYS
 
 
-def _needy(
+def _tables_with_need(
     chosen: Sequence[str],
     together: Mapping[str, Sequence[MaintainedTable]],
     routed: Sequence[RouteTables],
@@ -132,7 +134,7 @@ def _needy(
     found = side_by_side(chosen, check, within_s=WITHIN.total_seconds())
     failed = {name: error for name, error in found.items() if isinstance(error, Exception)}
     for name, error in failed.items():
-        log.error("%s was not measured: %r", name, error)
+        log.error("cannot measure %s: %r", name, error)
     if len(failed) == len(found) > 1:
         name, error = next(iter(failed.items()))
         raise FrazilError(f"none of {len(failed)} tables could be measured; {name}: {error!r}") from error

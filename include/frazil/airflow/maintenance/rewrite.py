@@ -34,7 +34,7 @@ class RewriteOperator(SubmitOperator):
         params, folder = context["params"], Path(self.streams)
         names = table_care.to_rewrite(self.table, folder, actions=params["actions"], dry_run=params["dry-run"])
         if not names:
-            raise AirflowSkipException("nothing is to be rewritten")
+            raise AirflowSkipException("no rewrite is due")
         actions = ",".join(action for action in params["actions"] if action != "orphans")
         self.application_args = [*names, "--streams", str(folder), "--actions", actions]
         super().execute(context)

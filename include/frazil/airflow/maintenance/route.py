@@ -1,4 +1,4 @@
-"""Maintains the tables of one route, which may be thousands: each run takes as many tables as one task can maintain."""
+"""Maintains a route's tables, of which there may be thousands. Each run takes as many as one task can maintain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from frazil.table.catalogs import open_existing_catalog
 log = logging.getLogger(__name__)
 
 MAX_TABLES = 500
-"""Maximum of a route's tables that one run rewrites or cleans: at five seconds per table, about 40 minutes."""
+"""Maximum number of a route's tables that one run rewrites or cleans: at five seconds per table, about 40 minutes."""
 WITHIN = timedelta(minutes=20)
 """Time limit of a table's measurement. After that, for example if a catalog does not respond, a later run measures the
 table.
@@ -71,17 +71,17 @@ class RouteTables:
         for one in due[:MAX_TABLES]:
             said = "; ".join(f"{action}: {reason}" for action, reason in one.reasons.items())
             log.info("%s: %s", one.table.name, said)
-        log.info("%s: of %s, %d need something", self.name, counted(len(tables), "table"), len(due))
+        log.info("%s: of %s, %d need maintenance", self.name, counted(len(tables), "table"), len(due))
         return [*(one.table.name for one in due), *broken][:MAX_TABLES]
 
     def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
         """Log why some tables were not measured, and return the tables that need attention."""
         others = [name for name, error in errors.items() if isinstance(error, MadeElsewhere)]
         if others:
-            log.info("%s did not make %s: left alone", self.name, ", ".join(others[:MAX_TABLES]))
+            log.info("%s did not create %s, so they are not maintained", self.name, ", ".join(others[:MAX_TABLES]))
         broken = {name: error for name, error in errors.items() if name not in others}
         for name, error in broken.items():
-            log.error("%s was not measured: %r", name, error)
+            log.error("cannot measure %s: %r", name, error)
         if len(broken) == tables - len(others) > 1:
             name, error = next(iter(broken.items()))
             raise FrazilError(
@@ -117,7 +117,9 @@ class RouteTables:
         """
         began_ms, after = (0, "") if dry_run else self._round(store) or (0, None)
         if after is None or not self.spec.maintenance.orphans.enabled:
-            raise AirflowSkipException("orphans were cleaned up less than a day ago, or the stream says `orphans: off`")
+            raise AirflowSkipException(
+                "orphans were cleaned up less than a day ago, or the stream declares `orphans: off`"
+            )
         catalog = open_existing_catalog(self.spec.table.catalog)
         left = [table for table in tables_of_route(catalog, self.spec, self.specs) if table.name > after]
         mine, problems, deleted = left[:MAX_TABLES], list[str](), 0
@@ -130,8 +132,8 @@ class RouteTables:
             except MadeElsewhere as other:
                 log.info("%s", other)
                 continue
-            except Exception as error:  # whatever a catalog or a storage raises: the others still have their turn
-                log.exception("%s: orphans were not looked for", table.name)
+            except Exception as error:  # whatever a catalog or a storage raises: the others are still maintained
+                log.exception("%s: cannot search for orphan files", table.name)
                 problems.append(f"{table.name}: {error!r}")
                 continue
             deleted += found.deleted

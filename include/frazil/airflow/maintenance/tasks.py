@@ -119,8 +119,8 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
                 log.info("%s: there is no table yet", table.name)
                 continue
             report = clean_orphans(catalog, table, now_ms=now_ms, dry_run=dry_run)
-        except Exception as error:  # whatever a catalog or a storage raises: the other tables still have their turn
-            log.exception("%s: orphans were not looked for", table.name)
+        except Exception as error:  # whatever a catalog or a storage raises: the other tables are still maintained
+            log.exception("%s: cannot search for orphan files", table.name)
             problems.append(f"{table.name}: {error!r}")
             continue
         reports[table.name] = asdict(report)
@@ -131,7 +131,7 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
         raise AirflowFailException("\n".join(problems))
     if not reports:
         raise AirflowSkipException(
-            "orphans were cleaned up less than a day ago, or the tables' streams say `orphans: off`"
+            "orphans were cleaned up less than a day ago, or the tables' streams declare `orphans: off`"
         )
     return reports
 
@@ -150,8 +150,8 @@ def _tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedT
     unread = [stream.problem for stream in declared if stream.spec is None and stream.problem]
     if missing and (unread or not declared):
         raise AirflowFailException(
-            f"{missing}: not maintained, because this worker has never read its declaration while it was valid. Fix "
-            f"the file: {'; '.join(unread) or f'{streams} has none'}"
+            f"{missing}: not maintained, because this worker has never read a valid declaration. Fix the file: "
+            f"{'; '.join(unread) or f'{streams} has none'}"
         )
     if missing:
-        log.info("%s: not maintained, because no file of %s declares it", missing, streams)
+        log.info("%s: not maintained, because no file in %s declares it", missing, streams)

@@ -1,7 +1,7 @@
-"""Chooses the tables that a run checks, without tables that an earlier run still works on.
+"""Chooses the tables that a run checks, skipping tables that an earlier run still works on.
 
-Airflow's store of the asset `frazil.health` keeps for each table the time of its last check, and the run that got a
-task for it. Airflow's own task states decide whether that run still works, so a killed run does not block its table.
+Airflow's store of the asset `frazil.health` has each table's last check and the run with a task for the table.
+Airflow's task states show whether that run still works, so a killed run does not block its table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-SHORTEST, LONGEST = timedelta(minutes=1), timedelta(hours=1)
+MIN_INTERVAL, MAX_INTERVAL = timedelta(minutes=1), timedelta(hours=1)
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 """States of a finished task instance."""
 
@@ -20,7 +20,7 @@ States = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TableState:
     """The stored state of one table."""
 
     at_ms: int
@@ -34,22 +34,22 @@ class Turn:
         return [self.at_ms] if self.run_id is None else [self.at_ms, self.run_id, self.index]
 
     @staticmethod
-    def from_json(value: Any) -> Turn | None:
+    def from_json(value: Any) -> TableState | None:
         """Parse; None for values that `to_json` never returns, because other users can write to the store too."""
         match value:
             case [int(at_ms)] if at_ms >= 0:
-                return Turn(at_ms)
+                return TableState(at_ms)
             case [int(at_ms), str(run_id), int(index)] if at_ms >= 0 and index >= 0:
-                return Turn(at_ms, run_id, index)
+                return TableState(at_ms, run_id, index)
         return None
 
 
-def pause_between(every: Iterable[timedelta]) -> timedelta:
+def dag_interval(every: Iterable[timedelta]) -> timedelta:
     """Return the DAG's interval, short enough that each table can be checked as often as it declares."""
-    return max(SHORTEST, min([LONGEST, *every]))
+    return max(MIN_INTERVAL, min([MAX_INTERVAL, *every]))
 
 
-def whose_turn(every: Mapping[str, timedelta], turns: Mapping[str, Turn], *, moment_ms: int) -> list[str]:
+def tables_to_check(every: Mapping[str, timedelta], turns: Mapping[str, TableState], *, moment_ms: int) -> list[str]:
     """Return the tables that a scheduled run checks, longest wait first.
 
     `every` maps tables to the interval that they declare. A retry of the same run checks the same tables again.
@@ -66,15 +66,15 @@ def whose_turn(every: Mapping[str, timedelta], turns: Mapping[str, Turn], *, mom
     return sorted(filter(is_due, every), key=lambda name: (turns[name].at_ms if name in turns else -1, name))
 
 
-def busy(turns: Mapping[str, Turn], states: States, *, tasks: Collection[str]) -> dict[str, str]:
+def tables_in_progress(turns: Mapping[str, TableState], states: States, *, tasks: Collection[str]) -> dict[str, str]:
     """Return the tables that a run still works on, each with the id of that run."""
     return {
         name: turn.run_id
         for name, turn in turns.items()
-        if turn.run_id is not None and _works(states.get(turn.run_id, {}), turn.index, tasks)
+        if turn.run_id is not None and _is_working(states.get(turn.run_id, {}), turn.index, tasks)
     }
 
 
-def _works(states: Mapping[str, Any], index: int, tasks: Collection[str]) -> bool:
+def _is_working(states: Mapping[str, Any], index: int, tasks: Collection[str]) -> bool:
     # Before Airflow has made a mapped task's instances, one without an index stands for all.
     return any(states[key] not in ENDED for task in tasks for key in (task, f"{task}_{index}") if key in states)

@@ -1,6 +1,6 @@
 """Plans and carries out the page's actions.
 
-Pause, resume, restart, reset and signals are done here, as the command line does. Longer actions start a DAG run.
+Pause, resume, restart, reset and signals are carried out here, as by the command line. Longer actions start a DAG run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from frazil.airflow.page.alive import silent_now
 from frazil.airflow.page.forms import (
     Form,
     Invalid,
-    NotKnown,
+    OutcomeUnknown,
     day_of,
     is_dry,
     missing_value,
@@ -44,28 +44,28 @@ from frazil.maintenance.tables import TableKind, routes
 from frazil.operations.fetch import fetch_signals, fetch_standing
 from frazil.operations.offers import Standing, refusal
 from frazil.operations.page_actions import (
-    BY_THE_TABLE,
-    DEPENDS,
-    OF_STREAMS,
-    PREPARED,
-    RUNS_A_DAG,
+    DAG_ACTIONS,
+    DEPENDENCIES,
+    PREPARED_ACTIONS,
+    STREAM_ACTIONS,
+    TABLE_DEPENDENT_ACTIONS,
     ActionContext,
     PageAction,
     Plan,
     Prepared,
-    moved,
+    describe_changes,
     plan_of,
     waits_for,
 )
-from frazil.operations.resetting import plan_abandon, plan_reset, staged_words
+from frazil.operations.resetting import describe_staged, plan_abandon, plan_reset
 from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import resend_signals
 from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired
 from frazil.table.lost import stream_catalog
 
-WITHIN_S = 20.0
-"""The longest wait for an action; the action itself continues after that."""
+MAX_WAIT_S = 20.0
+"""Maximum wait for an action in seconds. The action continues after that."""
 T = TypeVar("T")
 
 
@@ -89,14 +89,14 @@ class ActionSubject:
     """The HTTP method whose permission the action needs: POST to start a run of the DAG, PUT to change its stream or
     table.
     """
-    turn: str | None = None
-    """The name under which the maintenance DAG knows all tables of a route; None for other tables."""
+    route_name: str | None = None
+    """The maintenance DAG's name for all tables of a route; None for other tables."""
 
 
 def action_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject | None:
     """Return the subject of an action; None if no file declares it or the user may not see it."""
-    if action not in OF_STREAMS:
-        return _table_of(action, name, sees)
+    if action not in STREAM_ACTIONS:
+        return _table_subject(action, name, sees)
     one = next((one for one in declared().value or () if one.name == name), None)
     if one is None or one.spec is None or not sees({name: writer_dag_of(one)}):
         return None
@@ -108,7 +108,7 @@ def action_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject |
     return ActionSubject(name, one.spec, dag, method)
 
 
-def _table_of(action: PageAction, name: str, sees: Sees) -> ActionSubject | None:
+def _table_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject | None:
     table = find_table(name)
     if (
         table is None
@@ -119,8 +119,12 @@ def _table_of(action: PageAction, name: str, sees: Sees) -> ActionSubject | None
     views = views_of(table)
     if action is PageAction.MAINTAIN:
         own, *_ = table.streams
-        turn = next((turn for turn, spec in routes([own]).items()), None) if table.kind is TableKind.ROUTED else None
-        return ActionSubject(name, own, MAINTENANCE_DAG, "POST", turn)
+        route_name = (
+            next((route_name for route_name, spec in routes([own]).items()), None)
+            if table.kind is TableKind.ROUTED
+            else None
+        )
+        return ActionSubject(name, own, MAINTENANCE_DAG, "POST", route_name)
     if not views:
         return None
     if action is PageAction.RELEASE:
@@ -128,21 +132,21 @@ def _table_of(action: PageAction, name: str, sees: Sees) -> ActionSubject | None
     return ActionSubject(name, views[0], partitions_dag_id(table.identifier), "PUT")
 
 
-def planned(action: PageAction, subject: ActionSubject, form: Form) -> Plan:
+def plan_action(action: PageAction, subject: ActionSubject, form: Form) -> Plan:
     """Return the plan of an action. Raises Invalid, and the errors of catalogs and Kafka."""
-    return _planned(action, subject, form, by="")[0]
+    return _plan(action, subject, form, by="")[0]
 
 
-def _planned(action: PageAction, subject: ActionSubject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
+def _plan(action: PageAction, subject: ActionSubject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
     """Return the plan, and the prepared reset or abandonment if the action needs one."""
     plan = plan_of(action, _action_context(action, subject), dry=is_dry(form))
-    plan = replace(plan, missing=missing_value(action, subject.turn or subject.name, form, now_ms=clock.now_ms()))
+    plan = replace(plan, missing=missing_value(action, subject.route_name or subject.name, form, now_ms=clock.now_ms()))
     spec = subject.spec
     if action is PageAction.RELEASE and not (plan.refused or plan.missing):
-        plan = replace(plan, missing=not_held(form, within(partial(fetch_signals, spec))))
-    if action not in PREPARED or plan.refused or plan.missing:
+        plan = replace(plan, missing=not_held(form, run_with_timeout(partial(fetch_signals, spec))))
+    if action not in PREPARED_ACTIONS or plan.refused or plan.missing:
         return plan, None
-    prepared = within(
+    prepared = run_with_timeout(
         lambda: plan_reset(spec, target_of(form), by=by) if action is PageAction.RESET else plan_abandon(spec, by=by)
     )
     says, version_token = (*plan.says, *prepared.says), f"{plan.version_token}/{prepared.version_token}"
@@ -152,25 +156,25 @@ def _planned(action: PageAction, subject: ActionSubject, form: Form, *, by: str)
 def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:
     spec = subject.spec
     paused = answers().one("plans", ("paused", subject.dag), partial(paused_dags, [subject.dag]), keep_s=1, within_s=2)
-    runs = action in OF_STREAMS and open_launcher(spec.name).observe().process.is_alive
-    if "dag_paused" in DEPENDS[action] and (
+    runs = action in STREAM_ACTIONS and open_launcher(spec.name).observe().process.is_alive
+    if "dag_paused" in DEPENDENCIES[action] and (
         paused.value is None or (subject.dag not in paused.value and paused.problem)
     ):
-        why = paused.problem or "its database does not answer. Ask again once it does"
-        raise Invalid(f"Airflow does not say whether it has the DAG {subject.dag}: {why}")
+        why = paused.problem or "its database does not respond. Try again when it does"
+        raise Invalid(f"Cannot check in Airflow whether the DAG {subject.dag} exists: {why}")
     found = ActionContext(
-        subject.turn or subject.name,
+        subject.route_name or subject.name,
         writer_runs=runs,
         dag=subject.dag,
         dag_paused=(paused.value or {}).get(subject.dag),
         unfit=refusal(action, spec, Standing()),
         silent=silent_now(),
     )
-    if "generation" in DEPENDS[action]:
-        return within(lambda: _with_desired(found, spec))
-    if action in BY_THE_TABLE and not found.unfit and found.dag_paused is not None:
-        run = within(partial(run_under_way, subject.dag, spec.name))
-        return within(lambda: _with_table(replace(found, run=run), action, spec))
+    if "generation" in DEPENDENCIES[action]:
+        return run_with_timeout(lambda: _with_desired(found, spec))
+    if action in TABLE_DEPENDENT_ACTIONS and not found.unfit and found.dag_paused is not None:
+        run = run_with_timeout(partial(run_under_way, subject.dag, spec.name))
+        return run_with_timeout(lambda: _with_table(replace(found, run=run), action, spec))
     return found
 
 
@@ -178,9 +182,9 @@ def _with_desired(found: ActionContext, spec: StreamSpec) -> ActionContext:
     store = open_desired(spec)
     try:
         desired = store.read()
-    except SpecError:  # an action replaces what no one can read
-        return replace(found, has_table=store.beside_table)
-    return replace(found, desired=str(desired.mode), generation=desired.generation, has_table=store.beside_table)
+    except SpecError:  # an action replaces an unreadable state
+        return replace(found, has_table=store.is_with_table)
+    return replace(found, desired=str(desired.mode), generation=desired.generation, has_table=store.is_with_table)
 
 
 def _with_table(found: ActionContext, action: PageAction, spec: StreamSpec) -> ActionContext:
@@ -191,48 +195,56 @@ def _with_table(found: ActionContext, action: PageAction, spec: StreamSpec) -> A
     found, backfill = replace(found, unfit=refusal(action, spec, standing)), standing.backfill
     if backfill is None or not backfill.is_open:
         return found
-    return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=staged_words(backfill))
+    return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=describe_staged(backfill))
 
 
 def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> Done:
     """Carry out an action. Raises Invalid, NotKnown, FrazilError, and the errors of catalogs and Kafka."""
     try:
-        done = _carried_out(action, subject, form, user=user)
+        done = _carry_out(action, subject, form, user=user)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land
-        raise NotKnown(f"It is not known whether it was done: {error}. Look again before you repeat it") from error
+        raise OutcomeUnknown(
+            f"It is unknown whether the action was carried out: {error}. Check the state before you repeat it"
+        ) from error
     else:
         return replace(done, said=" ".join((done.said, *waits_for(action, silent_now()))))
     finally:
         answers().forget_all(subject.spec.fingerprint())
 
 
-def _carried_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> Done:
+def _carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> Done:
     by, reason = f"{user}, Airflow", text_of(form, "reason")
     spec = subject.spec
     try:
-        # Before the look for a run under way: one that comes between the two is found by it, or has this id.
-        run_id = within(partial(next_run_id, subject.dag, spec.name)) if action in BY_THE_TABLE else None
-        plan, prepared = _planned(action, subject, form, by=by)
+        # Before the check for an unfinished run: a run that starts in between is found by the check, or has this id.
+        run_id = (
+            run_with_timeout(partial(next_run_id, subject.dag, spec.name))
+            if action in TABLE_DEPENDENT_ACTIONS
+            else None
+        )
+        plan, prepared = _plan(action, subject, form, by=by)
     except (CommitUnavailable, TimeoutError) as error:
-        raise Invalid(f"Nothing was done: {error}") from error
+        raise Invalid(f"Nothing was changed: {error}") from error
     if problem := plan.refused or plan.missing:
         raise Invalid(problem)
     version_token = text_of(form, "version_token")
     if not version_token and plan.version_token:
         raise Invalid(
-            f"Nothing was done to {subject.name}: the request confirms no plan. Read the plan, then confirm it"
+            f"Nothing was changed in {subject.name}: the request confirms no plan. Read the plan, then confirm it"
         )
     if plan.version_token != version_token:
-        what = moved(action, version_token, plan.version_token)
-        raise Invalid(f"{subject.name} has moved since you looked: {what}. Look again, and confirm what it says now")
-    if action in RUNS_A_DAG:
-        return _begin_run(subject, run_form(action, subject.turn or subject.name, form), run_id=run_id, user=user)
+        what = describe_changes(action, version_token, plan.version_token)
+        raise Invalid(
+            f"{subject.name} has changed since the plan was shown: {what}. Check the new plan, then confirm it"
+        )
+    if action in DAG_ACTIONS:
+        return _begin_run(subject, run_form(action, subject.route_name or subject.name, form), run_id=run_id, user=user)
     if prepared is not None:
-        within(prepared.carry_out)
-        return Done(_ended(action, subject.name))
+        run_with_timeout(prepared.carry_out)
+        return Done(_done_text(action, subject.name))
     if action is PageAction.SEND_AGAIN:
-        return Done(within(lambda: _send_again(spec, form, by=by)))
-    return Done(within(lambda: _set_desired(action, spec, by=by, reason=reason, generation=plan.generation)))
+        return Done(run_with_timeout(lambda: _send_again(spec, form, by=by)))
+    return Done(run_with_timeout(lambda: _set_desired(action, spec, by=by, reason=reason, generation=plan.generation)))
 
 
 def _begin_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, user: str) -> Done:
@@ -245,19 +257,17 @@ def _begin_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | No
             conf=conf,
         )
     except (DagRunAlreadyExists, IntegrityError) as error:
-        raise Invalid(
-            f"The same was requested just now: {subject.dag} has the run {run_id}. Look at what that one does"
-        ) from error
+        raise Invalid(f"The same run was just requested: see the run {run_id} of {subject.dag}") from error
     if run is None:
-        raise Invalid(f"Airflow did not start {subject.dag}")
+        raise Invalid(f"Airflow did not start a run of {subject.dag}")
     path = f"/dags/{quote(subject.dag)}/runs/{quote(run.run_id, safe='')}"
     return Done(f"The run {run.run_id} of {subject.dag} is queued. Its log will show the result.", path)
 
 
-def _ended(action: PageAction, name: str) -> str:
+def _done_text(action: PageAction, name: str) -> str:
     if action is PageAction.RESET:
-        return f"{name} has its new position. Resume it to go on there."
-    return f"The backfill of {name} is abandoned, and what it staged is removed. Its run fails, and is not tried again."
+        return f"{name} has its new position. Resume it to continue from there."
+    return f"The backfill of {name} is abandoned, and its staged rows are removed. Its run fails and is not retried."
 
 
 def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, generation: int | None) -> str:
@@ -268,27 +278,31 @@ def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, 
     try:
         do(by=by, reason=reason, after=generation)
     except DesiredMoved as error:
-        raise Invalid(f"Nothing was done: {error}") from error
+        raise Invalid(f"Nothing was changed: {error}") from error
     if spec.application and action is not PageAction.PAUSE:
-        DesiredStore.of_application(spec.application).resume(by=by, reason=reason)
+        DesiredStore.for_application(spec.application).resume(by=by, reason=reason)
     runs = open_launcher(spec.name).observe().process.is_alive
     paused = "is pausing: its writer stops after the current batch" if runs else "is paused"
-    done = {PageAction.PAUSE: paused, PageAction.RESUME: "is resumed", PageAction.RESTART: "gets a new writer"}[action]
-    where = "" if desired.beside_table else " This holds on this host alone, for there is no table to keep it next to."
+    done = {
+        PageAction.PAUSE: paused,
+        PageAction.RESUME: "is resumed",
+        PageAction.RESTART: "is restarting with a new writer",
+    }[action]
+    where = "" if desired.is_with_table else " This applies to this host only, because the stream has no table yet."
     return f"{spec.name} {done}.{where}"
 
 
 def _send_again(spec: StreamSpec, form: Form, *, by: str) -> str:
     if spec.window is None:
-        raise Invalid(f"The table of {spec.name} has no windows that are signalled")
+        raise Invalid(f"The table of {spec.name} has no signalled windows")
     day = day_of(form)
     windows = list(windows_between(Grain(spec.window), day.start_us, day.end_us))
     table = spec.table.identifier
     sent = resend_signals(stream_catalog(spec), table, windows, note=f"sent again by {by}", clock_ms=clock.now_ms())
-    return f"{len(sent)} windows of {table} are signalled again. Their events go out within a minute."
+    return f"{len(sent)} windows of {table} are signalled again. Their events are sent within a minute."
 
 
-def within(work: Callable[[], T], *, seconds: float = WITHIN_S) -> T:
+def run_with_timeout(work: Callable[[], T], *, seconds: float = MAX_WAIT_S) -> T:
     """Return the result of a call that may hang. Raises TimeoutError if it does; the call then continues."""
     done: list[T] = []
     failed: list[BaseException] = []
@@ -305,5 +319,5 @@ def within(work: Callable[[], T], *, seconds: float = WITHIN_S) -> T:
     if failed:
         raise failed[0]
     if not done:
-        raise TimeoutError(f"no answer within {seconds:.0f} s")
+        raise TimeoutError(f"no response within {seconds:.0f} s")
     return done[0]

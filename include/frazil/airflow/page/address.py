@@ -1,4 +1,4 @@
-"""The operations page's address on Airflow's API server, and its link in Airflow's navigation."""
+"""The operations page's URL on Airflow's API server, and its link in Airflow's navigation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Airflow components without a recent heartbeat. Every view shows them, and so does each action that waits for one."""
+"""Finds Airflow components without a recent heartbeat, for every view and for actions that need one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from airflow.utils.session import create_session
 from frazil.airflow.components import last_heartbeats, silent_components
 from frazil.airflow.page.known import standing_alerts
 from frazil.airflow.page.views import KEEP_S, answers
-from frazil.operations.silence import ComponentHeartbeat, Silent
+from frazil.operations.silence import ComponentHeartbeat, MissingComponent
 
-WITHIN_S = 0.2
+MAX_WAIT_S = 0.2
 
 
-def silent_now() -> tuple[Silent, ...]:
+def silent_now() -> tuple[MissingComponent, ...]:
     """Return the components without a recent heartbeat; none while Airflow's database does not respond."""
-    found = answers().one("Airflow", "components", _fetch, keep_s=KEEP_S, within_s=WITHIN_S)
+    found = answers().one("Airflow", "components", _fetch, keep_s=KEEP_S, within_s=MAX_WAIT_S)
     if found.value is None or found.at_ms is None:
         return ()
     return silent_components(found.value, at_ms=found.at_ms)
@@ -25,7 +25,7 @@ def sentences() -> tuple[str, ...]:
     found = silent_now()
     if not found:
         return ()
-    alerts = answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=WITHIN_S).value
+    alerts = answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=MAX_WAIT_S).value
     return tuple(one.sentence(alerts.at_ms if alerts else None) for one in found)
 
 

@@ -1,9 +1,10 @@
 """Serves the operations page in Airflow's UI to signed-in users: static files, and JSON below `api/`.
 
-Checks that a request comes from our page and that Airflow permits its user to act, and writes the audit log.
+An action is carried out only if the request comes from the page and Airflow permits it to the user. It is written to
+the audit log.
 
-A browser sends the session's cookie with requests from any site, and Airflow has no CSRF token. Another site cannot set
-our header without a preflight request, which the server never grants. Another site cannot hide its origin either.
+A browser sends the session's cookie with requests from any site, and Airflow has no CSRF token. But another site cannot
+set the header X-Frazil without a preflight request, which the server never grants, and cannot hide its origin.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from frazil import installed
 from frazil.safe_text import MAX_REASON_CHARACTERS, safe
 
-# Scripts and styles come from here alone, and whatever a record or a sentence contains is text.
+# Scripts and styles come only from this server, and all content of records is text.
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -50,16 +51,16 @@ HEADERS = {
 log = logging.getLogger(__name__)
 MAX_FORM_BYTES = 64 * 2**10
 OUTCOMES = {422: "refused", 504: "not known"}
-"""An action's outcome in Airflow's audit log by the response's status; any other status means that it failed."""
-KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+"""An action's outcome in Airflow's audit log, by the response's status. With any other status, it failed."""
+MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
 def operations_page() -> FastAPI:
     """Build the application that Airflow's API server mounts at `frazil.airflow.page.address.PREFIX`."""
-    app = FastAPI(title="frazil: streams", openapi_url=None, lifespan=_warmed)
-    app.add_exception_handler(Exception, _unexpected)
-    app.add_exception_handler(StarletteHTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _unreadable)
+    app = FastAPI(title="frazil: streams", openapi_url=None, lifespan=_lifespan)
+    app.add_exception_handler(Exception, _handle_unexpected)
+    app.add_exception_handler(StarletteHTTPException, _handle_http_error)
+    app.add_exception_handler(RequestValidationError, _handle_invalid_request)
 
     @app.get("/")
     def root(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
@@ -69,32 +70,32 @@ def operations_page() -> FastAPI:
     def overview(user: GetUserDep) -> Response:
         from frazil.airflow.page import alive, views  # noqa: PLC0415 - Airflow's other processes load plugins too
 
-        return answered(views.overview(partial(visible, user), airflow=alive.sentences()))
+        return json_response(views.overview(partial(visible, user), airflow=alive.sentences()))
 
     @app.get("/api/stream/{name}")
     def stream(name: str, user: GetUserDep, hours: int = 6, tables: str = "") -> Response:
         from frazil.airflow.page import one_stream  # noqa: PLC0415 - as above
 
-        wish = one_stream.Wish(hours, tables)
-        found = one_stream.stream(name, wish, partial(visible, user), partial(may, user, "PUT"))
+        wish = one_stream.ViewOptions(hours, tables)
+        found = one_stream.stream(name, wish, partial(visible, user), partial(is_permitted, user, "PUT"))
         if found is None:
-            raise HTTPException(404, f"no file declares a stream {name}, or you may not see it")
-        return _shown(found)
+            raise HTTPException(404, f"stream {name} is not declared, or you may not see it")
+        return _view_response(found)
 
     @app.get("/api/table/{name}")
     def table(name: str, user: GetUserDep) -> Response:
         from frazil.airflow.page import one_table  # noqa: PLC0415 - as above
 
-        found = one_table.table(name, partial(visible, user), partial(may, user, "PUT"))
+        found = one_table.table(name, partial(visible, user), partial(is_permitted, user, "PUT"))
         if found is None:
-            raise HTTPException(404, f"no stream feeds a table {name}, or you may not see it")
-        return _shown(found)
+            raise HTTPException(404, f"no stream writes to table {name}, or you may not see it")
+        return _view_response(found)
 
     @app.post("/api/plan/{action}/{name}")
     def plan(requested: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
         from frazil.airflow.page import actions  # noqa: PLC0415 - as above
 
-        return answered(_said(lambda: actions.planned(requested.action, requested.subject, form)))
+        return json_response(_as_http_error(lambda: actions.plan_action(requested.action, requested.subject, form)))
 
     @app.post("/api/action/{action}/{name}")
     def carry_out(requested: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
@@ -105,16 +106,16 @@ def operations_page() -> FastAPI:
         )
         user = requested.user.get_name()
         try:
-            done = _said(lambda: actions.carry_out(requested.action, requested.subject, form, user=user))
+            done = _as_http_error(lambda: actions.carry_out(requested.action, requested.subject, form, user=user))
         except HTTPException as error:
             conclude(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
             raise
         conclude(entry, f"done: {done.said}")
-        return answered(done)
+        return json_response(done)
 
     @app.get("/{name}")
     def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
-        kind = KINDS.get(name.rpartition(".")[2])
+        kind = MEDIA_TYPES.get(name.rpartition(".")[2])
         file = next((file for file in (files("frazil.airflow.page") / "static").iterdir() if file.name == name), None)
         if kind is None or file is None:
             raise HTTPException(404, "the page has no such file")
@@ -155,10 +156,10 @@ def _allowed_action(request: Request, name: str, action: Any, user: Any) -> Allo
         raise HTTPException(403, f"refused: {said}")
     subject = None if action is None else actions.action_subject(action, name, partial(visible, user))
     if subject is None:
-        raise HTTPException(404, f"no file declares {name}, you may not see it, or there is no such action")
-    if not may(user, subject.method, subject.dag):
+        raise HTTPException(404, f"{name} is not declared, you may not see it, or the action does not exist")
+    if not is_permitted(user, subject.method, subject.dag):
         raise HTTPException(
-            403, f"Airflow does not let you do that: you need {subject.method} for runs of {subject.dag}"
+            403, f"Airflow does not permit this action: you need {subject.method} for runs of {subject.dag}"
         )
     return AllowedAction(action, subject, user)
 
@@ -181,7 +182,7 @@ async def _form(request: Request) -> dict[str, Any]:
         if len(body) > MAX_FORM_BYTES:
             raise HTTPException(413, f"the form has more than {MAX_FORM_BYTES:,} bytes")
     try:
-        # Not msgspec, which refuses half of a surrogate pair: the field that has it is named when it is read.
+        # Not msgspec, which rejects half of a surrogate pair: an error names the field when it is read.
         form = json.loads(body)
     except (ValueError, RecursionError):
         form = None
@@ -195,7 +196,7 @@ def _record_refusal(request: Request, user: Any, action: Any, name: str, error: 
         record_refusal(user, action, name, f"refused: {error.detail}")
 
 
-def _said(work: Callable[[], Any]) -> Any:
+def _as_http_error(work: Callable[[], Any]) -> Any:
     """Turn the errors of an action into responses with a status, instead of a server error."""
     from frazil.airflow.page import forms  # noqa: PLC0415 - as above
 
@@ -203,7 +204,7 @@ def _said(work: Callable[[], Any]) -> Any:
         return work()
     except forms.Invalid as error:
         raise HTTPException(422, str(error)) from error
-    except (TimeoutError, forms.NotKnown) as error:
+    except (TimeoutError, forms.OutcomeUnknown) as error:
         raise HTTPException(504, str(error)) from error
     except Exception as error:  # whatever a catalog, a storage, Kafka or Airflow raises
         if said := installed.outdated(error):
@@ -212,27 +213,27 @@ def _said(work: Callable[[], Any]) -> Any:
         raise HTTPException(409, f"{type(error).__name__}: {error}") from error
 
 
-async def _unexpected(_: Request, error: Exception) -> Response:
+async def _handle_unexpected(_: Request, error: Exception) -> Response:
     """Respond to an unexpected error, which the server logs, with the next step for the user."""
     said = installed.outdated(error) or (
-        f"{type(error).__name__}: {error}. Look again before you repeat it: the API server's log has the whole error"
+        f"{type(error).__name__}: {error}. Check the state before you repeat it; the API server's log has details"
     )
-    return answered({"detail": said}, 500)
+    return json_response({"detail": said}, 500)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _handle_http_error(_: Request, error: Exception) -> Response:
     """Respond with a detail that is safe to show, because it may quote the request."""
     assert isinstance(error, StarletteHTTPException)
-    return answered({"detail": error.detail}, error.status_code)
+    return json_response({"detail": error.detail}, error.status_code)
 
 
-async def _unreadable(_: Request, error: Exception) -> Response:
+async def _handle_invalid_request(_: Request, error: Exception) -> Response:
     """Respond without quoting the body, which may be of any size."""
-    return answered({"detail": f"the request cannot be read: {type(error).__name__}"}, 422)
+    return json_response({"detail": f"invalid request: {type(error).__name__}"}, 422)
 
 
 @asynccontextmanager
-async def _warmed(_: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
     """Load PyIceberg and read the declarations in a thread while the API server starts."""
     installed.remember("API server")
     threading.Thread(target=_warm, daemon=True).start()
@@ -244,20 +245,20 @@ def _warm() -> None:
     from frazil.host import page_servers  # noqa: PLC0415 - as above
 
     try:
-        page_servers.announce()
+        page_servers.register()
     except OSError as error:
         log.warning("`frazil doctor` cannot list this API server: %s", error)
     views.declared()
 
 
-def _shown(view: Any) -> Response:
+def _view_response(view: Any) -> Response:
     """Return a view of one stream or table, with sentences about silent Airflow components."""
     from frazil.airflow.page import alive  # noqa: PLC0415 - as above
 
-    return answered(replace(view, airflow=alive.sentences()))
+    return json_response(replace(view, airflow=alive.sentences()))
 
 
-def answered(value: Any, status: int = 200) -> Response:
+def json_response(value: Any, status: int = 200) -> Response:
     """Return a frozen value as JSON, with texts made safe to show."""
     shown = msgspec.json.encode(_safe(msgspec.to_builtins(value)))
     return Response(shown, status, media_type="application/json", headers=HEADERS)
@@ -286,27 +287,27 @@ FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry
 """The fields of all forms, except `version_token`."""
 
 
-def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:
-    """Return why a request does not come from our page; None if it does. Pure; `headers` has names in lower case."""
+def origin_problem(headers: Mapping[str, str], *, base_url: str) -> str | None:
+    """Return why a request does not come from the page; None if it does. Pure; `headers` has lower-case names."""
     if headers.get(HEADER) != OURS:
         return f"the header X-Frazil: {OURS} is missing"
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
-        return "another site sent it"
+        return "another site sent the request"
     origin = headers.get("origin")
     ours = {headers.get("host", ""), urlsplit(base_url).netloc} - {""}
     try:
         known = origin is None or urlsplit(origin).netloc in ours
     except ValueError:  # such as http://[
         known = False
-    return None if known else f"it comes from {origin}"
+    return None if known else f"the request comes from {origin}"
 
 
 def refusal(headers: Mapping[str, str]) -> str | None:
     """Return why this API server refuses a request, by its headers; None if the request comes from our page."""
-    return foreign(headers, base_url=conf.get("api", "base_url", fallback=""))
+    return origin_problem(headers, base_url=conf.get("api", "base_url", fallback=""))
 
 
-def may(user: Any, method: str, dag_id: str) -> bool:
+def is_permitted(user: Any, method: str, dag_id: str) -> bool:
     """Whether the user may start (POST) or change (PUT) runs of a DAG, and so act on the DAG's streams and tables."""
     details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
     manager = get_auth_manager()
@@ -336,13 +337,13 @@ def _teams(dag_ids: Collection[str]) -> dict[str, str | None]:
 def record(  # noqa: PLR0913 - an entry
     user: Any, action: str, subject: str, *, dag_id: str | None, form: Mapping[str, Any], outcome: str = "not known yet"
 ) -> int:
-    """Write to Airflow's audit log that a user is about to act. Return the id of the log entry, for `conclude`.
+    """Write a user's action to Airflow's audit log before it is carried out. Return the entry's id, for `conclude`.
 
     The entry has the form's known fields, with long values shortened.
     """
     name = user.get_name()
-    filled_in = {field: _kept(form[field]) for field in FIELDS if field in form}
-    extra = json.dumps({OUTCOME: _kept(outcome), **filled_in, "subject": _kept(subject)})
+    filled_in = {field: _log_value(form[field]) for field in FIELDS if field in form}
+    extra = json.dumps({OUTCOME: _log_value(outcome), **filled_in, "subject": _log_value(subject)})
     entry = Log(event=f"frazil_{action}", owner=name, owner_display_name=name, extra=extra, dag_id=dag_id)
     with create_session() as session:
         session.add(entry)
@@ -355,10 +356,10 @@ def record_refusal(user: Any, action: str, subject: str, outcome: str) -> None:
     try:
         record(user, action, subject, dag_id=None, form={}, outcome=outcome)
     except SQLAlchemyError:
-        log.warning("Airflow's audit log does not have a refused action: %s", outcome, exc_info=True)
+        log.warning("cannot write a refused action to Airflow's audit log: %s", outcome, exc_info=True)
 
 
-def _kept(value: object) -> object:
+def _log_value(value: object) -> object:
     if value is None or isinstance(value, bool):
         return value
     return safe(value if isinstance(value, str) else f"({type(value).__name__})")[:MAX_REASON_CHARACTERS]
@@ -370,6 +371,6 @@ def conclude(entry: int, outcome: str) -> None:
         with create_session() as session:
             found = session.get(Log, entry)
             if found is not None:
-                found.extra = json.dumps({**json.loads(found.extra or "{}"), OUTCOME: _kept(outcome)})
+                found.extra = json.dumps({**json.loads(found.extra or "{}"), OUTCOME: _log_value(outcome)})
     except SQLAlchemyError:
-        log.warning("Airflow's audit log does not have the outcome of an action: %s", outcome, exc_info=True)
+        log.warning("cannot write the outcome of an action to Airflow's audit log: %s", outcome, exc_info=True)

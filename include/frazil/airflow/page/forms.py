@@ -1,4 +1,4 @@
-"""Checks the form of an action, and turns it into the action's parameters. Pure."""
+"""Validates the form of an action, and converts it to the action's parameters. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from frazil.backfill.request import check_not_ahead, parse_request
 from frazil.errors import SpecError
-from frazil.operations.page_actions import RUNS_A_DAG, PageAction
+from frazil.operations.page_actions import DAG_ACTIONS, PageAction
 from frazil.partitions.completeness import Cursor, never_signalled_text
 from frazil.partitions.windows import Grain, Window
 from frazil.safe_text import reason_problem
@@ -19,8 +19,8 @@ from frazil.timetext import parse_moment
 TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
 LABELS = {"from-time": "From", "to-time": "To, and before", "at": "That time", "partition": "Window", "day": "Day"}
 """The fields' labels in the dialogs."""
-HELD_NAMED = 5
-"""Maximum of held windows that one sentence names."""
+MAX_HELD_LISTED = 5
+"""Maximum number of held windows named in a sentence."""
 Form = Mapping[str, Any]
 
 
@@ -28,14 +28,14 @@ class Invalid(Exception):
     """The form is not valid; the message says what to change."""
 
 
-class NotKnown(Exception):
+class OutcomeUnknown(Exception):
     """Whether the action was applied is unknown; the message says why."""
 
 
 def missing_value(action: PageAction, name: str, form: Form, *, now_ms: int) -> str | None:
     """Return what must be changed in the form before the action can be confirmed; None if it is complete."""
     try:
-        if action in RUNS_A_DAG:
+        if action in DAG_ACTIONS:
             conf = run_form(action, name, form)
             if action is PageAction.BACKFILL:
                 conf.pop("dry-run")
@@ -63,13 +63,15 @@ def not_held(form: Form, cursor: Cursor | None) -> str | None:
     if window in held:
         return None
     if window.grain is not cursor.grain:
-        is_so = f"what completes of this table are {cursor.grain}s"
+        reason = f"this table's windows are {cursor.grain}s"
     elif window.start_us >= cursor.through_us:
-        is_so = "it is not complete yet, and its gate judges it once it is"
+        reason = "it is not complete yet; its gate runs when it completes"
     else:
-        is_so = never_signalled_text(window, cursor) or "it is signalled already"
-    named = ", ".join(one.key for one in held[:HELD_NAMED]) + (" and others" if len(held) > HELD_NAMED else "")
-    return f"{label}: no gate holds {window}: {is_so}. " + (f"Held are: {named}" if held else "No window is held")
+        reason = never_signalled_text(window, cursor) or "it is already signalled"
+    named = ", ".join(one.key for one in held[:MAX_HELD_LISTED]) + (
+        " and others" if len(held) > MAX_HELD_LISTED else ""
+    )
+    return f"{label}: no gate holds {window}: {reason}. " + (f"Held windows: {named}" if held else "No window is held")
 
 
 def is_dry(form: Form) -> bool:
@@ -83,7 +85,7 @@ def run_form(action: PageAction, name: str, form: Form) -> dict[str, Any]:
     if action is PageAction.RELEASE:
         reason, window = text_of(form, "reason"), _window(form, "partition")
         if len(reason) < 3:
-            raise Invalid("Say why: the reason stays next to the window")
+            raise Invalid("Enter a reason: it is stored with the window")
         return {"table": name, "partition": window.key, "reason": reason}
     if action is PageAction.REPLAY:
         return {"stream": name, "action": "replay", **dry}
@@ -91,7 +93,7 @@ def run_form(action: PageAction, name: str, form: Form) -> dict[str, Any]:
         return {"tables": [name], **dry}
     times = {key: _moment(form, key).isoformat() for key in ("from-time", "to-time") if text_of(form, key)}
     if not times:
-        raise Invalid("Say from when, or until when, by Kafka's timestamps")
+        raise Invalid("Enter a start or an end, as a Kafka timestamp")
     return {"stream": name, **times, **dry}
 
 
@@ -99,7 +101,7 @@ def target_of(form: Form) -> ResetTarget:
     """Return the target of a reset. Raises Invalid."""
     to = text_of(form, "to")
     if to not in TARGETS:
-        raise Invalid(f"Choose where to go on: {', '.join(TARGETS)}")
+        raise Invalid(f"Choose where to continue: {', '.join(TARGETS)}")
     return ResetTarget(to, at=_moment(form, "at") if to == "timestamp" else None)
 
 
@@ -107,7 +109,9 @@ def day_of(form: Form) -> Window:
     """Return the day whose windows are sent again. Raises Invalid."""
     day = _window(form, "day")
     if day.grain is not Grain.DAY:
-        raise Invalid("Name a day, such as 2013-12-30: after an hour, roll-ups of its day would wait for the others")
+        raise Invalid(
+            "Enter a day, such as 2013-12-30: after a single hour, roll-ups of its day would wait for the other hours"
+        )
     return day
 
 
@@ -115,7 +119,7 @@ def text_of(form: Form, key: str) -> str:
     """Return the content of a text field. Raises Invalid."""
     value = form.get(key, "")
     if not isinstance(value, str):
-        raise Invalid(f"{key} is no text")
+        raise Invalid(f"{key} is not a text")
     if problem := reason_problem(value.strip()):
         raise Invalid(f"{LABELS.get(key, key)}: {problem}")
     return value.strip()
@@ -124,20 +128,20 @@ def text_of(form: Form, key: str) -> str:
 def _moment(form: Form, key: str) -> datetime:
     text = text_of(form, key)
     if not text:
-        raise Invalid(f"{LABELS[key]}: write a time, such as 2013-12-30 00:00Z")
+        raise Invalid(f"{LABELS[key]}: enter a time, such as 2013-12-30 00:00Z")
     try:
         moment = parse_moment(text)
     except ValueError as error:
-        raise Invalid(f"{LABELS[key]}: {text!r} is no time. Write it as 2013-12-30 00:00Z") from error
+        raise Invalid(f"{LABELS[key]}: {text!r} is not a time. Enter it as 2013-12-30 00:00Z") from error
     if moment.tzinfo is None:
-        raise Invalid(f"{LABELS[key]}: a time ends with its zone: Z for UTC, or an offset such as +02:00")
+        raise Invalid(f"{LABELS[key]}: add the time zone: Z for UTC, or an offset such as +02:00")
     return moment
 
 
 def _window(form: Form, key: str) -> Window:
     text = text_of(form, key)
     if not text:
-        raise Invalid(f"{LABELS[key]}: say which one")
+        raise Invalid(f"{LABELS[key]}: enter a value")
     try:
         return Window.parse(re.sub(r"^([\d-]{10}) (\d\d):00$", r"\1T\2", text))  # as the page shows it
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Active alerts, DAGs and runs of the streams, which the API server reads from Airflow's database."""
+"""Reads active alerts, DAGs and runs of the streams from Airflow's database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.maintenance.rules import runbook_of
 from frazil.operations.overview import StandingAlert
-from frazil.operations.page_actions import Run
+from frazil.operations.page_actions import UnfinishedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Measured:
     due: Mapping[str, Sequence[str]] | None = None
     """Due maintenance actions by table; None in measurements of an earlier version."""
     audited: Mapping[str, str] | None = None
-    """The last audit by stream, without those never audited; None in measurements of an earlier version."""
+    """The last audit by stream, without streams that were never audited; None in measurements of an earlier version."""
 
 
 def standing_alerts() -> Measured:
@@ -100,9 +100,9 @@ def newest_run(dag_id: str) -> str | None:
 
 
 def next_run_id(dag_id: str, stream: str) -> str:
-    """Return the id for the stream's next run from this page. The next id differs once a run with this id exists.
+    """Return the id for the stream's next run from this page.
 
-    Run ids are unique, so if two users start a run at the same moment, only one of them succeeds.
+    Run ids are unique, so if two users start a run at the same time, only one of them succeeds.
     """
     ours = f"manual__{stream}."  # no stream has a dot in its name
     newest = select(func.max(DagRun.id)).where(DagRun.dag_id == dag_id, DagRun.run_id.startswith(ours, autoescape=True))
@@ -110,7 +110,7 @@ def next_run_id(dag_id: str, stream: str) -> str:
         return f"{ours}{session.scalar(newest) or 0}"
 
 
-def run_under_way(dag_id: str, stream: str) -> Run | None:
+def run_under_way(dag_id: str, stream: str) -> UnfinishedRun | None:
     """Return the oldest queued or running run that changes a stream's tables. Dry runs do not count."""
     unfinished = (
         select(DagRun.run_id, DagRun.state, DagRun.conf)
@@ -120,5 +120,5 @@ def run_under_way(dag_id: str, stream: str) -> Run | None:
     with create_session() as session:
         for run_id, state, conf in session.execute(unfinished):
             if isinstance(conf, Mapping) and conf.get("stream") == stream and not conf.get("dry-run", True):
-                return Run(run_id, waits=state == DagRunState.QUEUED)
+                return UnfinishedRun(run_id, waits=state == DagRunState.QUEUED)
     return None

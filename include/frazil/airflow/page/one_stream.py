@@ -1,4 +1,4 @@
-"""The view of one stream."""
+"""Builds the page's view of one stream."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from frazil.airflow.page import views
 from frazil.airflow.page.known import Measured, newest_run, paused_dags, standing_alerts
 from frazil.airflow.page.views import KEEP_S, WITHIN_S, Sees, answers, declared, group_of, reading_of, status_key
 from frazil.airflow.writers.dag import TASK_ID
-from frazil.history.points import finished
+from frazil.history.points import drop_unfinished
 from frazil.host.launcher import Observation
 from frazil.maintenance.tables import made_table
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.answers import Answer, PendingAnswer
 from frazil.operations.fetch import fetch_history, fetch_routed, fetch_topics, fetch_writers
-from frazil.operations.offers import offered, standing_of
+from frazil.operations.offers import build_standing, possible_actions
 from frazil.operations.overview import Around, line_of
 from frazil.operations.rates import rates_in
-from frazil.operations.routed_view import RoutedTables, routed_of
+from frazil.operations.routed_view import RoutedTables, search_routed
 from frazil.operations.stream_view import (
     KAFKA,
     MAX_STREAM_EVENTS,
     History,
     Range,
     StreamView,
-    coarser,
+    downsample,
     facts_of,
     partitions_of,
     runs_of,
     shown_partitions,
     topics_of,
-    waiting_in,
+    total_lag,
     without_repeats,
 )
 from frazil.spec.model import StreamSpec
@@ -49,18 +49,18 @@ T = TypeVar("T")
 TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
 """Environment variable with the URL of a topic viewer; {topic} in it stands for the topic's name."""
 KEEP_ROUTED_S = 15.0
-"""Short, because a replay or a writer may create a table at any time."""
+"""Seconds for which the list of a route's tables is cached. Short, because a table may be created at any time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ViewOptions:
     """The user's choices in the view: the period in hours, and a search for tables of the route."""
 
     hours: int = 6
     tables: str = ""
 
 
-def stream(name: str, wish: Wish, sees: Sees, may_act: Callable[[str], bool]) -> StreamView | None:
+def stream(name: str, wish: ViewOptions, sees: Sees, may_act: Callable[[str], bool]) -> StreamView | None:
     """Return the view of one stream; None if no file declares it or the user may not see it.
 
     `may_act` takes the id of a DAG.
@@ -104,20 +104,20 @@ class Requests:
         )
 
 
-def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -> StreamView:
+def _view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may_act: bool) -> StreamView:
     shown = Range.of(wish.hours)
     requests = Requests.begin(spec, shown)
-    answer = _gathered(requests.status, WITHIN_S)
-    history, ends, runs = _gathered(requests.history), _gathered(requests.ends), _gathered(requests.writers)
-    dags = _gathered(requests.dags).value
+    answer = _gather(requests.status, WITHIN_S)
+    history, ends, runs = _gather(requests.history), _gather(requests.ends), _gather(requests.writers)
+    dags = _gather(requests.dags).value
     found, around = history.value or History(), _around(one, dags)
-    recorded = finished(found.past.points, clock.now_ms())
-    points = coarser(recorded, shown)
-    unread = views.unread({KAFKA: ends, "The table": history, "The run folder": runs})
+    recorded = drop_unfinished(found.past.points, clock.now_ms())
+    points = downsample(recorded, shown)
+    unreadable_parts = views.unreadable_parts({KAFKA: ends, "The table": history, "The run folder": runs})
     is_back = answer.value is not None and answer.value.rolled_back
-    partitions = partitions_of(found.marker, None if is_back or KAFKA in unread else ends.value, spec)
+    partitions = partitions_of(found.marker, None if is_back or KAFKA in unreadable_parts else ends.value, spec)
     line = line_of(spec.name, spec, reading_of(one, answer), around, now_ms=clock.now_ms())
-    if (waiting := waiting_in(partitions)) is not None:  # the number agrees with what each partition shows
+    if (waiting := total_lag(partitions)) is not None:  # the total agrees with the shown partitions
         line = replace(line, lag=waiting)
     return StreamView(
         at_ms=clock.now_ms(),
@@ -133,20 +133,20 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         runs=runs_of(runs.value),
         dags=dags,
         audited=_audited(name=spec.name),
-        log=_log(spec, _gathered(requests.run).value),
+        log=_log(spec, _gather(requests.run).value),
         topics=topics_of(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
         routes=spec.route is not None or (answer.value is not None and answer.value.routed),
         routed=(
-            _routed(spec, _gathered(requests.routed).value, answer.value, wish.tables, line.level)
+            _routed(spec, _gather(requests.routed).value, answer.value, wish.tables, line.level)
             if requests.routed
             else None
         ),
         pending=history.pending or answer.pending or ends.pending,
         may_act=may_act,
-        actions=offered(
-            spec, standing_of(answer.value, history.value, is_read=history.at_ms is not None and not history.problem)
+        actions=possible_actions(
+            spec, build_standing(answer.value, history.value, is_read=history.at_ms is not None and not history.problem)
         ),
-        problems=without_repeats(unread, answer.value),
+        problems=without_repeats(unreadable_parts, answer.value),
         range=shown,
         points=points,
         rates=rates_in(points, recorded),
@@ -163,10 +163,10 @@ def _routed(
         names.get(table) or made_table(spec, table, specs).name: said
         for table, said in (status.amiss if status else {}).items()
     }
-    return routed_of(tuple(names.values()), search, amiss=amiss, level=level)
+    return search_routed(tuple(names.values()), search, amiss=amiss, level=level)
 
 
-def _gathered(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:
+def _gather(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:
     return answers().gather([pending], within_s=within_s)[0]
 
 
@@ -190,15 +190,15 @@ def _measured() -> Measured | None:
 def _audited(name: str) -> str | None:
     """Describe the stream's last audit; None if `frazil_health` has not reported any stream's."""
     audited = (_measured() or Measured()).audited
-    return None if audited is None else audited.get(name, "none yet: nothing is known about its rows")
+    return None if audited is None else audited.get(name, "none yet")
 
 
 def _around(one: DeclaredStream, dags: Mapping[str, bool] | None) -> Around:
-    """Return what is known around a stream: its table's windows, its alerts and its DAGs."""
+    """Return the state of a stream's table, alerts and DAGs."""
     everything = declared().value or []
-    care = views.care_of(_measured(), everything)
-    specs = views.feeding(everything)[views.place_of(one.spec)] if one.spec else ()
+    health_of_stream = views.arrange_health(_measured(), everything)
+    specs = views.streams_by_table(everything)[views.table_key(one.spec)] if one.spec else ()
     if not specs or not specs[0].window:
-        return care(one, None, dags)
+        return health_of_stream(one, None, dags)
     (windows,) = answers().gather([views.ask_windows(specs, KEEP_S)], within_s=0.3)
-    return care(one, windows, dags)
+    return health_of_stream(one, windows, dags)

@@ -1,4 +1,4 @@
-"""The view of one table: a stream's own table, a dead-letter table, or a table of a route."""
+"""Builds the page's view of one table: a stream's own table, a dead-letter table, or a routed table."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from frazil.airflow.page.views import (
     ask_status,
     declared,
     group_of,
-    unread,
+    unreadable_parts,
     writer_dag_of,
 )
 from frazil.errors import SpecError
 from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained
 from frazil.operations.answers import Answer
-from frazil.operations.calendar import Calendar, together
+from frazil.operations.calendar import Calendar, merge_calendars
 from frazil.operations.fetch import fetch_calendar, fetch_shape
 from frazil.operations.overview import StandingAlert
 from frazil.operations.table_view import TableView, amiss_of, state_of
@@ -33,10 +33,7 @@ from frazil.spec.units import format_duration
 
 
 def find_table(name: str) -> MaintainedTable | None:
-    """Return a table that streams write to; None if there is none.
-
-    A table with a name from a route's template may not exist.
-    """
+    """Return a table that streams write to; None if no stream writes to it. A routed table may not exist."""
     try:
         found = find_maintained([one.spec for one in declared().value or () if one.spec], name)
     except SpecError:
@@ -79,7 +76,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     standing = _standing(found, alerts.value.alerts if alerts.value else ())
     amiss = amiss_of(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
     files, partitions = answer.value or (None, None)
-    shown_windows = together(complete.value, partitions)
+    shown_windows = merge_calendars(complete.value, partitions)
     unknown = [complete.problem] if complete.problem and not complete.outdated else []
     state = state_of(None if answer.problem else files, shown_windows, standing, [*amiss, *unknown])
     return TableView(
@@ -97,7 +94,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
         dags=paused.value,
         pending=answer.pending or (windows is not None and complete.pending),
         may_act=may_act(MAINTENANCE_DAG),
-        problems=tuple(dict.fromkeys(unread({"The table": answer, "Its windows": complete}).values())),
+        problems=tuple(dict.fromkeys(unreadable_parts({"The table": answer, "Its windows": complete}).values())),
     )
 
 

@@ -27,32 +27,30 @@ from frazil.operations.overview import (
     StandingAlert,
     StreamReading,
     Windows,
-    by_stream,
+    group_by_stream,
     headline,
     health_of,
     line_of,
-    ordered,
+    sort_lines,
 )
-from frazil.operations.remembered import Remembered, remember, remembered
+from frazil.operations.remembered import Remembered, load_statuses, save_statuses
 from frazil.spec.model import StreamSpec
 from frazil.status.state import StreamState
 from frazil.table.catalogs import keep_catalogs
 from frazil.timetext import utc
 
 WITHIN_S = 1.3
-"""The longest wait before the page gets a response: slightly longer than `SILENT_AFTER_S`."""
+"""Maximum wait before the page gets a response, in seconds: slightly longer than `UNRESPONSIVE_AFTER_S`."""
 OVERVIEW_WITHIN_S, MORE_WITHIN_S = 0.4, 0.2
-"""The overview's wait if no stream's state is known yet, and its wait otherwise. Both are short, because the page
-refreshes soon, and one stream that hangs must not delay the others.
+"""Maximum wait of the overview in seconds: if no stream's state is known yet, and otherwise. Both are short, because
+the page refreshes soon, and one stream that hangs must not delay the others.
 """
-SAVED_EVERY_S, FOREVER_S = 60.0, 1e9
+SAVE_INTERVAL_S, FOREVER_S = 60.0, 1e9
 KEEP_S, KEEP_DECLARED_S, KEEP_WINDOWS_S = 8.0, 8.0, 30.0
 MAX_FETCHES_PER_S = 5
-"""Maximum of streams refreshed per second, so that an open page costs the API server the same with few and many
-streams.
-"""
+"""Maximum number of streams refreshed per second, which limits the load of an open page on the API server."""
 MAX_FINGERPRINTS = 5_000
-MEASURED_LATE_MS = 20 * 60_000
+MAX_MEASUREMENT_AGE_MS = 20 * 60_000
 PAUSED = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
 """DAGs that serve all streams, each with the work that is not done while the DAG is paused."""
 
@@ -93,7 +91,7 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     dags = kept.ask("Airflow", ("dags of all", *known_by), partial(paused_dags, known_by), keep_s=KEEP_S)
     _recall(everything)
     statuses = {one.name: ask_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
-    feeds = feeding(everything)
+    feeds = streams_by_table(everything)
     windows = {table: ask_windows(specs, keep_s) for table, specs in feeds.items() if specs[0].window}
     known_now = any(answer.at_ms for answer in kept.gather(statuses.values(), within_s=0))
     within_s = MORE_WITHIN_S if known_now else OVERVIEW_WITHIN_S
@@ -101,25 +99,25 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     _save(shown, answered)
     known = dict(zip(windows, kept.gather(windows.values(), within_s=0), strict=True))
     (alerts,), (paused,) = kept.gather([measured], within_s=0.2), kept.gather([dags], within_s=0.1)
-    care = care_of(alerts.value, everything)
+    health_of_stream = arrange_health(alerts.value, everything)
     now_ms = clock.now_ms()
     lines = []
     for one in shown:
-        complete = known.get(place_of(one.spec)) if one.spec else None
-        around = care(one, complete, paused.value)
+        complete = known.get(table_key(one.spec)) if one.spec else None
+        around = health_of_stream(one, complete, paused.value)
         lines.append(line_of(one.name, one.spec, reading_of(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, paused.value or {}, now_ms=now_ms))
-    # A user who may not see all streams does not get what several streams may share.
-    needs = care.about_none if len(shown) == len(everything) else ()
+    # A user who may not see all streams does not see alerts that several streams share.
+    needs = health_of_stream.about_none if len(shown) == len(everything) else ()
     said = headline(lines, airflow=airflow)
-    return Overview(now_ms, ordered(lines), pending, notes, needs, airflow, said)
+    return Overview(now_ms, sort_lines(lines), pending, notes, needs, airflow, said)
 
 
 def _recall(streams: Iterable[DeclaredStream]) -> None:
     """Load the last overview of an earlier process, once in this process."""
     kept, file = answers(), _remembered_file()
-    fetch = partial(remembered, file, now_ms=clock.now_ms())
+    fetch = partial(load_statuses, file, now_ms=clock.now_ms())
     found = kept.one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, within_s=MORE_WITHIN_S)
     if not found.value:
         return
@@ -139,7 +137,10 @@ def _save(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[Strea
     if known:
         file = _remembered_file()
         answers().ask(
-            "this host", ("saved", file), partial(remember, file, known, now_ms=clock.now_ms()), keep_s=SAVED_EVERY_S
+            "this host",
+            ("saved", file),
+            partial(save_statuses, file, known, now_ms=clock.now_ms()),
+            keep_s=SAVE_INTERVAL_S,
         )
 
 
@@ -153,7 +154,7 @@ def writer_dag_of(one: DeclaredStream) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Care:
+class HealthByStream:
     """The last measurement of `frazil_health`, arranged by stream."""
 
     standing: Mapping[str, Sequence[StandingAlert]]
@@ -168,7 +169,7 @@ class Care:
     def __call__(
         self, one: DeclaredStream, windows: Answer[Windows | None] | None, dags: Mapping[str, bool] | None
     ) -> Around:
-        """Return what is known around one stream. `dags` maps the DAGs in Airflow to whether they are paused."""
+        """Return the state of a stream's table, alerts and DAGs. `dags` maps the DAGs to whether they are paused."""
         windows = windows or Answer()
         problem = None if windows.outdated else windows.problem
         writer = writer_dag_of(one)
@@ -182,7 +183,7 @@ class Care:
         return tuple(Need(alert.sentence, alert.runbook) for alert in self.standing.get("", ()))
 
 
-def care_of(measured: Measured | None, streams: Iterable[DeclaredStream]) -> Care:
+def arrange_health(measured: Measured | None, streams: Iterable[DeclaredStream]) -> HealthByStream:
     """Arrange a measurement by the streams that write to each table."""
     written: dict[str, set[str]] = {}
     writers: dict[str, list[str]] = {}
@@ -196,17 +197,17 @@ def care_of(measured: Measured | None, streams: Iterable[DeclaredStream]) -> Car
             for name in {table.name, table.identifier}:  # windows are cared for by identifier
                 writers.setdefault(name, []).append(spec.name)
     measured = measured or Measured()
-    return Care(by_stream(measured.alerts, writers), written, measured.due, names)
+    return HealthByStream(group_by_stream(measured.alerts, writers), written, measured.due, names)
 
 
-def unread(reads: Mapping[str, Answer[Any]]) -> dict[str, str]:
+def unreadable_parts(reads: Mapping[str, Answer[Any]]) -> dict[str, str]:
     """Return a sentence for each part that could not be read."""
-    return {name: said for name, answer in reads.items() if (said := _unread(name, answer))}
+    return {name: said for name, answer in reads.items() if (said := _unreadable_text(name, answer))}
 
 
-def _unread(name: str, answer: Answer[Any]) -> str | None:
+def _unreadable_text(name: str, answer: Answer[Any]) -> str | None:
     if answer.silent_since_ms is not None:
-        return f"{name} has not answered since {utc(answer.silent_since_ms)}"
+        return f"{name} has not responded since {utc(answer.silent_since_ms)}"
     if answer.problem is None or answer.outdated:
         return answer.problem
     return f"{name} cannot be read: {answer.problem}"
@@ -236,18 +237,18 @@ def fingerprint_of(spec: StreamSpec) -> str:
     return known[1]
 
 
-def place_of(spec: StreamSpec) -> tuple[str | None, str]:
+def table_key(spec: StreamSpec) -> tuple[str | None, str]:
     """Return the catalog and the identifier of a stream's table."""
     return spec.table.catalog, spec.table.identifier
 
 
-def feeding(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], tuple[StreamSpec, ...]]:
+def streams_by_table(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], tuple[StreamSpec, ...]]:
     """Return the streams of each table, by its catalog and identifier."""
     found: dict[tuple[str | None, str], tuple[StreamSpec, ...]] = {}
     for one in streams:
         if one.spec is not None:
-            place = place_of(one.spec)
-            found[place] = (*found.get(place, ()), one.spec)
+            key = table_key(one.spec)
+            found[key] = (*found.get(key, ()), one.spec)
     return found
 
 
@@ -280,18 +281,18 @@ def _notes(
 ) -> Iterator[str]:
     """Yield sentences that concern all streams. `dags` maps each DAG to whether it is paused."""
     if found.problem:
-        yield f"The declarations in {streams_folder()} cannot be read: {found.problem}"
+        yield f"Cannot read the declarations in {streams_folder()}: {found.problem}"
     elif not found.value and not found.pending:
-        yield f"The API server finds no stream in {streams_folder()}: declare one there, or set FRAZIL_STREAMS for it"
+        yield f"No stream is declared in {streams_folder()}: declare one, or set FRAZIL_STREAMS for the API server"
     for dag_id, undone in PAUSED.items() if found.value else ():
         if dags.get(dag_id):
-            yield f"The DAG {dag_id} is paused in Airflow: {undone} before you unpause it"
+            yield f"The DAG {dag_id} is paused in Airflow: {undone} until you unpause it"
     measured = alerts.value
     if alerts.problem:
-        yield f"Alerts are not known, because Airflow's store does not answer: {alerts.problem}"
+        yield f"Cannot read the alerts from Airflow: {alerts.problem}"
     if measured is None or not found.value:
         return
     if measured.at_ms is None:
-        yield "Tables have not been measured yet, and no alert can fire: unpause the DAG frazil_health"
-    elif now_ms - measured.at_ms > MEASURED_LATE_MS:
-        yield f"Tables were measured last at {utc(measured.at_ms)}: see why the DAG frazil_health does not run"
+        yield "Tables have not been measured yet, so no alert can fire: unpause the DAG frazil_health"
+    elif now_ms - measured.at_ms > MAX_MEASUREMENT_AGE_MS:
+        yield f"Tables were last measured at {utc(measured.at_ms)}: check why the DAG frazil_health does not run"

@@ -1,10 +1,10 @@
-"""One DAG per table whose windows complete. It checks the table every minute and reports complete windows to Airflow.
+"""Builds a DAG per table with windows, which checks the table every minute and reports complete windows to Airflow.
 
-- `watch` waits in the triggerer until a window is complete, and signals it in `frazil.signals`. Of the tasks below, it
-  starts those that have something to do.
+- `watch` waits in the triggerer until a window is complete, and signals it in `frazil.signals`. It starts only those of
+  the following tasks that have work to do.
 - `complete` and `reopened` send the asset events, one partition key per window. If an event was lost, the next run
   sends it.
-- `held` fails with a sentence for each window that a quality gate holds, which calls the notifiers.
+- `held` fails if a quality gate holds windows, which calls the notifiers. Its log has a line per window.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 EVERY = timedelta(minutes=1)
 RETRIES, RETRY_DELAY = 3, timedelta(minutes=1)
 RELEASE_DAG = "frazil_release"
-NAMED = 5
-"""Maximum of held windows that one sentence lists."""
+MAX_LISTED = 5
+"""Maximum number of held windows that one sentence lists."""
 
 
 def partition_dags(
@@ -76,14 +76,14 @@ def _dag(
 ) -> DAG:
     """Return the partition DAG of a table.
 
-    `every` is None if no stream feeds the table any longer: a current run ends, and no new run starts.
+    `every` is None if no stream feeds the table any longer: then the current run ends, and no new run starts.
     """
     streams = str(folders[0])
     assets = {"complete": partition_asset(table), "reopened": reopened_asset(table)}
     with DAG(
         partitions_dag_id(table),
         description=f"Which {specs[0].window}s of {table} are complete",
-        doc_md=_page(table, specs, folders[1]),
+        doc_md=_doc_md(table, specs, folders[1]),
         schedule="@continuous" if every else None,
         max_active_runs=1,
         **dag_profile(
@@ -102,7 +102,7 @@ def _dag(
             expectations=folders[1],
             poll_seconds=(every or EVERY).total_seconds(),
             inlets=list(assets.values()),
-            # A run that fails at once would be followed by the next one at once.
+            # Without retries, a run that fails immediately would be followed immediately by the next run.
             retries=RETRIES,
             retry_delay=RETRY_DELAY,
         )
@@ -130,10 +130,10 @@ def held(table: str, streams: str) -> None:
     for one in found:
         # One log line each: Airflow truncates long texts of exceptions.
         log.error("%s %s is held by its quality gate: %s", table, one.partition, one.note)
-    said = ", ".join(one.partition for one in found[:NAMED]) + (" and others" if len(found) > NAMED else "")
+    said = ", ".join(one.partition for one in found[:MAX_LISTED]) + (" and others" if len(found) > MAX_LISTED else "")
     raise AirflowFailException(
-        f"{table}: {len(found)} windows are held by their quality gate, and not signalled: {said}. The lines above say "
-        f"why. The data is in the table. Correct it: late rows are judged again. Or release the window: {RELEASE_DAG}"
+        f"{table}: {len(found)} windows are held by their quality gate and not signalled: {said}. The lines above show "
+        f"why. Correct the data in the table (the gate then runs again), or release the windows with {RELEASE_DAG}"
     )
 
 
@@ -143,12 +143,12 @@ def _release_dag(tables: list[str], streams: Path, on_failure: OnFailure | None)
         description="Signals a window that its quality gate holds, with a reason that is recorded",
         schedule=None,
         params={
-            "table": Param(tables[0], type="string", enum=tables, description="The table."),
+            "table": Param(tables[0], type="string", enum=tables, description="Table"),
             "partition": Param("", type="string", minLength=10, description="2013-12-30T15, or 2013-12-30 for a day."),
-            "reason": Param("", type="string", minLength=3, description="Why; it stands in frazil.signals for ever."),
+            "reason": Param("", type="string", minLength=3, description="Reason. It is stored in frazil.signals."),
         },
         **dag_profile("Release a held window", purpose="partitions", on_failure=on_failure),
-        doc_md="A run signals the window as it stands: the table's partition DAG sends its event within a minute.",
+        doc_md="A run signals the window with its current rows. The table's partition DAG sends its event in a minute.",
     ) as dag:
         task(release)(str(streams))
     return dag
@@ -173,7 +173,7 @@ def release(streams: str) -> None:
     completion.release_window(stream_catalog(spec), spec, window, note=note, clock_ms=clock.now_ms())
 
 
-def _page(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
+def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
     """Return the DAG's documentation."""
     lateness = ", ".join(f"{spec.name} {spec.lateness}" for spec in specs)
     return f"""### Complete {specs[0].window}s of {table}
@@ -185,8 +185,8 @@ that late rows reopen it. The events' extra says, by key: revision, rows, dead l
 
 {_gate(table, suites)}
 
-- `frazil partitions {table}`: how far it is, and what the next window waits for.
-- `frazil partitions {table} --send-again 2013-01-01`: for consumers that were paused.
+- `frazil partitions {table}`: the last complete window, and what the next window waits for.
+- `frazil partitions {table} --send-again 2013-01-01`: sends events again, for consumers that were paused.
 - The DAG `{RELEASE_DAG}`: signals a window that its quality gate holds.
 """
 
@@ -197,7 +197,7 @@ def _gate(table: str, suites: Path | None) -> str:
     A suite with a misspelt name gates no window, and only this sentence shows it.
     """
     if suites is None:
-        return "Its windows have no quality gate: `partition_dags` is given no `expectations`."
+        return "Its windows have no quality gate: `partition_dags` has no `expectations`."
     if suite := find_suite(suites, table):
         return f"The quality gate of its windows is `{suite}`."
     return f"Its windows have no quality gate: `{suites}` has no suite `{table}.json`."

@@ -1,14 +1,13 @@
-"""A sensor for DAGs that no asset starts: it waits in the triggerer for a table's partition to be complete.
+"""A sensor that waits in the triggerer until a table's partition is complete, for DAGs that are not started by assets.
 
-Purpose: put `PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")` before the tasks that read the day.
+Put `PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")` before the tasks that read the day.
 
-How it works: the sensor searches `frazil.signals` for the window's row. Until then the task is deferred and uses no
+The sensor polls `frazil.signals` for the window's row. Until then the task is deferred and uses no
 worker slot. Its log shows why the window is not complete, whenever the reason changes. A day of a table with hourly
 windows is complete when its 24 hours are complete.
 
-What it does not do: decide completeness. The table's partition DAG decides, and must run.
-
-Known limits: a window before the first signalled window never completes, and fails the task at once.
+It does not decide completeness: the table's partition DAG does, and must run. A window before the first signalled
+window never completes, and fails the task immediately.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class PartitionCompleteSensor(BaseSensorOperator):
         return self.execute_complete(context, event)
 
     def execute_complete(self, context: Context, event: Payload) -> Any:  # noqa: ARG002 - as above
-        """Return the trigger's result. Raises AirflowFailException if the window never comes."""
+        """Return the trigger's result. Raises AirflowFailException if the window can never complete."""
         if event["problem"]:
             raise AirflowFailException(event["problem"])
         return event["windows"]

@@ -1,9 +1,8 @@
-"""Finds which signals Airflow's assets have received, and which are missing.
+"""Finds the signals that Airflow's assets have received, and the missing ones.
 
-Normally Airflow's list of an asset's events shows this. But Airflow 3.3 refuses to list events if one of them started a
-run that is still queued (its response cannot hold a run without a start time). A paused DAG keeps such a run queued for
-ever. In that case the records that sending tasks wrote before they succeeded are used: Airflow publishes a task's
-events when the task succeeds.
+Normally Airflow's list of an asset's events shows this. But Airflow 3.3 fails to list events if one of them started a
+run that is still queued, for example because its DAG is paused. In that case, the records of sending tasks are used:
+they are written before a task succeeds, and Airflow publishes the task's events when it succeeds.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ log = logging.getLogger(__name__)
 SENT_TO = "frazil.sent-to"
 """Key in the asset's store in Airflow: a signal's number. Airflow has the events of all signals up to this number."""
 SENDING = "frazil.sending"
-"""Key in the same store: the signals that the last sending task was to send, and the signals after SENT_TO that were
-sent before it. That task may have failed.
+"""Key in the same store: the signals that the last sending task would send if it succeeded, and the signals after
+SENT_TO that were sent before it.
 """
 CLOCKS_APART = timedelta(days=1)
-"""Maximum difference between the clocks of a worker and of Airflow's server. A signal's events are searched from this
-time before the signal.
+"""Maximum difference between the clocks of a worker and of Airflow's server. Events are searched from this time before
+their signal.
 """
 
 
@@ -48,11 +47,11 @@ class Unsent:
     """Signals after SENT_TO that the asset has received."""
 
 
-def meet(signals: TableSignals, asset: Asset, context: Context) -> None:
+def begin_with_current(signals: TableSignals, asset: Asset, context: Context) -> None:
     """Mark all current signals of a table as sent, if this Airflow does not know the table yet.
 
-    Otherwise an Airflow that is new to a table would get an event for each old signal. If the stored number is
-    unusable, begin with the first event that Airflow has instead.
+    Otherwise a new Airflow installation would get an event for each old signal. If the stored number is invalid, begin
+    with the first event that Airflow has.
     """
     store: Store = context["asset_state_store"][asset]
     if store.get(SENT_TO) is None:
@@ -75,13 +74,13 @@ def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
         return Unsent()
     since = datetime.fromtimestamp(min(s.signalled_at_ms for s in new) / 1000, UTC) - CLOCKS_APART
     sent = _published(asset, context, since=since)
-    missing = to_send(new, sent, reopened=asset == reopened_asset(signals.table))
+    missing = signals_to_send(new, sent, reopened=asset == reopened_asset(signals.table))
     if not missing:
         store.set(SENT_TO, signals.number)
     return Unsent(tuple(missing), sent & {(s.partition, s.number) for s in new})
 
 
-def write_down(sending: Collection[Signal], sent: SentSignals, asset: Asset, context: Context) -> None:
+def record_sending(sending: Collection[Signal], sent: SentSignals, asset: Asset, context: Context) -> None:
     """Record the signals that this task sends to an asset if it succeeds, and the signals that were sent before."""
     record: dict[str, Any] = {
         "run_id": context["ti"].run_id,
@@ -92,7 +91,7 @@ def write_down(sending: Collection[Signal], sent: SentSignals, asset: Asset, con
     context["asset_state_store"][asset].set(SENDING, record)
 
 
-def to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]], *, reopened: bool) -> list[Signal]:
+def signals_to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]], *, reopened: bool) -> list[Signal]:
     """Return the signals to send to one asset, by number.
 
     Of each window only the newest, because a partition key has one event.
@@ -114,15 +113,15 @@ def _published(asset: Asset, context: Context, *, since: datetime | None) -> Sen
         return sent_in(events.after(since.isoformat()) if since else events, asset.name)
     except Exception as error:  # AirflowRuntimeError from a server, or what `dag.test()` makes of it
         log.warning(
-            "Airflow does not list the events of the asset %s, as it does not while a run that they started is "
-            "queued. What the sending tasks wrote down counts: %s",
+            "Airflow cannot list the events of the asset %s, probably because a run that they started is queued. "
+            "The records of the sending tasks are used: %s",
             asset.name,
             error,
         )
-        return _written_down(asset, context)
+        return _recorded(asset, context)
 
 
-def _written_down(asset: Asset, context: Context) -> SentSignals:
+def _recorded(asset: Asset, context: Context) -> SentSignals:
     record = stored_mapping(context["asset_state_store"][asset], SENDING)
     published, publishing = published_pairs(record.get("published")), published_pairs(record.get("publishing"))
     run_id, task_id = str(record.get("run_id")), str(record.get("task_id"))
@@ -132,7 +131,7 @@ def _written_down(asset: Asset, context: Context) -> SentSignals:
         return published | publishing
     if publishing and state in {TaskInstanceState.RUNNING, TaskInstanceState.QUEUED, TaskInstanceState.SCHEDULED}:
         raise AirflowException(
-            f"whether {task_id} of {run_id} published {len(publishing)} windows to the asset {asset.name} is not known "
-            "while it runs again and Airflow does not list the asset's events: a run that they started is queued"
+            f"it is unknown whether {task_id} of {run_id} sent {len(publishing)} windows to the asset {asset.name}: it "
+            "runs again, and Airflow cannot list the asset's events while a run that they started is queued"
         )
     return published

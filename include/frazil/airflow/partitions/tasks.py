@@ -18,7 +18,7 @@ from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.declared import streams_feeding
 from frazil.airflow.gauges import report_windows
-from frazil.airflow.partitions.sent_events import meet, unsent, write_down
+from frazil.airflow.partitions.sent_events import begin_with_current, record_sending, unsent
 from frazil.airflow.untrusted import stored_number
 from frazil.partitions.completeness import format_time
 from frazil.signals.completion import assess, signal_windows
@@ -52,16 +52,16 @@ log = logging.getLogger(__name__)
 PUBLISHED_TO = "frazil.published-to"
 """Key in Airflow's store of the first asset: the number of the last signal whose held windows were reported."""
 MAX_GATED_WINDOWS = 12
-"""Maximum of windows that one run evaluates by a quality gate, one after the other; the next run continues."""
+"""Maximum number of windows that one run evaluates by a quality gate, in sequence. The next run continues."""
 MAX_EVENTS = 100
-"""Maximum of events of one task, because each event carries the facts of all of them. The next run sends the rest."""
+"""Maximum number of events per task, because each event contains the facts of all. The next run sends the rest."""
 
 
 def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
     """Return the number of the table's last signal, and the tasks with events to send that Airflow does not have."""
     signals = _signals(table, streams)
     for asset in _assets(table).values():
-        meet(signals, asset, context)
+        begin_with_current(signals, asset, context)
     store = context["asset_state_store"][partition_asset(table)]
     if stored_number(store, PUBLISHED_TO, limit=signals.number) is None:
         store.set(PUBLISHED_TO, signals.number if store.get(PUBLISHED_TO) is None else 0)
@@ -76,7 +76,7 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
     specs = streams_feeding(streams, table)
     seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
-        return False, f"the table {table} does not exist yet: its writer never ran"
+        return False, f"the table {table} does not exist yet: its writer has not committed"
     first = seen.signals.cursor is None and seen.cursor is not None
     return bool(seen.decision.windows) or first or seen.signals.number > after, seen.decision.reason
 
@@ -109,11 +109,11 @@ def send(table: str, streams: Path, name: str, context: Context) -> None:
     left = unsent(_signals(table, streams), asset, context)
     sending = left.missing[:MAX_EVENTS]
     if not sending:
-        raise AirflowSkipException(f"Airflow has every event of the asset {asset.name}")
+        raise AirflowSkipException(f"Airflow already has every event of the asset {asset.name}")
     outlet = context["outlet_events"][asset]
     outlet.add_partitions([s.partition for s in sending])
     outlet.extra = {s.partition: facts(s) for s in sending}
-    write_down(sending, left.sent, asset, context)
+    record_sending(sending, left.sent, asset, context)
 
 
 def held(table: str, streams: Path, context: Context) -> list[Signal]:
@@ -149,7 +149,7 @@ def _assets(table: str) -> dict[str, Asset]:
 
 
 def _following(signals: TableSignals, context: Context) -> list[str]:
-    """Return the tasks that have something to send or to report, including work that an earlier run left undone."""
+    """Return the tasks that have something to send or to report, including unfinished work of earlier runs."""
     missing = [name for name, asset in _assets(signals.table).items() if unsent(signals, asset, context).missing]
     published_to = stored_number(context["asset_state_store"][partition_asset(signals.table)], PUBLISHED_TO) or 0
     unpublished = any(not s.sent for s in signals.after(published_to))
@@ -183,8 +183,8 @@ def gates_of(expectations: Path | None, table: str, store: Store) -> RunGates | 
         return partial(_evaluate, suite)
     if expectations is not None and store.get(GATED) is True:
         raise SpecError(
-            f"the quality gate of {table}, {expectations / f'{table}.json'}, is gone: no window is signalled without "
-            'it. Put the file back. To end the gate, put it back with `"expectations": []`, and remove it after a run '
+            f"the quality gate of {table}, {expectations / f'{table}.json'}, is missing, so no window is signalled. "
+            'Restore the file. To remove the gate, restore it with `"expectations": []`, and delete it after a run '
             f"of {partitions_dag_id(table)}"
         )
     return None
@@ -214,7 +214,7 @@ def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mappi
     gate_results = {}
     for window, result in zip(windows, results, strict=True):
         page = docs_url(result.docs)
-        said = "meets its suite" if result.passed else "does not meet its suite"
+        said = "passes its suite" if result.passed else "fails its suite"
         log.info("%s of %s, %d rows, %s: %s", window, seen.signals.table, result.rows, said, page)
         gate_results[window] = GateOutcome(
             result.passed, None if result.passed else f"{'; '.join(result.failures)} ({page})"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.standard.operators.branch import BaseBranchOperator
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
-from frazil.airflow.declared import nobody_feeds
+from frazil.airflow.declared import has_no_stream
 from frazil.airflow.partitions.waiting_trigger import Payload, WaitingTrigger
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class CompletionOperator(BaseBranchOperator):
         self.expectations = str(expectations) if expectations else None
 
     def execute(self, context: Context) -> Any:
-        """Continue at once if windows are complete or events are missing; otherwise defer."""
+        """Continue if windows are complete or events are missing; otherwise defer."""
         from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
-        if nobody_feeds(Path(self.streams), self.table):
+        if has_no_stream(Path(self.streams), self.table):
             raise AirflowSkipException(_removed(self.table))
         number, following = windows.begin(self.table, Path(self.streams), context)
         if following:
@@ -56,7 +56,7 @@ class CompletionOperator(BaseBranchOperator):
     def execute_complete(self, context: Context, event: Payload) -> Any:
         """Signal windows, and branch. Raises AirflowException if the table cannot be read; the task is then retried."""
         if event["problem"]:
-            raise AirflowException(f"{self.table} cannot be read: {event['problem']}")
+            raise AirflowException(f"cannot read {self.table}: {event['problem']}")
         return self._signal_and_follow(context)
 
     def _signal_and_follow(self, context: Context) -> Any:
@@ -68,7 +68,7 @@ class CompletionOperator(BaseBranchOperator):
 
 
 def _removed(table: str) -> str:
-    return f"{table}: its streams were removed; no more windows will complete; this DAG will be removed"
+    return f"{table}: its streams were removed, so no more windows will complete and this DAG will be removed"
 
 
 class CompletionTrigger(WaitingTrigger):
@@ -83,7 +83,7 @@ class CompletionTrigger(WaitingTrigger):
         from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - loads PyIceberg
 
         table, streams, number = (self.arguments[key] for key in ("table", "streams", "number"))
-        if nobody_feeds(Path(streams), table):
+        if has_no_stream(Path(streams), table):
             return {"removed": _removed(table)}, ""
         ready, sentence = windows.ready(table, Path(streams), after=number)
         return ({"problem": None} if ready else None), f"{table}: {sentence}"

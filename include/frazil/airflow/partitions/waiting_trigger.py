@@ -16,7 +16,7 @@ from frazil.airflow.shown_state import ShownState
 from frazil.airflow.writers.log_lines import shape
 from frazil.errors import FrazilError
 
-THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-looks")
+THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-polls")
 """A separate thread pool: a catalog that does not respond must not block the triggerer's other work."""
 
 QUIET_SECONDS = 3_600.0
@@ -26,9 +26,9 @@ The reason why a window waits contains a watermark, which moves with each commit
 task that is deferred for weeks. The task itself shows newer information (`frazil.airflow.shown_state`).
 """
 MAX_KINDS = 30
-"""Maximum of lines of different shape that are logged within QUIET_SECONDS."""
+"""Maximum number of lines of different shapes that are logged within QUIET_SECONDS."""
 
-FAILED = "the check failed, and is tried again"
+FAILED = "the check failed and will be retried"
 
 Payload = dict[str, Any]
 """The event, which is the task's input. `problem` is set if polling again would not help. With `removed`, the task ends
@@ -76,7 +76,7 @@ class WaitingTrigger(BaseTrigger):
                 yield TriggerEvent(event)  # type: ignore[no-untyped-call]
                 return
             fails = sentence.startswith(FAILED)
-            shown.show(self.task_instance, "cannot look" if fails else "waits", sentence)
+            shown.show(self.task_instance, "unreadable" if fails else "waiting", sentence)
             turned = (fails or said.startswith(FAILED)) and shape(sentence) != shape(said)
             now_s = time.monotonic()
             logged_s = {kind: at_s for kind, at_s in logged_s.items() if now_s - at_s < QUIET_SECONDS}

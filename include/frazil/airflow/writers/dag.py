@@ -1,6 +1,6 @@
-"""One DAG per writer application: Airflow's UI shows each application as a running DAG run.
+"""Builds one DAG per writer application, which Airflow's UI shows as a running DAG run.
 
-A stream has its own application, or shares one with other streams. The DAG of a shared application has a task for each
+A stream has its own application, or shares one with other streams. The DAG of a shared application has a task per
 stream.
 """
 
@@ -25,7 +25,7 @@ from frazil.spec.units import format_bytes, format_duration
 
 TASK_ID = "write"
 RETRIES = 1_000_000
-"""Retries cover only a failed worker or triggerer: the supervisor restarts writers without ending the task."""
+"""Retries are only for a failed worker or triggerer: the supervisor restarts writers without ending the task."""
 RETRY_DELAY = timedelta(seconds=10)
 
 
@@ -37,7 +37,8 @@ def writer_dags(
     on_failure: OnFailure | None = None,
     queue: str | Mapping[str, str] | None = None,
 ) -> dict[str, DAG]:
-    """Return the writers' DAGs by DAG id: one for each declared stream, or for the application that streams share.
+    """Return the writers' DAGs by DAG id: one for each stream with its own application, and one for each shared
+    application.
 
     An unreadable file affects no other DAG. Its own DAG stays as it was and shows the error, and a running writer
     continues. The DAG of a removed stream stays for a while, so that its run can end with the writer.
@@ -92,7 +93,7 @@ def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
     with DAG(
         writer_dag_id(name),
         description=f"{len(present)} streams in one application",
-        doc_md=_shared_page(name, present),
+        doc_md=_shared_doc_md(name, present),
         schedule="@continuous" if present else None,
         max_active_runs=1,
         dagrun_timeout=None,
@@ -112,12 +113,12 @@ def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
         )
         for one in present:
             HostedStreamOperator(
-                task_id=f"{STREAM_TASK}{one.name}", stream=one.name, application=name, doc_md=_page(one), **common
+                task_id=f"{STREAM_TASK}{one.name}", stream=one.name, application=name, doc_md=_doc_md(one), **common
             )
     return dag
 
 
-def _shared_page(name: str, members: Sequence[DeclaredStream]) -> str:
+def _shared_doc_md(name: str, members: Sequence[DeclaredStream]) -> str:
     problems = [f"```\n{one.problem}\n```" for one in members if one.problem]
     rows = [f"| {one.name} | {_summary(one)} |" for one in members]
     return "\n".join(
@@ -144,7 +145,7 @@ def _writer_dag(
     with DAG(
         writer_dag_id(found.name),
         description=_summary(found),
-        doc_md=_page(found),
+        doc_md=_doc_md(found),
         schedule=None if found.removed else "@continuous",
         max_active_runs=1,
         dagrun_timeout=None,
@@ -179,7 +180,7 @@ def _summary(found: DeclaredStream) -> str:
     return f"Kafka {found.spec.source.topics_in_words} into Iceberg {found.spec.table.identifier}"
 
 
-def _page(found: DeclaredStream) -> str:
+def _doc_md(found: DeclaredStream) -> str:
     """Return the DAG's documentation: the declaration, its errors, and the commands for operators."""
     lines = [f"### {_summary(found)}", ""]
     if found.problem:
@@ -189,11 +190,11 @@ def _page(found: DeclaredStream) -> str:
     return "\n".join(lines) + (
         f"""Pausing this DAG leaves the writer running. To operate the writer:
 
-- `frazil pause {found.name}`: it stops after the current batch, and stays stopped.
-- `frazil resume {found.name}`: it runs again; also when the supervisor gave up on it.
+- `frazil pause {found.name}`: the writer stops after the current batch, and stays stopped.
+- `frazil resume {found.name}`: the writer runs again, also after the supervisor gave up.
 - `frazil restart {found.name}`, or *Clear* here: a new writer replaces it after the current batch.
-- *Mark failed* or *Mark success* here: as `frazil pause {found.name}`.
-- `frazil status {found.name}`: where it stands.
+- *Mark failed* or *Mark success* here: same as `frazil pause {found.name}`.
+- `frazil status {found.name}`: shows its state.
 """
     )
 

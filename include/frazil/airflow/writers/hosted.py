@@ -1,4 +1,4 @@
-"""The task of one stream in the DAG of a shared application. It shows the stream's state, and does not supervise it."""
+"""The task of one stream in the DAG of a shared application. It shows the stream's state but does not supervise it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HostedStreamOperator(BaseOperator):
-    """Shows one stream of an application that streams share, for as long as the application runs it.
+    """Shows one stream of a shared application, for as long as the application runs it.
 
     The application supervises its streams itself. If it gives up on the stream, this task fails. To run the stream
     again, fix the cause, then *Clear* this task or use `frazil resume STREAM`.

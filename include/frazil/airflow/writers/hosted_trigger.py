@@ -18,9 +18,9 @@ from frazil.airflow.deferral import SETTLED_SECONDS
 from frazil.airflow.shown_state import ShownState
 from frazil.airflow.writers.log_lines import shape
 from frazil.airflow.writers.task_actions import BY, TaskAction
-from frazil.airflow.writers.trigger import FollowingTrigger, in_thread
+from frazil.airflow.writers.trigger import UserActionTrigger, in_thread
 from frazil.errors import DesiredMoved
-from frazil.supervise.liveness import progress
+from frazil.supervise.liveness import describe_progress
 
 if TYPE_CHECKING:
     from frazil.host.launcher import Observation
@@ -38,14 +38,14 @@ class HostedObservation:
     state: str
     """The state as a sentence."""
     known: StreamState | None = None
-    """The state that the task shows; None if the application does not run on this host."""
+    """The state shown on the task; None if the application does not run on this host."""
     belongs: bool = True
     """Whether the stream still belongs to the application."""
     is_alive: bool = False
     given_up: GivenUp | None = None
 
 
-class HostedStreamTrigger(FollowingTrigger):
+class HostedStreamTrigger(UserActionTrigger):
     """Observes the stream's run folder. Fires when the application gives up on the stream or no longer runs it."""
 
     def __init__(self, *, stream: str, application: str, streams: str, resume: bool) -> None:
@@ -61,7 +61,7 @@ class HostedStreamTrigger(FollowingTrigger):
         from frazil.status.state import State  # noqa: PLC0415 - loads PyIceberg
 
         settled_at_s = time.monotonic() + SETTLED_SECONDS
-        self._asking_ahead = asyncio.create_task(self._ask_ahead())
+        self._preloading = asyncio.create_task(self._preload())
         paused, said, begun, task = "", None, False, ShownState(self.log.info)
         while True:
             try:
@@ -88,20 +88,20 @@ class HostedStreamTrigger(FollowingTrigger):
                         await task.conclude(self.task_instance, state, sentence)
                         yield TriggerEvent({"reason": observation.given_up.reason})  # type: ignore[no-untyped-call]
                         return
-            except Exception as error:  # a silent catalog or a full disk must not end the task: no stream ended
-                problem = f"cannot be looked at: {type(error).__name__}: {error}"
+            except Exception as error:  # an unresponsive catalog or a full disk must not end the task
+                problem = f"cannot read the stream's state: {type(error).__name__}: {error}"
                 if said != (said := shape(problem)):
                     self.log.warning("%s: %s", self.stream, problem)
                 task.show(self.task_instance, State.UNKNOWN, problem)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _follow_user(self) -> None:
+    async def _apply_user_action(self) -> None:
         """Apply a mark or a clear of the task to the stream.
 
         After other changes, the application keeps running the stream.
         """
         action = await self._task_action()
-        self.log.info("In Airflow the task was %s.", action)
+        self.log.info("The task was %s in Airflow.", action)
         if action is TaskAction.MARKED:
             await in_thread(self._pause)
         elif action is TaskAction.CLEARED:
@@ -113,24 +113,24 @@ class HostedStreamTrigger(FollowingTrigger):
         A retry after a worker or a triggerer failed does not resume the stream.
         """
         from frazil.host.claim import Claim, write_claim  # noqa: PLC0415 - needed by a running trigger only
-        from frazil.host.given_up import announced_given_up  # noqa: PLC0415
+        from frazil.host.given_up import read_announcement  # noqa: PLC0415
 
         if (instance := self.task_instance) is None:
             return
         write_claim(self.stream, Claim(instance.run_id, instance.try_number))
         if not self.resume:
             return
-        given_up, announced = self._observe().given_up, announced_given_up(self.stream, run_id=instance.run_id)
+        given_up, announced = self._observe().given_up, read_announcement(self.stream, run_id=instance.run_id)
         failed_for_it = given_up is not None and announced is not None and announced.subject == given_up.subject
         desired = self._desired()
         now = desired.read()
-        if (now.by == BY and now.reason == self._marked()) if now.mode == "paused" else failed_for_it:
-            with suppress(DesiredMoved):  # what a person did meanwhile counts
+        if (now.by == BY and now.reason == self._mark_reason()) if now.mode == "paused" else failed_for_it:
+            with suppress(DesiredMoved):  # a later action of a user takes precedence
                 desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared", after=now.generation)
 
     def _observe(self) -> HostedObservation:
         from frazil.home import run_folder  # noqa: PLC0415
-        from frazil.host.given_up import standing_given_up  # noqa: PLC0415 - needed by a running trigger only
+        from frazil.host.given_up import active_given_up  # noqa: PLC0415 - needed by a running trigger only
         from frazil.host.launchers import open_launcher  # noqa: PLC0415
         from frazil.host.records import read_notes  # noqa: PLC0415
         from frazil.spec.application import find_application  # noqa: PLC0415
@@ -142,18 +142,18 @@ class HostedStreamTrigger(FollowingTrigger):
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
-            return HostedObservation(f"the application {self.application} runs it no more", belongs=False)
+            return HostedObservation(f"the application {self.application} no longer runs the stream", belongs=False)
         if not open_launcher(self.application).observe().process.is_alive:
-            # Another host may remember what the stream was there long ago, and knows nothing of it now.
+            # Another host may have an old state of the stream, which is no longer valid.
             return HostedObservation(f"the application {self.application} does not run on this host")
         observation = open_launcher(self.stream).observe()
         last = observation.exits[-1] if observation.exits and not observation.process.is_alive else None
-        ended = _ending(last) if last else ""
-        given_up = standing_given_up(self.stream, observation)
-        held = "; given up: when that is fixed, clear this task" if given_up else ""
+        ended = _ending_text(last) if last else ""
+        given_up = active_given_up(self.stream, observation)
+        held = "; given up: fix the cause, then clear this task" if given_up else ""
         said = f"{observation.process}{ended}{held}"
         declared = next(spec.fingerprint() for spec in application.streams if spec.name == self.stream)
-        # Whether it is paused is read only where no writer runs.
+        # The pause is read only if no writer runs.
         desired = Desired(generation=observation.launch.generation if observation.launch else 0)
         observed = Observed(observation, Declared(declared), desired, read_notes(run_folder(self.stream)))
         now_ms = clock.now_ms()
@@ -173,7 +173,7 @@ class HostedStreamTrigger(FollowingTrigger):
         """Describe the pause of a stream, and how to resume it; empty if it is not paused."""
         if observation.is_alive or not observation.belongs or (desired := self._desired().read()).mode != "paused":
             return ""
-        return f"; paused by {desired.by}: {desired.reason}; `frazil resume {self.stream}` starts it"
+        return f"; paused by {desired.by}: {desired.reason}; start it with `frazil resume {self.stream}`"
 
     def _announce(self, given_up: GivenUp) -> None:
         """Record that this try fails because the application gave up, for the try after a *Clear*."""
@@ -191,7 +191,7 @@ class HostedStreamTrigger(FollowingTrigger):
     def _pause(self) -> None:
         desired = self._desired()
         if desired.read().mode != "paused":
-            desired.pause(by=BY, reason=self._marked())
+            desired.pause(by=BY, reason=self._mark_reason())
 
     def _restart(self) -> None:
         """Restart the stream. Undoes a pause that was made in Airflow, and no other pause."""
@@ -200,10 +200,10 @@ class HostedStreamTrigger(FollowingTrigger):
         if now.mode == "paused" and now.by != BY:
             self.log.info("%s stays paused, by %s: %s", self.stream, now.by, now.reason)
             return
-        with suppress(DesiredMoved):  # what a person did meanwhile counts
+        with suppress(DesiredMoved):  # a later action of a user takes precedence
             desired.restart(by=BY, reason=f"the task of run {self._run_id()} was cleared", after=now.generation)
 
-    def _marked(self) -> str:
+    def _mark_reason(self) -> str:
         return f"the task of run {self._run_id()} was marked"
 
     def _run_id(self) -> str:
@@ -219,14 +219,14 @@ class HostedStreamTrigger(FollowingTrigger):
 
 def _progress(observation: Observation) -> str:
     return (
-        progress(observation.heartbeat, observation.launch, now_ms=clock.now_ms())
+        describe_progress(observation.heartbeat, observation.launch, now_ms=clock.now_ms())
         if observation.launch
         else str(observation.process)
     )
 
 
-def _ending(last: ExitRecord) -> str:
+def _ending_text(last: ExitRecord) -> str:
     """Describe the end of the stream's last writer, to follow the word "ended"."""
     if last.code is None:
-        return f": {last.error or 'it was killed with its application, or its host went down'}"
-    return f" with exit code {last.code}: {last.error or 'as it was asked to'}"
+        return f": {last.error or 'killed with its application, or its host went down'}"
+    return f" with exit code {last.code}: {last.error or 'on request'}"

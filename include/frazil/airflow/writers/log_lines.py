@@ -1,4 +1,4 @@
-"""Selects the lines of a writer's log that are copied into its task's log. The whole log is in writer.log.
+"""Selects the lines of a writer's log that are copied to its task's log. The complete log is in writer.log.
 
 A deferred task may run for weeks, and Airflow never rotates a task's log, so the lines per hour are limited. Lines that
 differ only in their numbers, such as the two lines of each batch, have the same shape. The first lines of a shape are
@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-WARNINGS_AN_HOUR, OTHERS_AN_HOUR = 200, 30
-"""Maximum of copied lines per hour: the first lines of the hour, so that a start is shown in full."""
+MAX_WARNINGS_PER_HOUR, MAX_OTHERS_PER_HOUR = 200, 30
+"""Maximum number of copied lines per hour: the first lines, so that a start is shown completely."""
 ALIKE_WARNINGS, ALIKE_OTHERS = 10, 1
-"""Maximum of copied lines of one shape before the hourly line."""
+"""Maximum number of copied lines of one shape before the hourly line."""
 HOUR_S = 3_600.0
 _NUMBERS = re.compile(r"\d[\d.,:]*")
 
@@ -26,7 +26,7 @@ def shape(line: str) -> str:
 
 
 @dataclass(slots=True)
-class Alike:
+class ShapeCount:
     """The lines of one shape."""
 
     level: int
@@ -43,7 +43,7 @@ class WriterLines:
 
     _logged_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
     """Times of copied warnings (True), and of other copied lines (False)."""
-    _alike: dict[str, Alike] = field(default_factory=dict)
+    _alike: dict[str, ShapeCount] = field(default_factory=dict)
     """Shapes of the last hour; bounded by the limit of lines per hour."""
     _left_out: int = 0
     """Number of warnings omitted because of the limit per hour."""
@@ -52,7 +52,7 @@ class WriterLines:
         """Start with a new writer: its lines count as new, even if the previous writer logged similar lines."""
         self._alike.clear()
 
-    def worth_reporting(self, lines: Iterable[tuple[int, str]], *, now_s: float) -> Iterator[tuple[int, str]]:
+    def lines_to_copy(self, lines: Iterable[tuple[int, str]], *, now_s: float) -> Iterator[tuple[int, str]]:
         """Yield the lines to copy, each with its level. Lines that count omitted lines come first."""
         yield from self._after_an_hour(now_s)
         for level, line in lines:
@@ -63,15 +63,15 @@ class WriterLines:
                 continue
             logged_s = [at_s for at_s in self._logged_s[warns] if now_s - at_s < HOUR_S]
             self._logged_s[warns] = logged_s
-            if len(logged_s) >= (WARNINGS_AN_HOUR if warns else OTHERS_AN_HOUR):
+            if len(logged_s) >= (MAX_WARNINGS_PER_HOUR if warns else MAX_OTHERS_PER_HOUR):
                 self._left_out += warns
                 continue
             if warns and self._left_out:
-                said = f"{self._left_out} warnings of the writer are not shown here; writer.log has them"
+                said = f"{self._left_out} warnings of the writer are omitted; writer.log has them"
                 yield logging.WARNING, said
                 self._left_out = 0
             logged_s.append(now_s)
-            alike = self._alike.setdefault(kind, Alike(level, now_s))
+            alike = self._alike.setdefault(kind, ShapeCount(level, now_s))
             alike.logged += 1
             yield level, line
 
@@ -84,6 +84,6 @@ class WriterLines:
                 continue
             yield (
                 alike.level,
-                f"{alike.newest} (of {alike.left_out} such lines since the last one here; writer.log has all)",
+                f"{alike.newest} (the last of {alike.left_out} such lines; writer.log has all)",
             )
             alike.since_s, alike.left_out = now_s, 0

@@ -1,4 +1,4 @@
-"""The task that represents a writer: it defers at once, and fails only when an operator must act."""
+"""The task that represents a writer. It defers immediately, and fails only if an operator must act."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class WriterOperator(BaseOperator):
 
         instance = context["ti"]
         write_claim(self.stream, Claim(instance.run_id, instance.try_number))
-        self.log.info("The triggerer supervises the writer of %s from here on.", self.stream)
+        self.log.info("The triggerer now supervises the writer of %s.", self.stream)
         trigger = WriterTrigger(
             stream=self.stream,
             streams=self.streams,

@@ -1,4 +1,4 @@
-"""Infers a user's action in Airflow on a deferred task from the task's state now."""
+"""Determines what a user did to a deferred task, from the task's current state in Airflow."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class TaskAction(StrEnum):
     """A user deleted the run: the writer stops, and the stream's desired state does not change."""
     TAKEN_OVER = "taken over by another triggerer"
     """No action by a user: Airflow also kills a trigger when it moves it to another triggerer."""
-    UNKNOWN = "changed in a way that cannot be looked up"
+    UNKNOWN = "changed in an unknown way"
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredTask:
-    """A task's try number when its trigger began, and the task's state now."""
+    """A task's try number when its trigger started, and the task's current state."""
 
     try_number: int
     state_now: str | None
@@ -60,7 +60,7 @@ def task_action_of(task: DeferredTask) -> TaskAction:
         return TaskAction.MARKED
     if task.state_now != TaskInstanceState.DEFERRED:
         return TaskAction.CLEARED
-    # Deferred again already, as another try: it was cleared, and quickly.
+    # Already deferred again as another try, so a user cleared it.
     return TaskAction.CLEARED if (task.try_number_now or 0) > task.try_number else TaskAction.TAKEN_OVER
 
 
@@ -80,12 +80,12 @@ async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try
     return DeferredTask(try_number, tasks.get(task_id), task_id in tasks, number)
 
 
-def follow(action: TaskAction, supervisor: Supervisor, *, run_id: str) -> Step:
+def apply_action(action: TaskAction, supervisor: Supervisor, *, run_id: str) -> Step:
     """Apply a user's action on the task to the writer. Return the supervisor's step."""
     if action is TaskAction.MARKED:
-        return supervisor.user_stopped(by=BY, reason=f"the run {run_id} was marked failed or success")
+        return supervisor.pause_for_user(by=BY, reason=f"the run {run_id} was marked failed or success")
     if action is TaskAction.CLEARED:
-        return supervisor.user_cleared(by=BY, reason=f"the run {run_id} was cleared")
+        return supervisor.clear_for_user(by=BY, reason=f"the run {run_id} was cleared")
     if action is not TaskAction.TAKEN_OVER:
         supervisor.stop(f"{BY}: the run {run_id} was {action}")
     return supervisor.preview()

@@ -1,4 +1,4 @@
-"""The trigger that supervises a writer from the triggerer, and logs its decisions to the task."""
+"""The trigger that supervises a writer and logs the supervisor's decisions to the task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frazil import clock
 from frazil.airflow.deferral import SETTLED_SECONDS
 from frazil.airflow.shown_state import ShownState
 from frazil.airflow.writers.log_lines import WriterLines, shape
-from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, fetch_task, follow, task_action_of
+from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, apply_action, fetch_task, task_action_of
 from frazil.errors import SpecError
 from frazil.supervise.decision import WriterAction
 from frazil.timetext import utc
@@ -46,13 +46,13 @@ KILL_SECONDS = 28.0
 THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
 """Separate from the event loop's few threads, where one catalog that does not respond would delay every writer."""
 
-FOLLOWING: set[asyncio.Task[None]] = set()
-"""Unfinished work of killed triggers. The event loop keeps only weak references to its tasks."""
+RUNNING_ACTIONS: set[asyncio.Task[None]] = set()
+"""References to unfinished work of killed triggers, because the event loop keeps only weak references."""
 
 T = TypeVar("T")
 
 
-class FollowingTrigger(BaseTrigger):
+class UserActionTrigger(BaseTrigger):
     """A trigger that applies a user's action on its task to the stream.
 
     When a user acts on the task, Airflow kills the trigger.
@@ -66,9 +66,9 @@ class FollowingTrigger(BaseTrigger):
         Airflow 3.3 cancels a trigger again each second until the trigger has ended, also during this call. The work
         continues.
         """
-        work = asyncio.create_task(self._follow_user())
-        FOLLOWING.add(work)
-        work.add_done_callback(FOLLOWING.discard)
+        work = asyncio.create_task(self._apply_user_action())
+        RUNNING_ACTIONS.add(work)
+        work.add_done_callback(RUNNING_ACTIONS.discard)
         ends_at_s = time.monotonic() + KILL_SECONDS
         while not work.done() and time.monotonic() < ends_at_s:
             with suppress(asyncio.CancelledError):
@@ -76,7 +76,7 @@ class FollowingTrigger(BaseTrigger):
         if work.done():
             work.result()
 
-    async def _follow_user(self) -> None:
+    async def _apply_user_action(self) -> None:
         """Apply the user's action, which `_task_action` returns."""
         raise NotImplementedError
 
@@ -85,11 +85,11 @@ class FollowingTrigger(BaseTrigger):
         try:
             action = task_action_of(await asyncio.wait_for(self._fetch_task(), FETCH_SECONDS))
         except Exception:
-            self.log.warning("The state of the task cannot be looked up.", exc_info=True)
+            self.log.warning("Cannot read the task's state from Airflow.", exc_info=True)
             return TaskAction.UNKNOWN
         if action is TaskAction.TAKEN_OVER:
             await asyncio.sleep(CLAIM_SECONDS)
-            with suppress(Exception):  # then the first answer holds, after which the writer goes on
+            with suppress(Exception):  # then the first result is used, and the writer continues
                 action = task_action_of(await asyncio.wait_for(self._fetch_task(), CLAIM_SECONDS))
         return action
 
@@ -105,13 +105,13 @@ class FollowingTrigger(BaseTrigger):
             try_number=instance.try_number,
         )
 
-    async def _ask_ahead(self) -> None:
+    async def _preload(self) -> None:
         """Read the task's state once, so that Airflow's modules are imported before a kill leaves no time for that."""
         with suppress(Exception):
             await self._fetch_task()
 
 
-class WriterTrigger(FollowingTrigger):
+class WriterTrigger(UserActionTrigger):
     """Steps the supervisor of one writer every few seconds.
 
     The trigger has no state and no secret: a restarted triggerer creates it again from the same arguments, and it finds
@@ -134,9 +134,9 @@ class WriterTrigger(FollowingTrigger):
         self.stream, self.streams, self.application = stream, streams, application
         self.poll_seconds = poll_seconds
         self._supervisor: Supervisor | None = None
-        self._asking_ahead: asyncio.Task[None] | None = None
-        self._said: tuple[object, ...] = ()
-        self._said_at_s, self._said_since_ms = 0.0, 0
+        self._preloading: asyncio.Task[None] | None = None
+        self._last_logged: tuple[object, ...] = ()
+        self._logged_at_s, self._unchanged_since_ms = 0.0, 0
         self._shown = ShownState(self.log.info)
         self._stall: Stall | None = None
         self._lines = WriterLines()
@@ -157,7 +157,7 @@ class WriterTrigger(FollowingTrigger):
         """Step, report and wait in a loop, until the task must end."""
         await in_thread(self._begin)
         supervisor = await self._make_supervisor()
-        self._asking_ahead = asyncio.create_task(self._ask_ahead())
+        self._preloading = asyncio.create_task(self._preload())
         settled_at_s = time.monotonic() + SETTLED_SECONDS
         while True:
             step = await in_thread(supervisor.step)
@@ -179,14 +179,14 @@ class WriterTrigger(FollowingTrigger):
                     return
             await asyncio.sleep(self.poll_seconds)
 
-    async def _follow_user(self) -> None:
+    async def _apply_user_action(self) -> None:
         action = await self._task_action()
-        self.log.info("In Airflow the task was %s.", action)
+        self.log.info("The task was %s in Airflow.", action)
         if action is TaskAction.TAKEN_OVER:
             return
         supervisor = await self._make_supervisor()
         run_id = self.task_instance.run_id if self.task_instance else "unknown"
-        step = await in_thread(partial(follow, action, supervisor, run_id=run_id))
+        step = await in_thread(partial(apply_action, action, supervisor, run_id=run_id))
         self._log_step(step)
         if action is TaskAction.MARKED:  # the state of a task that was cleared is its next try's
             self._show(step)
@@ -229,7 +229,7 @@ class WriterTrigger(FollowingTrigger):
                 table_fingerprint=step.observed.table_fingerprint,
             )
         except OSError as error:  # the run fails nevertheless, and the next one perhaps for the same reason
-            self.log.warning("%s: cannot record that its writer was given up on: %s", self.stream, error)
+            self.log.warning("%s: cannot record that the supervisor gave up: %s", self.stream, error)
 
     async def _make_supervisor(self) -> Supervisor:
         """Create the supervisor in a thread, because importing PyIceberg takes a second."""
@@ -255,23 +255,23 @@ class WriterTrigger(FollowingTrigger):
 
         Log the decision if it changed, or was last logged an hour ago.
         """
-        from frazil.host.writer_log import leveled  # noqa: PLC0415 - as above
+        from frazil.host.writer_log import with_levels  # noqa: PLC0415 - as above
 
-        for level, line in self._lines.worth_reporting(leveled(step.writer_log), now_s=time.monotonic()):
+        for level, line in self._lines.lines_to_copy(with_levels(step.writer_log), now_s=time.monotonic()):
             self.log.log(level, "writer | %s", line)
         self._report_stall(step.observed.stall)
         decision = step.decision
         if decision.action is WriterAction.START:
             self._lines.begin()
         said, now_s, now_ms = self._stable_parts(step), time.monotonic(), clock.now_ms()
-        if said == self._said and now_s - self._said_at_s < PROGRESS_SECONDS:
+        if said == self._last_logged and now_s - self._logged_at_s < PROGRESS_SECONDS:
             return
-        since = f", as since {utc(self._said_since_ms)}" if said == self._said else ""
-        self._said_since_ms = self._said_since_ms if since else now_ms
-        self._said, self._said_at_s = said, now_s
+        since = f", unchanged since {utc(self._unchanged_since_ms)}" if said == self._last_logged else ""
+        self._unchanged_since_ms = self._unchanged_since_ms if since else now_ms
+        self._last_logged, self._logged_at_s = said, now_s
         self.log.info("%s: %s (%s)%s: %s", self.stream, decision.action, decision.cause, since, decision.reason)
         if step.problem:
-            self.log.error("%s: that failed, and is tried again: %s", self.stream, step.problem)
+            self.log.error("%s: the action failed and will be retried: %s", self.stream, step.problem)
 
     @staticmethod
     def _stable_parts(step: Step) -> tuple[object, ...]:

@@ -50,7 +50,7 @@ function numbers(view) {
     { class: "numbers" },
     number("Fresh", fresh, `${duration(line.promise_ms)} promised`),
     number("Waiting in Kafka", count(line.lag), line.lag === null ? "unknown" : "records"),
-    number("Records", rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its home table" : "the table"}`),
+    number("Records", rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its default table" : "the table"}`),
     line.has_windows && number("Complete to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
     number("Dead letters", count(line.rejected_last_day), left(view)),
     line.health && number(view.routes ? "Its tables" : "Table", [shape(line.health.level), line.health.word], line.health.what.join(", ") || "as measured last"),
@@ -86,7 +86,7 @@ function charts(view) {
     { points: perSecond, title: "Records a second, by commit", bars: true, say: rate },
     { points: behind, title: "Watermark behind the clock", say: duration },
     { points: apart, title: "Time between commits", say: duration, limit: view.line.promise_ms },
-    { points: size, title: `Bytes of each commit${view.routes ? " to its home table" : ""}`, bars: true, say: bytes },
+    { points: size, title: `Bytes of each commit${view.routes ? " to its default table" : ""}`, bars: true, say: bytes },
   ];
   const known = ({ points }) => view.commits.length < 3 || points.some(({ value }) => value !== null);
   return h("section", { class: "charts" }, timelines(pictures.filter(known), view.at_ms));
@@ -208,7 +208,7 @@ function facts(view) {
   const said = {
     Topics: () => view.topics.map(({ name, address }, i) => [i ? ", " : "", address ? h("a", { ...linkOut(address), "data-key": `topic-${name}` }, name) : name]),
     Table: toTable,
-    "Home table": toTable,
+    "Default table": toTable,
     "Dead letters": toTable,
   };
   const topics = view.topics.length > 0;

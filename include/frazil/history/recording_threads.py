@@ -1,4 +1,4 @@
-"""Threads that write histories, one thread per storage, so that a storage that hangs does not block the others."""
+"""Writes recordings in threads, one thread per storage, so that a storage that hangs does not block the others."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from typing import Protocol
 from frazil import clock
 
 POLL_INTERVAL_S = 1.0
-END_S = 3.0
-"""Maximum of seconds that the end of a writer waits until the last minute of its history is written."""
+END_TIMEOUT_S = 3.0
+"""Seconds that an ending writer waits at most until the last minute of its history is written."""
 
 
 class Recording(Protocol):
+    """Data to be stored or sent at intervals, such as a history or lineage events."""
+
     def is_due(self, now_ms: int) -> bool: ...
 
     def write(self, now_ms: int) -> None:
-        """Write the recording. Never raises."""
+        """Store or send the recording. Never raises."""
 
 
-class Scribes:
-    """Writes the histories of one process's streams, in one thread per storage. Thread-safe."""
+class RecordingThreads:
+    """Writes the recordings of one process's streams, in one thread per storage. Thread-safe."""
 
     def __init__(self, *, clock_ms: Callable[[], int] = clock.now_ms, poll_interval_s: float = POLL_INTERVAL_S) -> None:
         self._clock_ms, self._poll_interval_s = clock_ms, poll_interval_s
-        self._scribes: dict[str, _Scribe] = {}
+        self._threads: dict[str, _RecordingThread] = {}
         self._lock = threading.Lock()
 
     def add(self, recording: Recording, *, storage: str) -> None:
-        """Write a recording from now on, whenever it is due."""
+        """Start to write a recording whenever it is due."""
         with self._lock:
-            scribe = self._scribes.get(storage)
-            if scribe is None or not scribe.add(recording):
-                self._scribes[storage] = scribe = _Scribe(self._clock_ms, self._poll_interval_s)
-                scribe.add(recording)
+            thread = self._threads.get(storage)
+            if thread is None or not thread.add(recording):
+                self._threads[storage] = thread = _RecordingThread(self._clock_ms, self._poll_interval_s)
+                thread.add(recording)
 
-    def remove(self, recording: Recording, *, wait_s: float = END_S) -> None:
+    def remove(self, recording: Recording, *, wait_s: float = END_TIMEOUT_S) -> None:
         """Write a recording for the last time. Return when that is done, or after the timeout."""
         with self._lock:
-            scribes = list(self._scribes.values())
-        for scribe in scribes:
-            scribe.remove(recording, wait_s=wait_s)
+            recording_threads = list(self._threads.values())
+        for thread in recording_threads:
+            thread.remove(recording, wait_s=wait_s)
 
 
-class _Scribe:
-    """A thread that writes recordings, and ends once it has no recordings."""
+class _RecordingThread:
+    """A thread that writes recordings, and ends when it has none left."""
 
     def __init__(self, clock_ms: Callable[[], int], poll_interval_s: float) -> None:
         self._clock_ms, self._poll_interval_s = clock_ms, poll_interval_s
@@ -85,13 +87,13 @@ class _Scribe:
                 if recording in leaving or recording.is_due(now_ms):
                     recording.write(now_ms)
                 if recording in leaving:
-                    self._left(recording, leaving[recording])
+                    self._finish(recording, leaving[recording])
             with self._lock:
                 if not self._recordings:
                     self._over = True
                     return
 
-    def _left(self, recording: Recording, done: threading.Event) -> None:
+    def _finish(self, recording: Recording, done: threading.Event) -> None:
         with self._lock:
             self._recordings.remove(recording)
             del self._leaving[recording]
