@@ -251,7 +251,7 @@ def test_a_window_that_a_gate_holds_is_released_with_a_reason(open_page: Open, s
     held = page.locator(".calendar .cell.held").get_attribute("aria-label") or ""
     assert held.startswith(f"{window.input_value()}: ")
     why.fill("the carrier is known to be wrong")
-    for typed, said in (("2099-01-01 00:00", "it is not complete yet"), ("2000-01-01 00:00", "it is history")):
+    for typed, said in (("2099-01-01 00:00", "it is not complete yet"), ("2000-01-01 00:00", "it is never signalled")):
         window.fill(typed)
         expect(dialog.get_by_text(f"Window: no gate holds {typed}: {said}")).to_be_visible()
         expect(dialog.locator("button.go")).to_be_disabled()

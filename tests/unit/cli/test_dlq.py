@@ -214,7 +214,7 @@ def test_dead_letters_of_a_former_topic_are_named_where_they_are_listed(
     assert "In a replay" not in call(folder, "list", "made")
     made.topic_id = "topic-2"
     made.reset({0: 0})
-    said = "In a replay, 1 dead letter of stream made is left out: the topic was recreated"
+    said = "In a replay, 1 dead letter of stream made is left out: the topic has been recreated"
     assert said in call(folder, "list", "made")
     call(folder, "replay", "made", "--yes")
 

@@ -326,7 +326,7 @@ def test_a_replay_that_a_user_abandons_ends_with_that_and_its_run_begins_none_ag
         patch.setattr(replaying, "stage", abandoned)
         with pytest.raises(BackfillAbandoned, match="ada abandoned the replay of dead letters"):
             replay(open_stream(live.spec), Selection(), run="dag/first")
-    with pytest.raises(BackfillAbandoned, match="what run dag/first had begun"):
+    with pytest.raises(BackfillAbandoned, match="the backfill that run dag/first had begun"):
         replay(open_stream(live.spec), Selection(), run="dag/first")
     assert dead_letters(live).keys() == set(range(LETTERS))
     assert [d.landed for d in replay(open_stream(live.spec), Selection(), run="dag/second")] == [len(GOOD)]
@@ -403,7 +403,7 @@ def check_none_is_discarded_and_replayed(spec: StreamSpec, discarded: Selection)
         discard_once_copied(patch, spec, discarded)
         with pytest.raises(Killed):
             replay(open_stream(spec), Selection())
-    with pytest.raises(WriterBusy, match=r"are being replayed \(all\): none was discarded"):
+    with pytest.raises(WriterBusy, match=r"are being replayed \(all\), so none was discarded"):
         discard(open_stream(spec), Selection(), MARK)
     (finished,) = replay(open_stream(spec), Selection(reasons=("Other",)))
     assert finished.interrupted

@@ -361,7 +361,7 @@ def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop
         replay(open_stream(made.spec), Selection())
     made.follow()
     load_catalog(None).drop_table(ORDERS)
-    with pytest.raises(RouteBehind, match=r"table shop.orders is not there"):
+    with pytest.raises(RouteBehind, match=r"table shop.orders does not exist"):
         replay(open_stream(made.spec), Selection())
     assert (made.dead_letters(), read_backfill(made.tables.main.refresh().properties, "shop")) == (len(KINDS), None)
 
