@@ -58,9 +58,7 @@ def kept(home: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def airflow_process(
-    home: Path, airflow_database: Path, streams: Path, silent: Silent
-) -> Iterator[AirflowProcess]:
+def airflow_process(home: Path, airflow_database: Path, streams: Path, silent: Silent) -> Iterator[AirflowProcess]:
     process = AirflowProcess(
         home,
         database=airflow_database,
@@ -329,7 +327,7 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
         refused = post("action", action, version_token=stale)
         assert refused["status"] == 422
         assert refused["body"]["detail"].startswith(
-            f"{MOVED}: another user paused, resumed or restarted it. Look again"
+            f"{MOVED}: another user paused, resumed or restarted it. Check the new plan, then confirm it"
         )
     assert post("action", "resume")["body"]["detail"].startswith("Nothing was changed in ticks")
     line = eventually(
@@ -426,7 +424,7 @@ def test_the_audit_log_has_what_was_refused_and_of_a_form_its_fields_alone(ask: 
 
     assert post("VIEWER", {"reason": "mine"}) == 403
     owner, entry = last("frazil_reset")
-    assert (owner, entry["subject"], entry["outcome"][:48]) == (
+    assert (owner, entry["subject"], entry["outcome"][:49]) == (
         "viewer",
         "ticks",
         "refused: Airflow does not permit this action: you",
@@ -434,7 +432,7 @@ def test_the_audit_log_has_what_was_refused_and_of_a_form_its_fields_alone(ask: 
     assert post("ADMIN", {}, {**OURS, "Sec-Fetch-Site": "cross-site"}) == 403
     assert last("frazil_reset") == (
         "admin",
-        {"outcome": "refused: refused: another site sent it", "subject": "ticks"},
+        {"outcome": "refused: refused: another site sent the request", "subject": "ticks"},
     )
     assert post("OP", {"padding": "a" * 3_000_000}) == 413
     assert last("frazil_reset")[1]["outcome"].startswith("refused: the form has more than 65,536 bytes")
@@ -481,7 +479,7 @@ EMPTY = {"from-time": "", "to-time": "", "dry-run": True}
 FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     ("backfill", EMPTY, "Enter a start or an end"),
     ("backfill", {"from-time": "2026-11-24T16"}, "From: add the time zone"),
-    ("backfill", {"from-time": "0001-01-01T00:00:00+23:59"}, "From: '0001-01-01T00:00:00+23:59' is no time"),
+    ("backfill", {"from-time": "0001-01-01T00:00:00+23:59"}, "From: '0001-01-01T00:00:00+23:59' is not a time"),
     ("backfill", {"to-time": "yesterday"}, "To, and before: 'yesterday' is not a time. Enter it as 2013-12-30 00:00Z"),
     (
         "backfill",
@@ -491,7 +489,7 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     (
         "backfill",
         {"from-time": "2020-01-02T00:00:01Z"},
-        "From (2020-01-02 00:00:01Z) lies in the future",
+        "From (2020-01-02 00:00:01Z) is in the future",
     ),
     ("backfill", {"from-time": "2020-01-01T00:00:00Z", "to-time": "2031-01-01T00:00:00Z"}, None),
     ("reset", {"to": "timestamp", "at": ""}, "That time: enter a time, such as"),
