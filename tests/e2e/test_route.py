@@ -237,7 +237,8 @@ def test_columns_are_renamed_and_dropped_in_all_tables(stream: Any, frazil: Call
         done = frazil("evolve", "events", "--rename", "size=weight", "--rename", "id=number", "--drop", "left", "--yes")
         assert done.returncode == 0, done.stderr
         send((2, "a"), (3, "b"), (4, "c"))
-        eventually(lambda: "test.of_c" in tables() and len(values("test.of_c")) == 1, within_s=60)
+        # The table is created as declared; its columns are renamed before it gets a row.
+        eventually(lambda: "test.of_c" in tables() and load_catalog(None).load_table("test.of_c").scan().count() == 1)
     if edited:
         path.write_text(path.read_text().replace("size: int, left: int", "weight: int").replace("{id:", "{number:"))
     send((5, "a"), (6, "d"))
