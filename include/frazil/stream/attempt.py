@@ -1,10 +1,10 @@
-"""Lets a task attempt notice that its result is no longer needed.
+"""Lets a task attempt notice that Spark no longer needs its result.
 
 Spark does not inform a Python worker when it abandons the worker's task, for example because a speculative copy was
-faster. The worker would read on, and leave files that no journal names. But the executor closes its connection to the
-worker; and if the executor itself ends, the workers' daemon sends SIGHUP.
+faster. The worker would continue to read, and leave files that no journal names. But the executor closes its connection
+to the worker. If the executor itself ends, the daemon that forked the workers sends SIGHUP.
 
-This module imports little, for the daemon's sake: see `frazil.stream.worker_daemon`.
+This module imports little, because that daemon imports it: see `frazil.stream.worker_daemon`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _connection: int | None = None
 
 
 class Abandoned(BaseException):
-    """Ends an abandoned attempt at any point; the attempt's files are then removed. Not an error of the task."""
+    """Ends an abandoned task attempt at any point, so that the attempt's files are removed.
+
+    Spark does not count it as an error of the task.
+    """
 
 
 def check_wanted() -> None:
@@ -40,7 +43,10 @@ def _is_closed(connection: int) -> bool:
 
 
 def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
-    """Wrap the main function of Spark's worker, which receives the connection as an input and an output file."""
+    """Wrap the main function of Spark's Python worker, so that an abandoned task attempt ends.
+
+    The main function receives the connection to the executor as an input and an output file.
+    """
 
     def run(infile: Any, outfile: Any) -> object:
         global _connection  # noqa: PLW0603 - a worker has one
@@ -58,7 +64,7 @@ def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
 
 
 def _discard_rest(outfile: Any) -> None:
-    """Redirect unsent output to the null device.
+    """Redirect output that was not sent to the executor to the null device.
 
     Otherwise Spark's daemon logs a page of traces when it cannot send the output.
     """

@@ -1,7 +1,7 @@
-"""One batch: stage, journal, commit. The engine runs the staging tasks.
+"""Runs one batch: stage, journal, commit. The engine runs the staging tasks.
 
-The module is longer than others because its steps share the epoch's state: the marker, the last batch, the published
-notices. Pure functions elsewhere make the decisions.
+The module is longer than others because its steps share the epoch's state: the marker, the last batch and the published
+notices. Pure functions in other modules make the decisions.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ MAX_RESTAGES = 10
 MAX_IGNORED_FIELDS = 100
 """Maximum number of ignored fields named per epoch. Records may have any number of ignored fields."""
 RECENT_BATCHES = 4
-"""Number of commit records that a new writer reads to learn how many bytes batches write to each table partition.
+"""Number of commit records that a new writer reads to learn how many bytes a batch writes to each table partition.
 
-A commit record may take megabytes.
+The number is small because a commit record may take megabytes.
 """
 
 
@@ -93,31 +93,31 @@ class BatchRunner:
     run_folder: Path
     progress: ProgressFolder
     wait: Callable[[float], object] = time.sleep
-    """Waits for a number of seconds. Returns early, with a true value, if the writer is asked to end."""
+    """Waits for a number of seconds. Returns a true value early if the writer is asked to end."""
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Rejected records before these offsets do not open the circuit breaker."""
+    """Rejected records before these offsets do not open the circuit breaker, because an operator accepted them."""
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
     """Notices that were already published."""
     unknown: SchemaDrift = NO_DRIFT
-    """The records of this epoch that have no field of any column."""
+    """Records of this epoch that have no field of any column: their number, and names of their fields."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
-    """Ignored fields that were already reported, each with its table first."""
+    """Ignored fields that were already reported. Each is the table's name, followed by the field's path."""
     recent: Recent | None = None
-    """Averages of what recent batches wrote to each table partition; None until a batch of this epoch needs them."""
+    """Average bytes that recent batches wrote to each table partition; None until a batch of this epoch needs them."""
     distribution: Distribution | None = None
     """The shuffle decision for the last batch."""
     landed: Journal | None = None
-    """The last batch that this runner committed."""
+    """The journal of the last batch that this runner committed; None before the first commit."""
     route: StreamRoute | None = None
     """The stream's route; None if the stream never had a route."""
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
-        """Stage, journal and commit one batch of `tasks` tasks that ends at `end`. Raises the errors that end the
+        """Stage, journal and commit one batch that ends at `end` and has `tasks` tasks. Raises the errors that end the
         epoch.
 
-        An empty commit has no tasks: it stages nothing, and commits its position.
+        An empty commit has no tasks: it stages nothing, and only commits `end` as the new position.
         """
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
@@ -154,7 +154,8 @@ class BatchRunner:
             self.route.report()
 
     def follow(self) -> None:
-        """Retry, between batches, routed tables that miss rows, and check whether another writer took over.
+        """Retry commits to routed tables that miss rows, and check whether another writer took over. Called between
+        batches.
 
         Raises RouteBehind and Fenced.
         """
@@ -163,9 +164,10 @@ class BatchRunner:
             self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """Sweep the last batch once more on a cluster, because an abandoned attempt may still write files for a while.
+        """Delete leftover files of the last batch again, if the stream runs on a cluster. An abandoned task attempt
+        there may still write files for a while.
 
-        Called with the next batch, and after the engine has ended.
+        Called after the next batch, and after the engine has ended.
         """
         if self.landed is not None and self.spec.resources.on_cluster:
             self._sweep(self.landed)
@@ -191,7 +193,9 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
 
     def _changes(self, journal: Journal) -> dict[str, int]:
-        """Sum the counts of a batch's merges over all tables that have committed the batch, and what was dropped."""
+        """Return the batch's counts of inserted, updated, deleted and dropped rows, summed over all tables that have
+        committed the batch.
+        """
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merged(self.tables.main.current(), self.marker))
@@ -204,7 +208,10 @@ class BatchRunner:
         return dict(total)
 
     def _report_unknown(self, answers: Sequence[TaskAnswer]) -> None:
-        """Report how many records of this epoch have no field of any column."""
+        """Publish a notice if more records of this epoch have no field of any column.
+
+        It replaces the previous notice.
+        """
         found = (drift for answer in answers for drift in answer.result.drift.values())
         drift = joined_drift([self.unknown, *(SchemaDrift(unknown=d.unknown, names=d.names) for d in found)])
         if drift.unknown > self.unknown.unknown:
@@ -241,7 +248,10 @@ class BatchRunner:
         return time.monotonic() - committing
 
     def _check_not_replaced(self, error: Exception) -> None:
-        """Raise `Fenced` instead of `error` if another writer took over and swept the files staged here."""
+        """Raise `Fenced` from `error` if another writer took over and deleted the files staged here.
+
+        Otherwise return.
+        """
         if isinstance(error, FrazilError):
             return
         try:
@@ -255,8 +265,9 @@ class BatchRunner:
             raise fenced from error
 
     def _give_back(self, key: BatchKey) -> None:
-        """Delete the files that a fenced writer staged and no writer will commit. The next start decides about other
-        files.
+        """Delete the files that this fenced writer staged and that no writer will commit.
+
+        The next start handles all other files.
         """
         try:
             delete_fenced_batch(self.tables, key)
@@ -266,7 +277,7 @@ class BatchRunner:
     def _staged(
         self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
     ) -> tuple[tuple[TaskAnswer, ...], Journal]:
-        """Call `staged`, and retry while a catalog or a storage fails, or its credentials have expired.
+        """Call `staged`, and retry while a catalog or storage is unavailable or its credentials have expired.
 
         Every attempt loads the tables, and so gets fresh credentials.
         """
@@ -290,10 +301,11 @@ class BatchRunner:
     def staged(
         self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
     ) -> tuple[tuple[TaskAnswer, ...], Journal]:
-        """Return the tasks' answers and the batch's journal.
+        """Stage the batch, and return the tasks' answers and the batch's journal.
 
-        Stages again if the table evolves, or if values need new tables. Schema drift that remains after the last
-        attempt is left to the next batch with such records.
+        Stages again if a table evolved, or if records need new tables, up to `MAX_RESTAGES` times. Schema drift that
+        remains after the last attempt is left to the next batch with such records. Raises StaleBatch if records still
+        need new tables.
         """
         context, answers = self._staged_once(stage, key, tasks=tasks)
         for _ in range(MAX_RESTAGES):
@@ -333,7 +345,10 @@ class BatchRunner:
             self.ignored |= {(table, *refusal.path) for refusal in new}
 
     def _evolved(self, context: StageContext, answers: Sequence[TaskAnswer]) -> bool:
-        """Whether a table evolved, by this writer or another, so that it can take more of the batch's records."""
+        """Evolve tables by the answers' schema drift.
+
+        Returns whether a table now accepts more of the batch's records, whichever writer evolved it.
+        """
         drift: dict[Target, list[SchemaDrift]] = {}
         for target, found in (item for answer in answers for item in answer.result.drift.items() if item[1].is_change):
             waits = self.route is not None and self.route.is_absent(target)
@@ -349,7 +364,7 @@ class BatchRunner:
         return grown
 
     def _grown(self, context: StageContext, target: Target, found: Evolved) -> bool:
-        """Report how a table evolved. Returns whether it has other columns than those with which rows were staged."""
+        """Report how a table evolved. Returns whether its columns differ from those with which the rows were staged."""
         handle = self.tables.handle(target)
         self._report_ignored(found.refused, handle.identifier)
         if found.changes:
@@ -379,7 +394,9 @@ class BatchRunner:
         return chosen.shuffle
 
     def _read_recent(self, spec_id: int) -> Recent:
-        """Return the averages of the last batches of earlier writers, from the batches' commit records."""
+        """Return the average bytes per table partition that earlier writers' last batches wrote, from their commit
+        records.
+        """
         recent = Recent(spec_id)
         newest = [*islice(self.tables.journals.records(newest_first=True), RECENT_BATCHES)]
         for journal in reversed(newest):
@@ -387,8 +404,9 @@ class BatchRunner:
         return recent
 
     def _sweep(self, journal: Journal) -> None:
-        """Delete the files that failed attempts of a committed batch left. The next start sweeps the remaining
-        files.
+        """Delete the files that failed task attempts of a committed batch left.
+
+        After an error here, the next start deletes them.
         """
         try:
             sweep_batch(self.tables, journal)
@@ -396,16 +414,16 @@ class BatchRunner:
             log.warning("files that failed tries of batch %s left are left to the next start: %r", journal.key, error)
 
     def _discard(self, key: BatchKey) -> None:
-        """Delete the files of a failed batch. The next start sweeps the remaining files."""
+        """Delete the files of a failed batch. After an error here, the next start deletes them."""
         try:
             discard_batch(self.tables, key)
         except Exception as error:
             log.info("files of the failed batch %s were left to the next start: %r", key, error)
 
     def _clear_progress(self) -> None:
-        """Restart the progress count for the batch's next attempt.
+        """Restart the progress count at 0 for the batch's next attempt.
 
-        Otherwise the heartbeat would show no advance at first.
+        Otherwise the heartbeat would not change until the new count exceeds the old one.
         """
         self.progress = dataclasses.replace(self.progress, attempt=self.progress.attempt + 1)
         try:
@@ -431,9 +449,10 @@ class BatchRunner:
         )
 
     def _topic_ids(self) -> Mapping[str, str]:
-        """Return the ids of the topics that are read.
+        """Return the id of each topic that is read.
 
-        Fetches them for a topic pattern, because the marker has no topics that began to match the pattern later.
+        If the stream has a topic pattern, the ids are fetched from Kafka: the marker does not have topics that began to
+        match the pattern later.
         """
         known = self.marker.source
         if self.spec.source.topic_pattern is None:
@@ -445,7 +464,7 @@ class BatchRunner:
     def _journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
         """Build the batch's journal.
 
-        Fetches the topic ids again, to refuse a topic that was recreated during the read.
+        Fetches the topic ids again. Raises an error if a topic was recreated while it was read.
         """
         source = self.kafka.describe().identity
         read = SourceIdentity(self.marker.source.cluster_id, context.topic_ids)
@@ -473,7 +492,7 @@ class BatchRunner:
         )
 
     def _observe(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
-        """Record the measurements that the planner needs for the next batches.
+        """Record the batch's rates and the size of the table's metadata, which the planner needs for the next batches.
 
         A failure is only logged, because the batch is already committed.
         """
@@ -487,7 +506,7 @@ class BatchRunner:
             log.warning("the planner did not get the rates of batch %s: %r", journal.key, error)
 
     def _measure_metadata(self, commit_s: float) -> None:
-        """Set how far the planner stretches the commit interval, and emit the reason."""
+        """Set the factor by which the planner stretches the commit interval, and emit the reason."""
         measure = metadata_of(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
         before, now = self.throttle, throttle(self.throttle, measure, Bounds.for_stream(self.spec))
         self.throttle = now
@@ -499,18 +518,18 @@ class BatchRunner:
 
 
 def _merged(table: Table, marker: Marker) -> dict[str, int]:
-    """Return the counts of the merge in the marker's snapshot."""
+    """Return the merge counts in the summary of the marker's snapshot."""
     made = table.metadata.snapshot_by_id(marker.snapshot_id)
     return merge_counts(made.summary if made else None)
 
 
 def _values(answers: Sequence[TaskAnswer]) -> set[str]:
-    """Return the values of records that were left out because their tables do not exist."""
+    """Return the route values whose tables do not exist. Their records were left out of the staged files."""
     return {value for answer in answers for value in answer.result.values}
 
 
 def _summed(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:
-    """Sum the counts by key; returns None if a task did not count."""
+    """Sum the counts by key. Returns None if a task did not count."""
     total: Counter[int] = Counter()
     for count in counts:
         if count is None:

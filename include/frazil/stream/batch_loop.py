@@ -1,7 +1,7 @@
 """The loop of an epoch: poll the planner for the end of the next batch, run that batch, and repeat.
 
-Spark's streaming engine would have nothing to decide here: the table has the stream's position, and the planner decides
-where a batch ends. See docs/adr/0014-the-batch-loop-is-ours.md.
+Spark's streaming engine is not needed for this loop: the table has the stream's position, and the planner chooses where
+a batch ends. See docs/adr/0014-the-batch-loop-is-ours.md.
 """
 
 from __future__ import annotations
@@ -30,39 +30,40 @@ from frazil.stream.position import Position
 from frazil.stream.whole_transactions import whole_transactions
 
 UNTIL_CHECK_S = 0.1
-"""Interval (s) at which the loop checks whether it must end, while brokers are silent."""
+"""Interval (s) at which the loop checks whether it must stop, while the brokers do not respond."""
 
 
 @dataclass(slots=True)
 class BatchLoop:
-    """Runs the batches after the marker, one after the other. Used once."""
+    """Runs the batches of one epoch, one after the other, from the marker's position. Used once."""
 
     engine: Engine
     runner: BatchRunner
     drain: bool
-    """Whether all unread records are due at once."""
+    """Whether the planner starts batches at once while any record is unread, because the writer must catch up and end.
+    """
     planned: Callable[[PlannerReport | None], None]
     hosting: Hosting = field(default_factory=Hosting)
     commits: int = 0
     planner: BatchPlanner | None = field(default=None, init=False)
-    """Set when the loop runs."""
+    """The planner; None until `run` is called."""
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
-        """Run batches until `until` holds between two of them; raise the error that ends the epoch.
+        """Run batches until `until` returns True between two batches. Raises the error that ends the epoch.
 
-        `wait` takes seconds, and returns early if `until` may have changed.
+        `wait` takes seconds, and returns early if the result of `until` may have changed.
         """
         self.planner = planner = self._planner()
         position = planner.position
         interval_s = planning_interval_s(planner.settings.policy.interval_s, max_s=self.hosting.planned_s)
         try:
-            # Waits for Spark to start: until then the planner is not asked, and so is not silent.
+            # Waits for Spark to start. Until then the planner is not polled, so its silence is not a stall.
             self.engine.check()
             self.runner.emit(PhaseBegan(Phase.WAITING))
             while not until():
                 began = time.monotonic()
                 end = next_position(planner, until)
-                # A batch may take long, and a stop waits for no batch but the current one.
+                # A batch may take long, so a requested stop must not start another one.
                 if end is None or until():
                     return
                 if end != position:
@@ -84,7 +85,9 @@ class BatchLoop:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
     def is_left(self, tp: TopicPartition) -> bool:
-        """Whether the rest of a log stays unread: its topic was deleted, or a source transaction has not ended."""
+        """Whether the remaining records of a topic-partition will stay unread, because its topic was deleted or a
+        source transaction has not ended.
+        """
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
@@ -101,7 +104,7 @@ class BatchLoop:
         exchange = open_exchange(r.run_folder)
         _clear_earlier_versions(r)
         self.planned(None)
-        # An earlier writer may have left the interval stretched; this one judges the table itself.
+        # An earlier writer may have stretched the commit interval; this writer evaluates the table itself.
         write_rates(exchange, replace(read_rates(exchange), stretch=1.0))
         r.emit(ThrottleEvaluated(None, stretch=1.0, was_under_pressure=False))
         return BatchPlanner(
@@ -117,7 +120,7 @@ class BatchLoop:
         spec = self.runner.spec
         interval_s = spec.commit.interval / timedelta(seconds=1)
         polling_s = planning_interval_s(interval_s, max_s=self.hosting.planned_s)
-        # A source that is polled less often would be late by as much.
+        # Batches start earlier by the polling interval, because a record may wait that long before it is seen.
         early_s = polling_s if polling_s > POLL_S else 0.0
         return PlannerSettings(
             stream=spec.name,
@@ -133,16 +136,16 @@ class BatchLoop:
             ),
             idle_timeout_s=spec.watermark.idle_timeout / timedelta(seconds=1),
             exchange=str(self.runner.run_folder),
-            # Each question must find a new answer, although the loop is never exact.
+            # The loop's timing is not exact. A shorter interval makes sure that each iteration polls Kafka.
             poll_s=max(POLL_S, 0.8 * polling_s),
         )
 
 
 def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position | None:
-    """Return the planner's next position; None if `until` holds before the planner answers.
+    """Return the planner's next position; None if `until` returns True before the planner answers.
 
-    Polling silent brokers takes minutes, and a writer that is asked to stop must not wait for them. So the planner runs
-    in a thread that is not joined; the thread ends when the writer destroys the Kafka client.
+    Polling brokers that do not respond takes minutes, and a writer that was asked to stop must not wait for them. So
+    the planner runs in a thread that is not joined. The thread ends when the writer destroys the Kafka client.
     """
     answer: Future[Position] = Future()
     thread = threading.Thread(target=_answer, args=(planner, answer), name="planner", daemon=True)
@@ -179,16 +182,18 @@ def _answer(planner: BatchPlanner, answer: Future[Position]) -> None:
 
 
 def _clear_earlier_versions(runner: BatchRunner) -> None:
-    """Delete the files of earlier versions in the run folder: Spark's checkpoints and the planner's report."""
+    """Delete files that earlier versions of frazil left in the run folder: Spark's checkpoints and the planner's
+    report.
+    """
     for old in runner.run_folder.glob("checkpoint-*"):
         shutil.rmtree(old, ignore_errors=True)
     (runner.run_folder / "planner.json").unlink(missing_ok=True)
 
 
 def planning_interval_s(commit_interval_s: float, *, max_s: float = 1.0) -> float:
-    """Return the planner's polling interval in seconds: a small part of the commit interval, at most `max_s`.
+    """Return the planner's polling interval in seconds: a small part of the commit interval, and at most `max_s`.
 
-    Polling is the main cost of a quiet stream.
+    Polling is the main cost of a stream without new records.
     """
     part = 60 if max_s <= POLL_S else 12
     return min(max_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)

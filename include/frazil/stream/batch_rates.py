@@ -1,4 +1,4 @@
-"""Measures a committed batch, for planning the next batches."""
+"""Measures a committed batch. The planner uses the measurements to plan the next batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frazil.stream.throttle import Measure
 
 
 def write_rates_of(exchange: Exchange, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float) -> None:
-    """Update the planner's rates after a batch whose total duration was `batch_s`."""
+    """Update the planner's rates after a batch that took `batch_s` seconds in all."""
     task_s = [a.seconds for a in answers]
     rates = learned(
         read_rates(exchange),
@@ -33,9 +33,10 @@ def write_rates_of(exchange: Exchange, journal: Journal, answers: Sequence[TaskA
 
 
 def metadata_of(table: Table, *, commit_s: float, at_ms: int) -> Measure:
-    """Measure a table's metadata after a commit.
+    """Measure a table's metadata after a commit that took `commit_s` seconds.
 
-    Counts only main's snapshots, as maintenance does: an open branch has one snapshot for each of main's.
+    Counts only the snapshots of the branch `main`, as maintenance does. An open backfill branch would count each of
+    these snapshots again.
     """
     main = list(ancestors(table.metadata))
     manifests = len(manifests_of(main[0], table.io)) if main else 0
@@ -45,7 +46,8 @@ def metadata_of(table: Table, *, commit_s: float, at_ms: int) -> Measure:
 def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
     """Join the pieces that several tasks read into one range per topic-partition.
 
-    Raises `StaleBatch` for a gap between two pieces, which would be a bug, so that such a batch is never journaled.
+    Raises `StaleBatch` if offsets between two pieces were not read. Only a bug can cause this, and such a batch must
+    never be journaled.
     """
     whole = []
     for (topic, partition), group in groupby(sorted(pieces, key=_by_offset), key=lambda p: p.topic_partition):

@@ -1,4 +1,4 @@
-"""Finds the offsets of a log before which every source transaction is complete. Pure."""
+"""Finds transaction boundaries in a log: offsets before which every source transaction is complete. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from frazil.ingest.source_log import is_after, is_before
 from frazil.safe_text import safe
 
 MAX_ENDS = 200_000
-"""Maximum number of transaction ends to remember, because a restarted connector sends the last ends again."""
+"""Maximum number of transaction ends to remember. They are remembered because a restarted connector sends recent events
+again.
+"""
 MAX_OPEN_POSITIONS = 200
-"""Maximum number of positions at which transactions may be open at once.
+"""Maximum number of source positions at which transactions may be open at once.
 
-In a log of one source, a later transaction closes those before it. Events whose positions only fall would all stay
-open, and comparing them would take time quadratic in their number.
+In the log of one source, a later transaction closes all earlier ones. If the positions of events only decrease, all
+transactions stay open. Comparing them would take time quadratic in their number.
 """
 
 
 @dataclass(slots=True)
 class _Run:
-    """Consecutive records of one transaction, or of no transaction (`transaction` is then empty)."""
+    """Consecutive records of one transaction, or of no transaction. In the second case `transaction` is empty."""
 
     transaction: str
     order: int
-    """The position of the last readable record in its transaction."""
+    """The number of the last readable record within its transaction."""
     position: str | None
     """The transaction's position in the source's log."""
     end: int
-    """The offset after the records."""
+    """The offset after the last record."""
     unreadable: int = 0
     """Number of unreadable records after the last readable record. They may belong to this transaction."""
 
@@ -38,15 +40,15 @@ class _Run:
 class _Open:
     """Transactions that have not ended, in the order in which they began.
 
-    Indexed by position, which many transactions may share. A transaction without a position counts as before no other
-    transaction.
+    They are indexed by their position in the source's log, which many transactions may share. A transaction without a
+    position is never treated as earlier than another one.
     """
 
     positions: dict[str, str | None] = field(default_factory=dict)
     _at: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def before(self, run: _Run) -> list[tuple[str, str]]:
-        """Return the other transactions that lie before this run in the source's log, with their positions."""
+        """Return the other open transactions that precede this run in the source's log, with their positions."""
         places = [place for place in self._at if is_after(run.position, place)]
         return [(one, place) for place in places for one in self._at[place] if one != run.transaction]
 
@@ -75,15 +77,15 @@ class _Open:
 
 @dataclass(slots=True)
 class Boundaries:
-    """Finds boundaries in a log whose events name their transaction and their number within it, as counted by the
-    source.
+    """Finds transaction boundaries in a log. Each event must name its transaction and its number within that
+    transaction, as counted by the source.
 
-    A transaction is open from its first event until the event with the number that the transaction's end reports as the
-    last. If a later transaction follows first, the transaction is closed too: its last events are unreadable.
+    A transaction is open from its first event until its last event, whose number the transaction's end record gives. If
+    a later transaction begins first, the earlier one is closed too, because its last events are unreadable.
 
-    A restarted connector sends events again, so an older transaction may occur between two events of another. The
-    repeated events restore rows that were deleted since. So there is no boundary until the connector has reached the
-    newest transaction again.
+    A restarted connector sends events again, so events of an older transaction may appear between two events of
+    another. The repeated events would restore rows that have been deleted since. So no offset is a boundary until the
+    connector has reached the newest transaction again.
     """
 
     at: int
@@ -91,7 +93,7 @@ class Boundaries:
     newest: LastTransaction = NO_TRANSACTION
     """The last transaction before `at`."""
     is_behind: bool = False
-    """Whether the last `settle` waits for the connector to send the newest transaction again."""
+    """Whether the last call of `settle` found that the connector has not yet sent the newest transaction again."""
     _runs: list[_Run] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
 
@@ -106,7 +108,7 @@ class Boundaries:
             self._runs.append(_Run(transaction, order, position, end))
 
     def passed(self, end: int) -> None:
-        """Record that no more records lie before the offset `end`."""
+        """Record that all records before the offset `end` were added."""
         if self._runs:
             self._runs[-1].end = end
         else:
@@ -119,10 +121,11 @@ class Boundaries:
             del self._counts[next(iter(self._counts))]
 
     def settle(self, *, whole: bool) -> str:
-        """Move `at` to the last boundary; returns the transaction that it waits for, or "" if there is none.
+        """Move `at` to the last boundary. Returns the id of the transaction that blocks the next boundary, or "" if
+        none does.
 
-        Unless `whole`, more records follow at once, perhaps of the last transaction. Raises SpecError if the records
-        are not in the order of one log.
+        If `whole` is False, more records follow, and they may belong to the last transaction. Raises SpecError if the
+        records are not in the order of one log.
         """
         open_ones = _Open()
         newest, behind, begins, end = self.newest, False, 0, self.at
@@ -150,8 +153,8 @@ class Boundaries:
 
 
 def _advanced(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
-    """Return the newest transaction after a complete transaction, and whether the complete transaction lies before
-    it.
+    """Return the newest transaction, given that `transaction` is complete, and whether `transaction` is older than
+    `newest`.
     """
     if transaction != newest.id and is_before(position, newest.position):
         return newest, True

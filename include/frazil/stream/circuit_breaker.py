@@ -1,4 +1,4 @@
-"""Decides whether a staged batch has so many dead letters that an operator must check it before the commit.
+"""Stops a stream if a staged batch has so many dead letters that an operator must check it before the commit.
 
 See `dead-letters.circuit`.
 """
@@ -20,17 +20,18 @@ PARTITIONS_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The decision whether a batch may be committed."""
+    """Whether a batch opens the circuit breaker, so that it is not committed."""
 
     opens: bool
     reason: str
-    """The numbers behind the decision."""
+    """The share of dead letters and the limit, as text."""
 
 
 def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
-    """Raise `CircuitOpen` if a batch has more dead letters than the stream declares to accept.
+    """Raise `CircuitOpen` if a batch has more dead letters than `dead-letters.circuit` allows.
 
-    `records` is the number of rows that would be committed; `journals` have the previous batch.
+    `records` is the number of rows that would be committed. `journals` are read to find the previous batch, for the
+    message.
     """
     if (circuit := spec.dead_letters.circuit) == "off":
         return
@@ -41,10 +42,10 @@ def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, j
 
 
 def evaluate(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> Evaluation:
-    """Evaluate a batch by `records`, the number of rows that would be committed, and by its new dead letters.
+    """Compare the number of a batch's new dead letters with `records`, the number of rows that would be committed.
 
-    Records that were dead letters before, and records that an operator accepted, count neither as rows nor as dead
-    letters.
+    Some records count neither as rows nor as dead letters: those that were dead letters before, and those that an
+    operator accepted.
     """
     rejected, total = rejects.total, records + rejects.total
     share = f"{rejected:,} of {counted(total, 'record')} ({_percent(rejected, total)})"
@@ -56,10 +57,10 @@ def evaluate(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> Eval
 
 
 def opened(stream: str, evaluated: Evaluation, rejects: Rejects, *, before: Journal | None) -> str:
-    """Return the message: what happened, the previous batch, what to do, the first offsets, and three samples.
+    """Return the error message: what happened, the previous batch, what to do, the first offsets, and three samples.
 
     The long parts come last, because an alert or a page may shorten the text. `before` is the stream's last batch with
-    records.
+    records; None if no such batch is known.
     """
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     return (
@@ -84,7 +85,10 @@ def _firsts(rejects: Rejects) -> str:
 
 
 def _samples(rejects: Rejects) -> list[Reject]:
-    """Return samples, the most frequent reasons first; each reason gets one sample before any reason gets a second."""
+    """Return up to `SAMPLES` sample records.
+
+    Every reason gets one sample, the most frequent reason first, before any reason gets a second one.
+    """
     by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
     return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:SAMPLES]
 

@@ -1,4 +1,5 @@
-"""Decides whether a batch's rows are shuffled to writers by table partition, and how. Pure.
+"""Decides whether a batch's rows are shuffled so that each table partition has few writers, and which writers it gets.
+Pure.
 
 Without a shuffle, each task writes a file for each partition that its ranges contain: up to tasks x partitions files.
 With a shuffle, a partition has as many files as its bytes need, and all writers have about the same work.
@@ -17,40 +18,42 @@ from typing import Literal
 from frazil.ingest.contract import PartitionKey, Shuffle, StagedFile
 
 BEGIN = 1.5
-"""Shuffle if writing without a shuffle would produce this many times the files."""
+"""Start to shuffle if writing without a shuffle would produce at least this many times as many files."""
 END = 1.2
-"""Stop shuffling if writing without a shuffle would produce less than this many times the files."""
+"""Stop shuffling if writing without a shuffle would produce less than this many times as many files."""
 MIN_SAVED_FILES = 16
 """Minimum number of files that a shuffle must save. Fewer files do not slow readers down, and a shuffle costs CPU."""
 NEWEST_WEIGHT = 0.5
 MIN_KEPT_SHARE = 0.01
-"""Drop a partition without new rows if its bytes are below this fraction of the mean of the partitions with new
-rows.
+"""Forget a partition without new rows if its average bytes are below this fraction of the mean of the partitions with
+new rows.
 """
 MAX_PREDICTED = 10_000
-"""Maximum number of predicted partitions, the largest first, because they are sent with each task. Other partitions are
-spread over the writers by a hash of their values.
+"""Maximum number of partitions whose writers are assigned in advance, the largest first. It is limited because the
+assignment is sent with each task. Rows of other partitions are spread over the writers by a hash of their values.
 """
 FILE_BYTES = 24 * 1024
-"""Bytes of Parquet that cost a writer as much CPU as one more file: `python -m bench.distribution`."""
+"""Bytes of Parquet that take a writer as much CPU as opening one more file, measured by `python -m bench.distribution`.
+"""
 SLIVER = 0.05
-"""The fraction of a writer's bytes that is too small to be worth another file."""
+"""A writer does not get its own part of a partition if that part is smaller than this fraction of the writer's bytes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """What the last batches wrote to each partition: averages in which the newest batch has half of the weight."""
+    """Average bytes that recent batches wrote to each partition. The newest batch has half of the weight."""
 
     spec_id: int
     bytes: Mapping[PartitionKey, float] = field(default_factory=dict)
     files_alone: float = 0.0
-    """Number of files per batch if each task wrote its own rows."""
+    """Average number of files per batch if each task wrote its own rows."""
 
     def after(self, files: Iterable[StagedFile], *, partitions: int | None) -> Recent:
         """Return the averages after one more batch with these files of the main table.
 
-        `partitions` is the number of partitions of each task (`TaskAnswer.partitions`), summed over the tasks; None if
-        the batch was not shuffled. Files of another partition spec are ignored.
+        `partitions` is the sum of `TaskAnswer.partitions` over the batch's tasks; None if the batch was not shuffled.
+        Files of another partition spec are ignored.
         """
         newest: dict[PartitionKey, float] = defaultdict(float)
         count = 0
@@ -105,7 +108,10 @@ def decide(  # noqa: PLR0913 - the facts about one batch
     target_file_bytes: int,
     before: Distribution | None,
 ) -> Distribution:
-    """Decide for a batch of `tasks` tasks; `before` is the decision for the previous batch."""
+    """Decide whether to shuffle a batch of `tasks` tasks.
+
+    `before` is the decision for the previous batch; None for the first batch.
+    """
     if declared == "none":
         return Distribution(None, "distribution: none")
     if not partitioned:
@@ -123,7 +129,7 @@ def decide(  # noqa: PLR0913 - the facts about one batch
 
 
 def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
-    """Return a shuffle, and the number of files expected with and without it."""
+    """Return a decision to shuffle, with the number of files expected with and without the shuffle."""
     shares = assign({key: size + FILE_BYTES for key, size in recent.bytes.items()}, tasks)
     needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
     alone = max(round(recent.files_alone), sum(needed.values()))
@@ -135,9 +141,9 @@ def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribu
 def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
     """Assign writers to partitions of these sizes, in the form of `Shuffle.shares`.
 
-    Uses McNaughton's wrap-around rule: partitions are laid end to end, the largest first, and divided into one equal
-    length per writer. So fewer partitions are divided than there are writers. Very small pieces are not split off, so
-    no writer gets more than `1 + 2 * SLIVER` times the equal length.
+    Uses McNaughton's wrap-around rule: the partitions are laid end to end, the largest first, and the line is divided
+    into one equal length per writer. So fewer partitions are divided than there are writers. Very small pieces are not
+    split off, so no writer gets more than `1 + 2 * SLIVER` times the equal length.
     """
     ordered = _descending(sizes)
     length = sum(size for _, size in ordered) / writers
@@ -155,7 +161,7 @@ def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionK
 
 
 def _cut(parts: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return each writer's part of `[0, 1)`, in proportion to its size, as the end of that part."""
+    """Divide `[0, 1)` among the writers in proportion to their sizes. Returns each writer with the end of its part."""
     ends = list(accumulate(size for _, size in parts))
     return tuple((writer, end / ends[-1]) for (writer, _), end in zip(parts, ends, strict=True))
 

@@ -1,6 +1,7 @@
-"""The interface of engines, which run the tasks of a stream's batches: Spark for users, this process for most tests.
+"""The interface of engines, which run the tasks of a stream's batches. Users run Spark; most tests run an engine in
+their own process.
 
-An engine decides nothing: it maps a function over the tasks of a batch.
+An engine makes no decisions: it maps a function over the tasks of a batch.
 """
 
 from __future__ import annotations
@@ -19,56 +20,59 @@ from frazil.stream.stage_rows import StageRows
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
-    """The answer of one task of a batch."""
+    """The result of one task of a batch, and the task's duration in seconds."""
 
     result: StageResult
     seconds: float
     partitions: int | None = None
-    """Number of table partitions of the task's rows, if they were shuffled. Without a shuffle, the task writes one file
-    per partition.
+    """Number of table partitions that the task's rows belong to; None if the rows were not shuffled. Without a shuffle,
+    the task writes one file per partition.
     """
 
 
 class RecordSuspected(Exception):
-    """A record may have made a task of a shuffled batch fail. Only a batch without a shuffle can find that record."""
+    """A task of a shuffled batch failed, perhaps because of one record.
+
+    Only staging without a shuffle can identify that record.
+    """
 
 
 Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
-"""`Engine.run` with the plans of the current batch."""
+"""Runs `Engine.run` with the plans of the current batch."""
 
 
 class Engine(Protocol):
-    """A context manager: entering it starts the engine in the background, leaving it ends the engine."""
+    """A context manager. Entering it starts the engine in the background; leaving it ends the engine."""
 
     @property
     def parallelism(self) -> int:
         """Number of tasks that run at the same time."""
 
     def ready(self, until: Callable[[], bool]) -> bool:
-        """Wait until a cluster can run the tasks; returns False if `until` held first.
+        """Wait until a cluster can run the tasks. Returns False if `until` returns True first.
 
         Called before the take-over, so that a cluster that cannot run this stream fences no other writer. Raises the
-        error that keeps the engine from starting.
+        error that prevents the engine from starting.
         """
 
     def warm_up(self) -> None:
         """Prepare for the first batch, in the background."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        """Map `work` over plans (`StageTask`s as JSON), one task per plan, and return the answers.
+        """Map `work` over plans (`StageTask`s as JSON), one task per plan, and return the tasks' answers.
 
-        Without plans, returns no answers. Raises the FrazilError that a task ended with (`read_answers`), or the
+        Returns no answers if there are no plans. Raises the FrazilError that a task ended with (`read_answers`), or the
         engine's errors.
         """
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        """Map `work` over plans of merges, and return the answers in order.
+        """Map `work` over the plans of merge tasks, and return the answers in the plans' order.
 
-        One task of the engine may take several plans. Raises the engine's errors.
+        One task of the engine may run several plans. Raises the engine's errors.
         """
 
     def check(self) -> None:
-        """Raise an error if the engine has ended, so that no batch could run. Called about once a second."""
+        """Raise an error if the engine has ended and cannot run another batch. Called about once a second."""
 
     def __enter__(self) -> Self: ...
 
@@ -89,10 +93,10 @@ def _read_answer(answer: Mapping[str, Any]) -> TaskAnswer:
 
 
 def read_shuffled(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Join the answers of a batch's readers and writers, reader i with writer i.
+    """Join the answers of a shuffled batch: the answer of reader i with that of writer i.
 
     Raises the FrazilError that a task ended with, and RecordSuspected. Raises StaleBatch unless each writer received
-    exactly the rows that the readers sent: a reader that Spark ran again may have sent other rows.
+    exactly the rows that the readers sent. A reader that Spark ran again may have sent other rows.
     """
     found = [json.loads(answer) for answer in answers]
     for answer in found:

@@ -29,7 +29,7 @@ _folding = logging.getLogger("frazil.stream.record_folding")
 
 
 def log_event(event: Event) -> None:
-    """Log one event. Each kind of event that is logged has a case."""
+    """Log one event. Kinds of events without a case here are not logged."""
     stream, what = event.stream, event.what
     match what:
         case EpochBegan():

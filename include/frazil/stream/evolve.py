@@ -1,4 +1,4 @@
-"""Evolves a stream's table as a batch's records require, before any file of the batch is committed."""
+"""Evolves a stream's tables by the schema drift of a batch's records, before any file of the batch is committed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Evolved:
     """Result of evolving the table by the schema drift of a batch."""
 
     changes: tuple[str, ...]
-    """The changes in words; empty if the batch's files may be committed unchanged."""
+    """A description of each change; empty if the table did not change, so that the batch's files may be committed."""
     refused: tuple[Refusal, ...]
 
 
 def ignored(refused: Sequence[Refusal], *, table: str) -> str:
-    """Return the notice about fields that do not become columns."""
+    """Return the notice about fields of records that cannot become columns."""
     named = "; ".join(shortened([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
@@ -47,9 +47,10 @@ def without_columns(records: int, names: Sequence[str], *, table: str) -> str:
 
 
 def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None) -> Evolved:
-    """Change the table as far as the stream's `evolution` allows.
+    """Change the table as far as the stream's `evolution` allows, so that it accepts the drift.
 
-    A routed table gets columns by the names that they have in the default table, `main`. Raises the errors of `evolve`.
+    For a routed table, pass the default table as `main`: the columns get the names that they have there. Raises the
+    errors of `evolve`.
     """
     wanted, refused = requested_changes(joined_drift(drift))
     wanted, dropped = without_hidden(wanted, _hidden(main or table, spec))
@@ -64,9 +65,10 @@ def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, mai
 
 
 def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bool) -> list[Change]:
-    """Return the changes with which a table takes rows that waited in files of the default table's format.
+    """Return the schema changes that a routed table needs to accept files that waited in the default table's format.
 
-    Columns that are empty in all files are left out. With `widening`, also returns wider types and optional columns.
+    Leaves out columns that are empty in all files. With `widening`, also returns changes to wider types and to optional
+    columns.
     """
     schemas, wanted = default.schemas(), dict[Path, list[Change]]()
     for file in files:
@@ -82,9 +84,9 @@ def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bo
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
-    """Return the paths that never become columns.
+    """Return the field paths that must never become columns.
 
-    These are dropped fields, and other spellings and former names of protected fields.
+    These are the fields that `sensitive` drops, and other spellings and former names of the fields that it protects.
     """
     if spec.sensitive is None:
         return []
@@ -100,7 +102,10 @@ def _called_now(schema: Schema, former: Former, name: str) -> list[str]:
 
 
 def _renamed(wanted: Sequence[Change], main: Schema, former: Former) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the changes with the names that `frazil evolve` gave to columns, and refusals of columns it dropped."""
+    """Rename the columns in the changes to the names that `frazil evolve` gave them.
+
+    Changes of columns that it dropped are returned as refusals.
+    """
     kept: list[Change] = []
     refused: list[Refusal] = []
     for change in wanted:
@@ -114,7 +119,10 @@ def _renamed(wanted: Sequence[Change], main: Schema, former: Former) -> tuple[li
 
 
 def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the changes that add no hidden field (compared without case), and refusals of the other changes."""
+    """Return the changes that add no hidden field, and a refusal of each other change.
+
+    Names are compared without case.
+    """
     hidden = [tuple(part.lower() for part in path) for path in hidden]
     kept: list[Change] = []
     refused: list[Refusal] = []
@@ -132,7 +140,9 @@ def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[li
 
 
 def requested_changes(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the changes with which the table would take all drift, and the fields that no column can take."""
+    """Return the schema changes that would let the table accept all drift, and refusals of fields that cannot become
+    columns.
+    """
     wanted: list[Change] = []
     refused: list[Refusal] = []
     for found in new_fields(drift):

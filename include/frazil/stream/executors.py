@@ -21,13 +21,14 @@ MISSING = {
     "Cannot run program": "is missing there",
     "PYTHON_VERSION_MISMATCH": "is of another version than the driver's",
 }
-"""Spark's messages for a task that cannot start, and frazil's words for them, which follow "their Python"."""
+"""Maps Spark's message for a task that cannot start to frazil's text, which follows "their Python"."""
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
-    """Run a tiny task in each slot; this waits for executors, and starts and warms up their Python.
+    """Run a tiny task in each slot of the executors. This waits for the executors, and starts their Python workers.
 
-    Raises EnvironmentUnusable if the executors' Python or frazil is missing, or has another version than the driver's.
+    Raises EnvironmentUnusable if Python or frazil is missing on the executors, or has another version than on the
+    driver.
     """
     try:
         slots = spec.resources.cores
@@ -41,7 +42,7 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
 
 
 def unlike(answers: Iterable[dict[str, str]]) -> str | None:
-    """Return how an executor differs from the driver; None if no executor differs."""
+    """Return how an executor's frazil differs from the driver's; None if no executor differs."""
     for answer in answers:
         if "missing" in answer:
             return f"cannot stage records on {answer['host']}: {answer['missing']}"
@@ -67,7 +68,7 @@ def _refusal(spec: StreamSpec, python: str, said: str) -> str:
 def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
     """Return the function that the probe's tasks run.
 
-    A nested function is pickled by value, so executors need no frazil to load it.
+    A nested function is pickled by value, so executors can load it even without frazil.
     """
 
     def probe(_: Iterable[int]) -> Iterator[str]:
@@ -90,16 +91,19 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 30.0
-"""Interval of the checks. A single check may find no executor just before new executors arrive."""
+"""Interval of the checks for executors. One check without executors is not a problem: new executors may be about to
+arrive.
+"""
 
 
 @contextmanager
 def report_if_lost(
     executors: Callable[[], int], sentence: str, *, poll_interval_s: float = POLL_INTERVAL_S
 ) -> Iterator[None]:
-    """Log the sentence, during the context, at each check that finds no executor for the second time in a row or more.
+    """Log `sentence` while a batch runs without executors.
 
-    `executors` returns the number of executors. The checks end when `executors` raises.
+    `executors` returns the number of executors, and is called at each check. The sentence is logged from the second
+    check in a row that finds no executor. The checks end with the context, or when `executors` raises an error.
     """
     over = threading.Event()
 

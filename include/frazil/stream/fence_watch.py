@@ -1,7 +1,7 @@
-"""Lets a writer that commits nothing notice that a reset or another writer replaced it.
+"""Lets a writer without new records notice that a reset or another writer replaced it.
 
-Commits check the epoch anyway. Without this additional check, a writer that receives no records would run on, and
-report no lag, until the next record arrives.
+Every commit checks the epoch. Without this additional check, a replaced writer that receives no records would continue
+to run, and report no lag, until the next record arrives.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 @dataclass(slots=True)
 class FenceWatch:
-    """Checks the fence of one epoch, first `POLL_INTERVAL_S` after the last commit, or after the epoch began.
+    """Checks whether a newer epoch has fenced this one. The first check is `POLL_INTERVAL_S` after the epoch began or
+    the last commit.
 
-    The marker is loaded in a thread, because a catalog may take minutes to fail, and records must be staged meanwhile.
-    The thread has its own catalog client, because some catalogs' clients serve only one thread.
+    The marker is loaded in a thread, because a catalog may take minutes to fail and the writer must continue to stage
+    records. The thread has its own catalog client, because some catalogs' clients may be used by only one thread.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -54,9 +55,10 @@ class FenceWatch:
         self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
-        """Load the marker if that is due. Raises `Fenced` if a loaded marker has another epoch.
+        """Start to load the marker if the last check was `POLL_INTERVAL_S` ago. Raises `Fenced` if a loaded marker has
+        another epoch.
 
-        A catalog that does not answer does not end a writer without records: the next check tries again.
+        An error of the catalog does not end the writer: the next check tries again.
         """
         waited_s, pending = self.clock() - self._checked_s, self._pending
         if pending is None:

@@ -1,7 +1,7 @@
-"""The resources of a writer's process: a single writer creates its own, and many writers in one process share them.
+"""The resources of a writer's process. A single writer creates its own; several writers in one process share them.
 
-A hundred writers that each have a heartbeat thread and a Kafka client, and poll once a second, would keep a core busy
-even with nothing to write. And a hundred batches at once would each take a hundred times as long.
+With a hundred writers, a heartbeat thread, a Kafka client and a poll per second for each would use a whole core, even
+without new records. And if all ran their batches at once, each batch would take a hundred times as long.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
 HEARTBEAT_INTERVAL_S = 3.0
-"""Interval of a shared heartbeat. Readers consider a heartbeat stale after ten seconds."""
+"""Interval (s) of heartbeats that a shared thread sends. Readers consider a heartbeat stale after ten seconds."""
 PLANNED_S = 5.0
-"""Polling interval of the planner if a process has many writers."""
+"""Maximum polling interval (s) of each planner if a process has many writers."""
 FOLD_S = 600.0
 
 
 class Turns:
-    """Admits a number of threads at once, first come, first served."""
+    """A semaphore that admits up to `count` threads at once, in the order of their requests."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -42,9 +42,10 @@ class Turns:
 
     @contextmanager
     def turn(self, *, unless: Callable[[], bool], waits: Callable[[], None]) -> Iterator[bool]:
-        """Wait for a slot and hold it during the context; yields False if `unless` held first.
+        """Wait for a slot, and hold it during the context. Yields False, without a slot, if `unless` returns True
+        first.
 
-        `waits` is called every second while waiting.
+        `waits` is called every second while the thread waits.
         """
         if not self._take(unless, waits):
             yield False
@@ -59,9 +60,10 @@ class Turns:
                 self._give()
 
     def lend(self, wait: Callable[[], object], *, unless: Callable[[], bool], waits: Callable[[], None]) -> bool:
-        """Call `wait` while other threads may use this thread's slot, and then queue for a slot again.
+        """Release this thread's slot, call `wait`, and then queue for a slot again.
 
-        Returns whether `unless` holds; if so, the thread has no slot afterwards. A thread that had no slot only waits.
+        Returns True if `unless` returns True meanwhile; the thread then has no slot. `waits` is called every second
+        while the thread queues. If the thread had no slot, only `wait` is called.
         """
         mine = threading.get_ident()
         lent = mine in self._holders
@@ -96,7 +98,7 @@ class Turns:
         return True
 
     def _leave(self, mine: threading.Event) -> bool:
-        """Stop waiting; returns False if the slot was already assigned."""
+        """Leave the queue. Returns False if a slot was already assigned."""
         with self._lock:
             if mine.is_set():
                 return False
@@ -112,11 +114,11 @@ class Turns:
 
 
 class HeartbeatSender(Protocol):
-    """A heartbeat that a shared thread sends."""
+    """A writer whose heartbeat a shared thread sends."""
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is news to send before the next period."""
+        """Whether the heartbeat has changed and must be sent before its next interval."""
 
     def send_heartbeat(self) -> None: ...
 
@@ -146,7 +148,7 @@ class Heartbeats:
             self._sent_s[one] = float("-inf")
 
     def remove(self, one: HeartbeatSender) -> None:
-        """Remove a writer's heartbeat. Returns once the heartbeat that is being sent has been sent."""
+        """Stop sending a writer's heartbeat. If it is being sent now, waits until it has been sent."""
         with self._lock:
             self._sent_s.pop(one, None)
 
@@ -169,7 +171,7 @@ class Heartbeats:
 
 
 class Foldings:
-    """One thread that folds the old commit records of many streams, one stream after the other."""
+    """One thread that folds (compacts) the old commit records of many streams, one stream after the other."""
 
     def __init__(self) -> None:
         self._due_s: dict[Callable[[], object], float] = {}
@@ -184,7 +186,10 @@ class Foldings:
         self._over.set()  # a daemon: wherever it is interrupted, nothing is lost
 
     def add(self, fold: Callable[[], object]) -> None:
-        """Call `fold` every ten minutes; the first call is in ten minutes, because a start has more urgent work."""
+        """Call `fold` every ten minutes.
+
+        The first call is in ten minutes, because a starting writer has more urgent work.
+        """
         self._due_s[fold] = time.monotonic() + FOLD_S
 
     def remove(self, fold: Callable[[], object]) -> None:
@@ -200,7 +205,7 @@ class Foldings:
 
 
 class KafkaClients:
-    """Shares one admin client among all writers with the same brokers and credentials.
+    """Shares one Kafka admin client among all writers with the same brokers and credentials.
 
     Each client has threads and connections. A client is destroyed when no writer uses it any longer.
     """
@@ -232,4 +237,4 @@ class Hosting:
     turns: Turns = field(default_factory=lambda: Turns(1))
     """Slots for take-overs and batches."""
     planned_s: float = 1.0
-    """The planner's maximum polling interval (s): batches are due earlier by this time."""
+    """The planner's maximum polling interval (s). Batches start earlier by this time."""

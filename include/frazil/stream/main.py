@@ -23,8 +23,9 @@ log = logging.getLogger("frazil")
 
 
 def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
-    """Run the writer, and return the process's exit code (see `frazil.errors`). Unexpected exceptions propagate, as a
-    crash.
+    """Run the writer, and return the process's exit code (see `frazil.errors`).
+
+    Unexpected exceptions are not caught, so that they appear as a crash.
     """
     try:
         write(spec, until_caught_up=until_caught_up)
@@ -35,10 +36,10 @@ def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
 
 
 def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool:
-    """Run the writer until SIGTERM or SIGINT, and then commit the current batch; returns whether a signal ended the
+    """Run the writer until SIGTERM or SIGINT. The current batch is still committed. Returns whether a signal ended the
     writer.
 
-    `sinks` receive the events. The log goes to standard error. Raises the errors of `Writer.run`.
+    `sinks` receive the writer's events. The log goes to standard error. Raises the errors of `Writer.run`.
     """
     log_to_stderr()
     # Before the take-over, so that a host without Java or PySpark fences no one.
