@@ -193,8 +193,9 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
 
     def _changes(self, journal: Journal) -> dict[str, int]:
-        """Return the batch's counts of inserted, updated, deleted and dropped rows, summed over all tables that have
-        committed the batch.
+        """Return the batch's merge counts, summed over all tables that have committed the batch.
+
+        A stream without merges has only `dropped`, if any.
         """
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}

@@ -1,4 +1,4 @@
-"""The function that an engine runs on each task of a merge: it takes a task and returns the result, both as JSON."""
+"""The function that an engine runs on each task of a merge. It takes a task and returns the result, both as JSON."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MergeTasks:
-    """The function that an engine sends to its executors. It returns a FrazilError as an answer, like `StageRows`."""
+    """The function that an engine sends to its executors.
+
+    It returns a FrazilError as an answer instead of raising it, like `StageRows`.
+    """
 
     contexts: tuple[MergeContext, ...]
-    """One or more merge contexts of one stream. Each plan has the index of its context."""
+    """The merge contexts of one job, all of the same stream. Each plan has the index of its context."""
     progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:
@@ -84,10 +87,10 @@ class _Request:
 
 @dataclass(slots=True)
 class MergeRun:
-    """Runs merges on an engine, with a progress count that starts again for each job.
+    """Runs merges on an engine, one job at a time. The progress count restarts at 0 with each job.
 
-    One job runs at a time. Requests that arrive from several threads meanwhile are joined into the next job. So a batch
-    that is merged into hundreds of tables takes only a few jobs.
+    Requests that arrive from several threads during a job are joined into the next job. So a batch that is merged into
+    hundreds of tables takes only a few jobs.
     """
 
     merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]
@@ -142,7 +145,10 @@ class MergeRun:
 
 @dataclass(frozen=True)
 class MergeRefusal:
-    """Replaces `MergeTasks` of another version: answers each task with an error, which ends the writer."""
+    """Replaces `MergeTasks` that a driver of another version sent.
+
+    It answers each task with an error, which ends the writer.
+    """
 
     sentence: str
 
@@ -151,9 +157,9 @@ class MergeRefusal:
 
 
 def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | MergeRefusal:
-    """Rebuild the tasks that a driver sent.
+    """Rebuild the merge function that a driver sent, or return a refusal if the driver has another version.
 
-    Keep this function's name, and `version` and `context.stream` in the argument.
+    Drivers of other versions call this function. So keep its name, and `version` and `context.stream` in the argument.
     """
     stream = work["context"]["stream"]
     try:

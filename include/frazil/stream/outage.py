@@ -1,4 +1,4 @@
-"""Lets a batch wait for an unavailable catalog, storage or registry, or for valid credentials."""
+"""Lets a batch wait until a catalog, storage or registry is available again, or until credentials are valid."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTAGE_GRACE_S = 600.0
-"""Timeout for a catalog or a storage that fails, the same as for a commit."""
+"""Time (s) after which a batch stops waiting for a catalog or storage. It is the same as for a commit."""
 MAX_OUTAGE_WAIT_S = 30.0
 MAX_EXPIRIES = 3
-"""Maximum number of times in a row that a batch may take longer than its credentials are valid."""
+"""Maximum number of attempts in a row of one batch that may end because its credentials expired."""
 OUTLIVED = (
     "it takes longer than the credentials live that the catalog vends. Let it vend ones that live longer, or declare "
     "smaller batches (commit.size, commit.max-records) or more resources.cores"
@@ -37,9 +37,10 @@ def waited_out(
     """Call `operation`, retry while a service that it needs is unavailable, and return its result.
 
     `what` describes what cannot be done meanwhile. `again` prepares for another attempt. `report` receives a sentence
-    for each failed attempt. `wait` takes seconds, and returns a true value if the writer is asked to end. After expired
-    credentials, the next attempt begins at once, with newer credentials. Raises the error of `operation` if waiting
-    does not help, if the writer is asked to end, or after `OUTAGE_GRACE_S`.
+    for each failed attempt. `wait` takes seconds, and returns a true value if the writer is asked to end.
+
+    After expired credentials, the next attempt starts at once, with newer credentials. Raises the error of `operation`
+    in three cases: if waiting does not help, if the writer is asked to end, or after `OUTAGE_GRACE_S`.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:

@@ -1,6 +1,7 @@
-"""The planner's decisions: when a batch is due, how far it reads, and how its ranges are spread over tasks. Pure.
+"""The planner's decisions: when to start a batch, at which offsets it ends, and how its ranges are divided among tasks.
+Pure.
 
-Seconds are those of a monotonic clock; producers' timestamps are not used.
+Seconds are those of a monotonic clock. Producers' timestamps are not used.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ class Rates:
     bytes_per_record: float = 40.0
     """Parquet bytes per record."""
     task_seconds_per_record: float = 6e-6
-    """Wall time, because a busy host delays commits too."""
+    """Wall time, not CPU time, because a busy host delays commits too."""
     overhead_s: float = 1.0
-    """The fixed duration of a batch: scheduling, journal, commit."""
+    """The part of a batch's duration that does not depend on its size: scheduling, journal and commit."""
     stretch: float = 1.0
     """Factor by which the commit interval is stretched (`frazil.stream.throttle`)."""
 
@@ -39,9 +40,9 @@ class BatchPolicy:
     target_file_bytes: int
     parallelism: int
     longest_interval_s: float = 0.0
-    """Maximum interval to which throttling may stretch the commit interval."""
+    """Maximum interval (s) to which throttling may stretch the commit interval."""
     drain: bool = False
-    """Whether all unread records are due at once, because the writer must catch up and end."""
+    """Whether to start a batch at once while any record is unread, because the writer must catch up and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,11 @@ def predicted_stage_s(records: int, *, tasks: int, rates: Rates) -> float:
 
 
 def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
-    """Decide whether to start a batch: if it is large enough, or if its oldest record is due within the commit
-    interval.
+    """Decide whether to start a batch now.
 
-    `oldest_age_s` is the time since the oldest unread record was first seen. None means that this time is unknown,
-    because the writer has just started; in that case a batch is due at once.
+    A batch starts if it is large enough, or if a later start would commit its oldest record after the commit interval.
+    `oldest_age_s` is the time since the oldest unread record was first seen. It is None if that time is unknown because
+    the writer has just started; then the batch starts at once.
     """
     if unread <= 0:
         return BatchDecision(False, "nothing is unread")
@@ -85,10 +86,10 @@ def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: 
 def bounded_ends(
     position: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, max_records: int
 ) -> dict[TopicPartition, int]:
-    """Return the end offsets of a batch: all `ends`, or shares of `max_records` in proportion to each partition's lag.
+    """Return the end offsets of a batch. These are `ends` if at most `max_records` offsets are unread.
 
-    Proportional shares let all partitions of a backlog progress together, so that the watermark moves. Ends never go
-    back.
+    Otherwise each partition gets a share of `max_records` in proportion to its lag. Then all partitions of a backlog
+    progress together, so that the watermark moves. No end is before the partition's position.
     """
     lags = {tp: max(ends.get(tp, start) - start, 0) for tp, start in position.items()}
     total = sum(lags.values())
@@ -99,7 +100,9 @@ def bounded_ends(
 
 
 def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
-    """Return one task for each file of the target size; more tasks only to meet the interval."""
+    """Return the number of tasks: one for each file of the target size, and more only if the batch would exceed the
+    interval.
+    """
     files = math.ceil(records * rates.bytes_per_record / policy.target_file_bytes)
     in_time = math.ceil(records * rates.task_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))
     return max(1, files, min(in_time, policy.parallelism))
@@ -108,7 +111,8 @@ def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
 def assign(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
 ) -> tuple[StageTask, ...]:
-    """Split the unread ranges into tasks of equal size, however the lag is distributed; see `spread`.
+    """Split the unread offsets into tasks of equal size, however the lag is distributed among the partitions; see
+    `spread`.
 
     A task has at most one range of a topic-partition, because a consumer can read a topic-partition at only one
     position.
@@ -128,7 +132,7 @@ def spread(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...
 
 
 def _between(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
-    """Return the part `[low, high)` of the ranges laid end to end."""
+    """Yield the part `[low, high)` of the ranges, counted as if they were laid end to end."""
     at = 0
     for r in ranges:
         length = r.end - r.start

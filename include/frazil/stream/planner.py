@@ -1,4 +1,4 @@
-"""The planner: polls Kafka once a second for the ends of the stream's logs, and decides where the next batch ends.
+"""The planner: polls Kafka once a second for the ends of the stream's logs, and chooses where the next batch ends.
 
 It reports its observations to the heartbeat's thread, which computes lag and stalls.
 """
@@ -35,17 +35,18 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0
 DESCRIBE_S = 10.0
 MAX_ABSENT_POLLS = 3
-"""Number of polls in a row that must miss a topic of a pattern before the topic counts as deleted."""
+"""A topic of a pattern counts as deleted after it is missing from this many polls in a row."""
 QUEUE_DECAY = 0.8
-"""Factor by which the queue time decays from batch to batch."""
+"""Factor by which `queue_s` decays from batch to batch."""
 WARN_AFTER_S = 10.0
-"""Time without an answer before a warning. Brokers that start or elect leaders answer with errors for some seconds,
-which need no warning.
+"""Time (s) without a response from Kafka before a warning. Brokers that start or elect leaders respond with errors for
+some seconds, which need no warning.
 """
 WARN_S = 30.0
-"""Interval of the warnings that Kafka does not answer. They reach the terminal and the Airflow task's log."""
+"""Interval (s) of the warnings that Kafka does not respond. They appear in the terminal and in the Airflow task's log.
+"""
 UNREACHABLE_S = 120.0
-"""Timeout for silent brokers. After it the writer ends, and its supervisor restarts it."""
+"""Time (s) without a response from Kafka after which the writer ends. Its supervisor then restarts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +58,19 @@ class PlannerSettings:
     policy: BatchPolicy
     idle_timeout_s: float
     exchange: str
-    """The location of the rates, for `frazil.host.exchange.open_exchange`."""
+    """Where the rates are stored: an argument for `frazil.host.exchange.open_exchange`."""
     poll_s: float = POLL_S
-    """Minimum interval between two polls of Kafka."""
+    """Minimum interval (s) between two polls of Kafka."""
 
 
 @dataclass(slots=True)
 class BatchPlanner:
-    """Decides the positions at which batches end.
+    """Chooses the positions at which batches end.
 
-    `clock` counts monotonic seconds; `clock_ms`, the wall clock, only dates the reports. The position has every
-    topic-partition of the marker. Topic-partitions of topics that are no longer declared keep their offsets, are not
-    read, and count as idle. If they are declared again, they continue from these offsets.
+    `clock` returns monotonic seconds. `clock_ms` returns the wall clock's time, and is used only to date the reports.
+
+    The position has every topic-partition of the marker. Topic-partitions of topics that are no longer declared keep
+    their offsets, are not read, and count as idle. If they are declared again, they continue from these offsets.
     """
 
     settings: PlannerSettings
@@ -80,31 +82,41 @@ class BatchPlanner:
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
     first_seen: dict[TopicPartition, float | None] = field(default_factory=dict)
-    """When a partition's oldest unread record was first seen; None if the record existed at the start."""
+    """When each partition's oldest unread record was first seen, in seconds of `clock`; None if the record existed at
+    the start.
+    """
     last_unread: dict[TopicPartition, float] = field(default_factory=dict)
-    """When a partition last had a record beyond the position, readable or in an open transaction."""
+    """When each partition last had a record after the position, in seconds of `clock`. Records in open transactions
+    count.
+    """
     polled_at: float = float("-inf")
     described_at: float = float("-inf")
     answered_at: float | None = None
     silent_since: float | None = None
-    """When the first unanswered poll was made; None if the last poll was answered."""
+    """When the first poll in a row without a response was made, in seconds of `clock`; None if Kafka responded to the
+    last poll.
+    """
     warned_at: float = float("-inf")
     queue_s: float = 0.0
-    """The longest time that recent batches waited for a slot, because other streams had all slots. It decays."""
+    """The longest time (s) that a recent batch waited for a slot because other streams had all slots. It decays with
+    each batch.
+    """
     asking: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the thread that polls."""
+    """Held while a thread polls Kafka or chooses a position."""
     found_wrong: Exception | None = None
-    """An error in the brokers' answer, which ends the epoch after the current batch."""
+    """An error that `observe` found, which ends the epoch after the current batch."""
     absent: dict[str, int] = field(default_factory=dict)
-    """Topics of the position that match the stream's pattern but are not in Kafka, with the number of polls that missed
-    them.
+    """Number of polls that missed a topic, for topics of the position that match the stream's pattern but are not in
+    Kafka.
     """
     polls: int = 0
-    """Number of times that Kafka has listed the topics."""
+    """Number of times that Kafka has described the stream's topics."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran."""
     whole: WholeTransactions | None = None
-    """Finds the boundaries of source transactions, if every batch must have whole transactions; else None."""
+    """Finds the boundaries of source transactions; None unless the stream declares that every batch has whole
+    transactions.
+    """
 
     @property
     def _exchange(self) -> Exchange:
@@ -116,7 +128,10 @@ class BatchPlanner:
         return self.watch.stable
 
     def next_position(self) -> Position:
-        """Return the position where the next batch should end; the unchanged position if no batch is due."""
+        """Return the position where the next batch must end; the unchanged position if no batch should start now.
+
+        Raises the error that the last poll or `observe` found.
+        """
         with self.asking:
             if self.found_wrong is not None:
                 raise self.found_wrong
@@ -124,7 +139,7 @@ class BatchPlanner:
             return self._decide(now) if self._poll_if_due(now) else self.position
 
     def observe(self) -> None:
-        """Poll the brokers while a batch runs, so that lag is known. `next_position` raises the errors found."""
+        """Poll Kafka while a batch runs, so that the lag is known. Errors are raised later, by `next_position`."""
         with self.asking:
             if self.found_wrong is None:
                 try:
@@ -133,29 +148,28 @@ class BatchPlanner:
                     self.found_wrong = error
 
     def queued(self, seconds: float) -> None:
-        """Record how long a batch waited for its slot. The next batches begin earlier by this time, at most by a
-        quarter of the interval.
+        """Record how many seconds a batch waited for its slot.
 
-        Without this maximum, streams that wait for each other would commit ever more often, and wait even longer.
+        The next batches start earlier by this time, at most by a quarter of the commit interval. Without this maximum,
+        streams that wait for each other would commit more and more often, and wait even longer.
         """
         longest_s = self.settings.policy.interval_s / 4
         self.queue_s = min(max(seconds, QUEUE_DECAY * self.queue_s), longest_s)
 
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
-        """Whether records after the offset are held back, because the source's transaction at this offset has not
-        ended.
-        """
+        """Whether records from this offset on are held back because the source transaction there has not ended."""
         return self.whole is not None and self.whole.stuck and tp in self._read() and offset >= self.whole.at
 
     def is_gone(self, topic: str) -> bool:
-        """Whether a topic that matches the pattern counts as deleted, so that the planner no longer waits for its
-        records.
+        """Whether a topic that matches the pattern counts as deleted.
+
+        The planner no longer waits for the records of such a topic.
         """
         known = any(topic == name for name, _ in self.position.offsets)
         return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
 
     def _poll_if_due(self, now: float) -> bool:
-        """Poll the brokers if a poll is due; returns False if they did not answer."""
+        """Poll Kafka if the last poll was `poll_s` or longer ago. Returns False if Kafka did not respond."""
         if now - self.polled_at >= self.settings.poll_s:
             self.polled_at = now
             try:
@@ -166,14 +180,15 @@ class BatchPlanner:
         return True
 
     def plans(self, start: Position, end: Position) -> list[str]:
-        """Return the tasks of the batch between two positions, each as a JSON document; no tasks for an empty
-        commit.
-        """
+        """Return the tasks of the batch between two positions, each as JSON text. An empty commit has no tasks."""
         return [json.dumps(task) for task in self.tasks(start, end)]
 
     def tasks(self, begin: Position, until: Position) -> tuple[dict[str, Any], ...]:
-        """Return the tasks of the batch between two positions as JSON values; no tasks if the batch reads nothing."""
-        # A partition that appeared since begins at its first offset.
+        """Return the tasks of the batch between two positions as JSON values.
+
+        A batch that reads nothing has no tasks.
+        """
+        # A partition that appeared after the first position begins at its first offset.
         starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
         rates, policy = read_rates(self._exchange), self.settings.policy
@@ -214,7 +229,10 @@ class BatchPlanner:
         self.report(PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms()))
 
     def _hold_back(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
-        """Let logs end before the first of the source's transactions that has not ended."""
+        """Set the ends of the logs to before the first source transaction that has not ended.
+
+        Raises SpecError if the topic has several partitions.
+        """
         if len(read) > 1:
             raise SpecError(
                 f"stream {self.settings.stream!r}: source.format.envelope.transactions needs a topic of one partition, "
@@ -227,14 +245,15 @@ class BatchPlanner:
             self.watch.stable[tp] = whole.follow(tp, start, end)
 
     def _read(self) -> dict[TopicPartition, int]:
-        """Return the position in the topics that are declared and exist."""
+        """Return the position's offsets of topics that are declared and exist."""
         read = keep_topics(self.position.offsets, self.settings.topics)
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
     def _describe(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Add new partitions at their first offsets. Raises for a recreated topic and for a lost range.
+        """Add new partitions at their first offsets. Raises an error if a topic was recreated, or if unread records
+        were deleted.
 
-        `ends` are from the previous poll, because a recreated topic has other ends.
+        `ends` are from the poll before, because a recreated topic has other ends. They are used in the error message.
         """
         found = self.kafka.describe()
         try:
@@ -256,7 +275,8 @@ class BatchPlanner:
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _check_not_hidden(self, present: Container[str]) -> None:
-        """Raise AccessDenied if a topic of the position exists but is hidden: the watermark must wait for that topic.
+        """Raise AccessDenied if a topic of the position exists but is hidden by its ACLs. The watermark must wait for
+        such a topic.
 
         A topic that already counts as deleted is not checked, because its ACLs may be deleted after it.
         """
@@ -265,7 +285,7 @@ class BatchPlanner:
             self.kafka.check_not_hidden(missing)
 
     def _count_missing_polls(self, present: Container[str]) -> None:
-        """Count how often each topic of the position was missing. Only topics of a pattern may be missing at all."""
+        """Count how many polls in a row missed each topic of the position. Only topics of a pattern may be missing."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
                 if self.absent.pop(topic, 0):
@@ -277,7 +297,7 @@ class BatchPlanner:
                 log.warning("topic %s is no longer in Kafka: %d of its records were not read", topic, unread)
 
     def _forget(self, topic: str) -> int:
-        """Forget the ends of a deleted topic's logs; returns how many known records were not read."""
+        """Discard the known ends of a deleted topic's logs. Returns how many known records were not read."""
         unread = 0
         for tp in [tp for tp in self.watch.stable if tp[0] == topic]:
             unread += max(self.watch.stable.pop(tp) - self.position.offsets.get(tp, 0), 0)
@@ -286,7 +306,7 @@ class BatchPlanner:
         return unread
 
     def _unread(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
-        """Return the sentence about unread records of these topics before their former ends."""
+        """Return a sentence about the unread records that these topics had before `ends`; empty if there are none."""
         unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
         return f". {counted(unread, 'record')} that Kafka had before had not been read" if unread else ""
 
@@ -322,7 +342,7 @@ class BatchPlanner:
                 end = {tp: max(offsets[tp], self.whole.at) if tp in self._read() else offsets[tp] for tp in end}
             log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
             for tp in offsets:
-                # What a bounded batch leaves unread keeps its waiting time.
+                # Records that a bounded batch leaves unread keep their waiting time.
                 if end[tp] >= self.ends.get(tp, end[tp]):
                     self.first_seen.pop(tp, None)
             last = self.whole.last if self.whole else NO_TRANSACTION
@@ -333,9 +353,9 @@ class BatchPlanner:
         return self.position
 
     def _epochs_of(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the leader epochs of the offsets that advance.
+        """Return the newly observed leader epochs of the topic-partitions whose offsets advance.
 
-        Other offsets keep their leader epochs, because the log may be truncated between polls.
+        Other topic-partitions keep their leader epochs, because a log may be truncated between polls.
         """
         return {
             tp: epoch
@@ -349,11 +369,11 @@ class BatchPlanner:
         return None if len(known) < len(seen) or not known else now - min(known)
 
     def _idle(self, now: float) -> frozenset[TopicPartition]:
-        """Return the partitions without unread records for the idle timeout.
+        """Return the idle partitions: those without unread records for the idle timeout.
 
         Partitions that are idle in the marker stay idle while they have no new records. Records in an open transaction
         count as unread: once committed, they may be older than all records read before. A missing topic counts as
-        unread too, because a broker's answer may only have omitted the topic.
+        unread too, because a broker's response may have omitted it by mistake.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read()
         silent = {tp for tp, start in read.items() if self.watch.is_silent(tp, start)}

@@ -1,4 +1,6 @@
-"""The data exchanged between a writer's planner and its other parts: observations, and the rates of batches."""
+"""Data that a writer's planner exchanges with the writer's other parts: the planner's observations, and the rates of
+batches.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,20 @@ class PlannerReport:
     began: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran and are in no marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Number of offsets that wait for transactions to end, for partitions with such offsets."""
-    transaction: str = ""
-    """The transaction of a captured database that the offsets wait for; empty for Kafka's own transactions."""
-    observed_at_ms: int = 0
-    """Time of the observation, in milliseconds since 1970. The ends may be old, because the planner decides nothing
-    while a batch runs.
+    """Number of offsets that wait for transactions to end, by partition. Partitions without such offsets are left out.
     """
+    transaction: str = ""
+    """The source transaction that the offsets wait for, and what to do, as text; empty if they wait for Kafka's own
+    transactions.
+    """
+    observed_at_ms: int = 0
+    """Time of the observation, in milliseconds since 1970."""
 
     def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return how many records lie beyond those offsets, for topic-partitions with such records."""
+        """Return the number of records after these offsets, by topic-partition.
+
+        Leaves out topic-partitions without such records.
+        """
         starts = {**self.began, **offsets}
         lags = {tp: end - starts.get(tp, 0) for tp, end in self.ends.items()}
         return {tp: lag for tp, lag in lags.items() if lag > 0}
@@ -41,9 +47,9 @@ def write_rates(exchange: Exchange, rates: Rates) -> None:
 
 
 def read_rates(exchange: Exchange) -> Rates:
-    """Return the measured rates.
+    """Return the rates of earlier batches.
 
-    Returns the defaults before the first commit, and while the document is malformed.
+    Returns the defaults before the first commit, and if the stored document is malformed.
     """
     try:
         return Rates(**dict(exchange.read(_RATES)))

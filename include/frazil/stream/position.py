@@ -1,4 +1,4 @@
-"""The end of a batch: the planner decides it, and the batch's journal and the marker record it."""
+"""The position at which a batch ends. The planner chooses it, and the batch's journal and the marker record it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Position:
     offsets: Mapping[TopicPartition, int]
     idle: frozenset[TopicPartition] = frozenset()
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the leaders that had the records before those offsets, if known."""
+    """For each topic-partition, the epoch of the leader that had the last record before its offset, if known."""
     transaction: LastTransaction = NO_TRANSACTION
-    """The last transaction before those offsets, if the stream reads whole transactions."""
+    """The last source transaction before these offsets, if the stream reads whole transactions."""
 
     @classmethod
     def of(cls, marker: Marker) -> Position:

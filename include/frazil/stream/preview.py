@@ -1,4 +1,7 @@
-"""Reads the newest records of a stream's topics and shows what would become of each. Writes nothing."""
+"""Reads the newest records of a stream's topics, and shows for each whether it would become a row or a dead letter.
+
+Writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ Fate = Literal["row", "dropped", "dead letter", "no change"]
 
 @dataclass(frozen=True, slots=True)
 class Previewed:
-    """One record, and what would become of it."""
+    """One record, and whether it would become rows, a dead letter, or neither."""
 
     topic: str
     partition: int
@@ -43,7 +46,8 @@ class Previewed:
 
 
 def preview(spec: StreamSpec, *, limit: int) -> list[Previewed]:
-    """Return what would become of the newest `limit` records, as the stream is declared, in the order of offsets.
+    """Preview the newest `limit` records with the current declaration. Returns them ordered by topic, partition and
+    offset.
 
     Raises SpecError, TopicMissing, AccessDenied and KafkaUnavailable.
     """
@@ -61,7 +65,7 @@ def preview(spec: StreamSpec, *, limit: int) -> list[Previewed]:
 
 
 def _context(spec: StreamSpec) -> tuple[StageContext, Schema]:
-    """Return the context in which a new table's records would be decoded, and that table's schema."""
+    """Return the context for decoding records as if the table were new, and that table's schema."""
     schema = iceberg.schema(spec)
     changes = change_rules(spec, schema, {})
     columns = schema if changes is None else change_schema(schema, changes.key)
@@ -114,7 +118,7 @@ def _fates(chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Prot
 
 
 def _plain(rows: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows without the columns that frazil adds."""
+    """Return the rows as dicts, without the columns that frazil adds."""
     own = [name for name in rows.column_names if not name.startswith(("kafka_", "_frazil"))]
     found: list[dict[str, Any]] = rows.select(own).to_pylist()
     return found

@@ -1,6 +1,7 @@
-"""The progress of a long batch: each task writes its count of records or merged rows, and the heartbeat adds them up.
+"""The progress of a long batch. Each task writes its count of records or merged rows, and the heartbeat sums the
+counts.
 
-The files lie next to the journals, not in the run folder, because executors may run on other hosts.
+The files are stored next to the journals, not in the run folder, because executors may run on other hosts.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from frazil.table.storage import open_store
 WRITES_A_SECOND = 8.0
 """Maximum writes per second by all tasks of a batch on a cluster. Each write is a request to an object store."""
 MAX_PERIOD_S = 15.0
-"""Maximum interval between a task's writes: short enough that users still see a large batch advance."""
+"""Maximum interval (s) between a task's writes: short enough that users see a large batch advance."""
 _WRITE = "write-"
 _MERGE = "merge-"
 MERGE_PERIOD_S = 1.0
-"""Write interval of a merge task, which may read many small files."""
+"""Minimum write interval (s) of a merge task, which may read many small files."""
 
 
 def cluster_period_s(tasks: int) -> float:
-    """Return the write interval (s) of each task if `tasks` tasks run at once."""
+    """Return the interval (s) at which each task writes its progress, if `tasks` tasks run at once."""
     return min(max(1.0, tasks / WRITES_A_SECOND), MAX_PERIOD_S)
 
 
@@ -33,7 +34,9 @@ class Counted:
 
     read: int = 0
     written: int = 0
-    """Records written by the writers of a shuffle, which begin when all records are read; 0 without a shuffle."""
+    """Number of records written by the writers of a shuffle, which start after all records are read; 0 without a
+    shuffle.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +49,31 @@ class ProgressFolder:
     location: str
     io: IoProperties
     period_s: float = 0.0
-    """Time (s) that a task waits before its first write and between two writes; 0 to write at each report of a
-    stage.
+    """Time (s) before a task's first write and between two writes. If it is 0, a staging task writes each time it
+    reports progress.
     """
     attempt: int = 0
-    """The attempt of the batch that writes. A task of an earlier attempt may still write after a later attempt began.
+    """The number of the batch's attempt. A task of an earlier attempt may still write after a later attempt began.
 
-    For a merge, the time at which it began, in milliseconds since 1970.
+    For a merge, this is the time at which the merge began, in milliseconds since 1970.
     """
 
     def write(self, task: str, *, epoch: int, batch: int, records: int) -> None:
-        """Write how many records a task has read, or how many a shuffle's writer (`write_task`) has written."""
+        """Write how many records a task has read, or, for a task named by `write_task`, how many a shuffle's writer has
+        written.
+        """
         value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": records}
         self._put(task, value)
 
     def write_merged(self, task: int, *, rows: int) -> None:
-        """Write how many rows a merge task has read, of the table's files and of the changes."""
+        """Write how many rows a merge task has read from the table's files and the changes."""
         self._put(f"{_MERGE}{task}", {"attempt": self.attempt, "rows": rows})
 
     def _put(self, task: str, value: Mapping[str, int]) -> None:
         open_store(self.location, self.io).put(f"{self.location}/{task}.json", json.dumps(value).encode())
 
     def clear(self) -> None:
-        """Delete all progress files before a batch is staged or merged again, so that its count starts at 0."""
+        """Delete all progress files, so that the count starts at 0 when a batch is staged or merged again."""
         store = open_store(self.location, self.io)
         store.delete(file.path for file in store.list_files(self.location))
 
@@ -104,5 +109,5 @@ def _name(path: str) -> str:
 
 
 def write_task(writer: int) -> str:
-    """Return the name of a shuffle's writer among a batch's tasks."""
+    """Return the task name of a shuffle's writer."""
     return f"{_WRITE}{writer}"

@@ -1,4 +1,4 @@
-"""Folds a stream's old commit records in a thread of its writer, without delaying batches."""
+"""Folds (compacts) a stream's old commit records in a thread of its writer, without delaying batches."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ log = logging.getLogger(__name__)
 
 FOLD_INTERVAL_S = 600.0
 PAUSE_S = 1.0
-"""Pause between two objects, so that folding years of records does not slow batches down."""
+"""Pause (s) after each stored object, so that folding years of records does not slow batches down."""
 
 
 @dataclass(slots=True)
 class RecordFolding:
-    """A context manager whose thread folds the records, with its own catalog and storage.
+    """A context manager that folds a stream's old commit records in a thread. The thread has its own catalog and
+    storage clients.
 
-    An interrupted fold continues the next time.
+    If a fold is interrupted, the next one continues it.
     """
 
     spec: StreamSpec
     emit: Callable[[StreamEvent], None]
     others: Foldings | None = None
-    """The folding thread that other streams share; None if the stream has its own."""
+    """The thread that folds the records of several streams; None if this stream has its own thread."""
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 

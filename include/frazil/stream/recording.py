@@ -1,6 +1,6 @@
-"""Connects a writer with the recorders of its events: its history, and OpenLineage if that is declared.
+"""Connects a writer with the recorders of its events: the stream's history, and OpenLineage if it is declared.
 
-Each recorder is a sink of the writer's events. A separate thread (a scribe) does the work that may block.
+Each recorder receives the writer's events. A separate thread does the work that may block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from frazil.table.storage import open_store
 log = logging.getLogger(__name__)
 
 LINEAGE = "openlineage"
-"""The name of OpenLineage's scribe thread, which is separate from the scribe threads of storages."""
+"""The name of the thread that sends to OpenLineage. It is separate from the threads that write to storages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Recording:
     recording_threads: RecordingThreads
 
     def opens(self, tables: StreamTables) -> None:
-        """Start recording, because the tables now exist.
+        """Start to record, once the tables exist.
 
         The history is written next to the main table, with that table's latest credentials.
         """
@@ -56,7 +56,10 @@ class Recording:
             self.recording_threads.add(self.lineage, storage=LINEAGE)
 
     def ended(self, error: BaseException | None, *, at_ms: int) -> None:
-        """Record that the writer has ended. Returns when the last entries are written, or after some seconds."""
+        """Record that the writer has ended, with the error that ended it, if any.
+
+        Returns when the last entries are written, or after some seconds.
+        """
         words = None if error is None else f"{type(error).__name__}: {error}"
         if words is not None:
             self.recorder.ended(words, at_ms=at_ms)

@@ -42,21 +42,22 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 MEASURED_MS = 10_000
-"""Interval of the lag measurements that sinks receive."""
+"""Interval (ms) at which sinks receive lag measurements."""
 LOG_CHECK_MS = 60_000
-"""Interval at which the size of the log file is checked."""
+"""Interval (ms) at which the size of the log file is checked."""
 COUNT_WAIT_S = 0.5
-"""Timeout for counting records in a heartbeat with its own thread."""
+"""Time (s) that a heartbeat with its own thread waits for the record count."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
-"""Phases in which an upsert stream merges batches. The first phase settles the batches that the last writer left."""
+"""Phases in which an upsert stream merges batches. A take-over merges the batches that the last writer left unfinished.
+"""
 
 
 class Reporter:
-    """Writes the status file until it is closed.
+    """Writes the heartbeat file until the context ends.
 
-    The writer's other threads inform the reporter through events and setters. The reporter emits the stalls that it
-    finds.
+    The writer's other threads inform the reporter through events and setters. The reporter finds stalls, and emits
+    events when they begin and end.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Reporter:
         )
         self._counting: threading.Thread | None = None
         self._heartbeats = heartbeats
-        """The thread that sends the heartbeat, if others share it; else the reporter has its own."""
+        """The thread that sends the heartbeats of several writers; None if this reporter has its own thread."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -147,37 +148,46 @@ class Reporter:
                 self.notice(sentence, replaces=replaces)
 
     def phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
-        """Enter another phase; `key` names the phase's batch."""
+        """Set the writer's phase. `key` is the batch of the phase; None if the phase has none."""
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
         self._written = 0
         self._phase_since_ms = self._clock_ms()
         self._change(phase=phase, outage=None, merged_rows=0, **at)
 
     def table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
-        """Set the stream's table, which now exists; `merges` is whether batches are merged into the table."""
+        """Set the location of the stream's table, once the table exists.
+
+        `merges` is whether batches are merged into the table.
+        """
         self._progress, self._merges = progress, merges
         self._change(table_location=location)
 
     def committed(self, marker: Marker, *, at_ms: int | None) -> None:
-        """Set the new marker. `at_ms` is the time of a batch's commit; None for a take-over."""
+        """Set the new marker.
+
+        `at_ms` is the time of the batch's commit; None if the marker comes from a take-over or skips records.
+        """
         with self._lock:
             self._marker = marker
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
         self._change(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
 
     def planned(self, report: PlannerReport | None) -> None:
-        """Set the planner's last observation; None when another planner begins."""
+        """Set the planner's last observation. It is None when a new planner starts."""
         with self._lock:
             self._report = report
 
     def throttled(self, reason: str | None, *, stretch: float) -> None:
-        """Set why commits are, or should be, stretched, and the factor by which they are stretched."""
+        """Set the factor by which the commit interval is stretched, and the reason.
+
+        The reason is None if the table is not under pressure.
+        """
         with self._lock:
             self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
 
     def notice(self, sentence: str, *, replaces: str = "") -> None:
-        """Show a notice from now on, in place of another one. A writer shows each of its few notices once."""
+        """Add a notice to the heartbeat. It replaces the notice `replaces`, if that is shown."""
         with self._lock:
             others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
             self._state = dataclasses.replace(self._state, notices=(*others, sentence))
@@ -208,14 +218,15 @@ class Reporter:
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is news to send at once."""
+        """Whether the heartbeat has changed since it was last sent."""
         return self._wake.is_set()
 
     def _count_records(self) -> None:
-        """Count records in a daemon thread, because an unavailable storage may take a minute to fail.
+        """Count the records of the current batch in a daemon thread, because an unavailable storage may take a minute
+        to fail.
 
         Neither the heartbeat nor the end of the process may wait for that failure. If writers share the heartbeats'
-        thread, the next heartbeat has the count.
+        thread, the count is in the next heartbeat.
         """
         if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
@@ -248,7 +259,7 @@ class Reporter:
     def _merged(self, phase: Phase, rows: int) -> None:
         """Set the number of merged rows.
 
-        A merge that starts again because the table changed starts at 0; that counts as an advance too.
+        A merge that restarts because the table changed counts from 0 again. That counts as progress too.
         """
         with self._lock:
             is_new = self._state.phase is phase and rows != self._state.merged_rows
@@ -259,7 +270,7 @@ class Reporter:
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
 
     def _evaluate_backpressure(self) -> None:
-        """Update the backpressure before a batch ends, so that a batch that hangs shows backpressure."""
+        """Update the backpressure while a batch runs, so that a batch that hangs shows backpressure."""
         if (since_ms := self._staging_since_ms) is None:
             return
         beyond_ms = self._beyond_interval_ms(self._clock_ms() - since_ms)
@@ -268,8 +279,8 @@ class Reporter:
                 self._state = dataclasses.replace(self._state, backpressure_ms=beyond_ms)
 
     def _evaluate(self) -> None:
-        """Compute lag and stall from the marker and the planner's report."""
-        # Read together: with a phase older than the report, a batch would get credit for later records.
+        """Update the heartbeat's lag and stall from the marker and the planner's report."""
+        # Read all under one lock: with a phase older than the report, later records would count for the batch.
         with self._lock:
             state, marker, report, stretch = self._state, self._marker, self._report, self._stretch
         if marker is None:
@@ -277,13 +288,13 @@ class Reporter:
         sample = _sample(state, marker, report, at_ms=self._clock_ms())
         lag = sum(sample.unread.values()) if report else state.lag
         self._watch.stretch(stretch)
-        # An outage is reported as such; after it the history begins again.
+        # During an outage no stall is evaluated, because the outage is reported. The history begins again afterwards.
         stall = self._watch.evaluate(sample) if state.outage is None else state.stall
         with self._lock:
             waiting = sum(sample.in_transactions.values())
             self._state = dataclasses.replace(self._state, lag=lag, in_transactions=waiting, stall=stall)
             if lag and not state.lag and state.phase is Phase.WAITING:
-                # Until now it had nothing to do, and that is no time without progress.
+                # Until now the writer had no records, so this time does not count as time without progress.
                 advanced_ms = max(self._state.advanced_at_ms, sample.at_ms)
                 self._state = dataclasses.replace(self._state, advanced_at_ms=advanced_ms)
             if report is not None and lag == 0 and state.phase is Phase.WAITING and self._marker is marker:
@@ -292,7 +303,7 @@ class Reporter:
             self._report_lag(sample)
 
     def _report_lag(self, sample: Sample) -> None:
-        """Send the lag to the sinks, but not every second."""
+        """Send the lag to the sinks, at most once per `MEASURED_MS`."""
         if abs(sample.at_ms - self._measured_ms) < MEASURED_MS:
             return
         self._measured_ms, state, lag = sample.at_ms, self._state, sum(sample.unread.values())
@@ -334,7 +345,10 @@ def _sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, a
 
 
 def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
-    """Return the current batch. A batch that is in the marker has ended, regardless of the phase."""
+    """Return the current batch; None if the writer runs no batch.
+
+    A batch that is in the marker has ended, even if the phase has not changed yet.
+    """
     if state.phase not in BATCH_PHASES or state.epoch is None or state.batch is None:
         return None
     landed = (state.epoch, state.batch) == marker.at

@@ -1,4 +1,4 @@
-"""The route of a stream during one epoch: its routed tables, and the rows that these tables miss."""
+"""The route of a stream during one epoch: its routed tables, and the rows that they do not have yet."""
 
 from __future__ import annotations
 
@@ -33,20 +33,19 @@ MAX_NAMED = 5
 
 @dataclass(slots=True)
 class StreamRoute:
-    """The route for the batches of one epoch."""
+    """Commits the batches of one epoch to the routed tables."""
 
     spec: StreamSpec
     tables: StreamTables
     followers: Followers
     emit: Callable[[StreamEvent], None]
     routed: RoutedTables | None = None
-    """The routed tables; None if the route is no longer declared. In that case the tables still get their waiting
-    rows.
+    """The routed tables; None if the route is no longer declared. Even then, waiting rows are committed to the tables.
     """
     tried: float = 0.0
-    """When the tables that miss rows were last tried, by the monotonic clock."""
+    """When commits to the tables that miss rows were last tried, in seconds of the monotonic clock."""
     _reported: bool = False
-    """Whether tables that miss rows were reported."""
+    """Whether the last report named tables that miss rows."""
 
     @classmethod
     def begin(
@@ -68,7 +67,7 @@ class StreamRoute:
         ended = found._commit_overdue_rows()
         sweep_waiting_files(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NO_BATCH)
         if not ended:
-            found.report()  # what has waited for too long stops the stream before more does
+            found.report()  # rows that have waited for too long stop the stream before more rows wait
         if spec.route is not None:
             catalog = load_catalog(spec.table.catalog)
             found.routed = RoutedTables(spec, spec.route, catalog, tables, followers.behind)
@@ -77,12 +76,12 @@ class StreamRoute:
         return found
 
     def _commit_overdue_rows(self) -> bool:
-        """Commit the waiting rows, and retry for a while if they are overdue; returns True if the writer is asked to
+        """Commit the waiting rows, and retry for a while if they are overdue. Returns True if the writer is asked to
         end.
 
-        After a downtime, rows have waited for longer than `lag` even if no table is broken, and a table that fails once
-        may recover a second later. If the lag were counted from the start instead, every start of a stream with a
-        broken table would continue to read.
+        After a downtime, rows have waited for longer than `route.lag` even if no table is broken, and a table that
+        fails once may recover a second later. So one failure is not enough to raise RouteBehind. The lag is not counted
+        from the start either: then a stream with a broken table would read more records at every start.
         """
         retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)
         deadline, attempt = retry_policy.clock() + retry_policy.total_s, 0
@@ -110,12 +109,15 @@ class StreamRoute:
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
     def try_again(self, default_marker: Marker) -> None:
-        """Try again to load or create the missing tables, before a batch is staged."""
+        """Load or create the routed tables that could not be loaded or created before.
+
+        Called before a batch is staged.
+        """
         if self.routed:
             self.routed.try_again(default_marker)
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
-        """Return the context of a batch with the routed tables."""
+        """Return the batch's staging context with the routed tables added."""
         return self.routed.placed(context, key) if self.routed else context
 
     def make(self, values: Collection[str], default_marker: Marker) -> None:
@@ -124,24 +126,28 @@ class StreamRoute:
             self.routed.make(values, default_marker)
 
     def is_absent(self, target: Target) -> bool:
-        """Whether the rows of a table wait next to the default table, in its format."""
+        """Whether a routed table could not be loaded or created.
+
+        Its rows then wait next to the default table, in that table's format.
+        """
         return self.routed is not None and target in self.routed.absent
 
     def evolved(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> Iterable[tuple[Target, Evolved | None]]:
-        """Evolve routed tables as `RoutedTables.evolved` does."""
+        """Evolve routed tables; see `RoutedTables.evolved`."""
         return self.routed.evolved(drift, main).items() if self.routed else ()
 
     def decided(self) -> None:
-        """Commit a batch of the default table to the routed tables. After an atomic commit they have the batch
-        already.
+        """Commit the batch that was just committed to the default table to the routed tables.
+
+        With an atomic commit, they already have it.
         """
         self.tried = time.monotonic()
         self.followers.commit()
 
     def follow(self) -> None:
-        """Commit again to the tables that miss rows, once per commit interval. Raises RouteBehind."""
+        """Retry commits to the tables that miss rows, at most once per commit interval. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
         if (self.followers.waiting or self._reported) and time.monotonic() - self.tried >= interval_s:
             self.tried = time.monotonic()
@@ -149,7 +155,7 @@ class StreamRoute:
             self.report()
 
     def report(self) -> None:
-        """Report the tables that miss rows.
+        """Emit an event that names the tables that miss rows, or one that says that all tables have all rows again.
 
         Raises RouteBehind if a table has missed rows for longer than the route allows.
         """
@@ -173,13 +179,13 @@ class StreamRoute:
 
 
 def behind_words(behind: Sequence[Behind]) -> str:
-    """Return a sentence that names the tables that miss rows."""
+    """Describe the tables that miss rows, for a message."""
     return "; ".join(shortened([*map(str, behind)], MAX_NAMED, "table"))
 
 
 def pointer(stream: str, behind: Sequence[Behind]) -> str:
-    """Return a pointer to the command that shows how to fix each table, unless the reasons themselves name a
-    command.
+    """Return a sentence that names the command that shows each table's remedy; empty if the reasons themselves name
+    commands.
     """
     if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""

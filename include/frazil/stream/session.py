@@ -22,14 +22,14 @@ from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream import worker_daemon
 
 HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
-"""Environment variables; one must name the folder with the Hadoop cluster's configuration."""
+"""Environment variables. One of them must name the folder with the Hadoop cluster's configuration."""
 SUBMISSION_PROPERTIES = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
-"""Properties that a driver in a cluster gets from its submission, which may have changed them."""
+"""Properties that the submission of a driver to a cluster sets. The submission may have changed them."""
 TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
-"""Memory of one Python worker and of the records that it stages."""
+"""Memory (bytes) of one Python worker and the records that it stages."""
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
@@ -44,10 +44,10 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.worker.reuse": "true",
-        # Arrow has compressed what is shuffled.
+        # Arrow has already compressed the rows that are shuffled.
         "spark.shuffle.compress": "false",
-        # What a batch's tasks share may exceed 1 MiB: a wide schema, routes of thousands of partitions. By default
-        # Spark writes that to a file, which it removes only when it ends. Now each task has it.
+        # Data that a batch's tasks share may exceed 1 MiB: a wide schema, routes of thousands of partitions. By default
+        # Spark writes that to a file, which it removes only when it ends. With this setting each task carries it.
         "spark.broadcast.UDFCompressionThreshold": "1g",
         "spark.python.daemon.module": worker_daemon.MODULE,
         **(_of_cluster(resources) if resources.on_cluster else _of_this_host(resources)),
@@ -56,7 +56,10 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM. Raises `EnvironmentUnusable` if the JVM does not start, or does not find its cluster."""
+    """Start the JVM and return its Spark context.
+
+    Raises `EnvironmentUnusable` if the JVM does not start, or does not find its cluster.
+    """
     in_cluster, on_yarn = in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDERS)):
         raise EnvironmentUnusable(
@@ -78,7 +81,9 @@ def start_context(spec: StreamSpec) -> SparkContext:
 
 
 def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
-    """Return the Python that runs tasks: the package's Python if there is a package, else the driver's own path."""
+    """Return the path of the Python that runs tasks: `spark.pyspark.python` if set, else the package's Python, else the
+    driver's.
+    """
     packaged = PACKAGE_PYTHON if spec.resources.package else sys.executable
     return properties.get("spark.pyspark.python", packaged)
 
@@ -94,7 +99,7 @@ def _of_cluster(resources: Resources) -> dict[str, str]:
         if resources.manager is ClusterManager.STANDALONE
         else {
             "spark.executor.instances": str(resources.cores // resources.executor_cores),
-            # These end an executor whose processes exceed its container's memory, and records are next to the heap.
+            # These managers kill an executor that exceeds its container's memory. Records are outside of the heap.
             "spark.executor.memoryOverhead": _megabytes(resources.executor_cores * PYTHON_BYTES),
         }
     )
@@ -108,13 +113,15 @@ def _of_cluster(resources: Resources) -> dict[str, str]:
         "spark.executor.extraJavaOptions": LEAN_OPTIONS,
         "spark.task.maxFailures": str(TASK_ATTEMPTS),
         **archive,
-        # Executors of other hosts connect to the driver: there Spark chooses the address, or the declaration does.
+        # Executors on other hosts connect to the driver. For them, Spark or the declaration chooses its address.
         **(_LOOPBACK if on_loopback(resources.master) else {}),
     }
 
 
 def on_loopback(master: str) -> bool:
-    """Whether all of a standalone cluster's masters listen on this host's loopback, so that its workers do too."""
+    """Whether all masters of a standalone cluster listen on this host's loopback, so that its workers run on this host
+    too.
+    """
     if not master.startswith("spark://"):
         return False
     hosts = [address.rpartition(":")[0] for address in master.removeprefix("spark://").split(",")]

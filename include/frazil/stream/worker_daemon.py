@@ -23,19 +23,23 @@ from importlib.machinery import PathFinder
 MODULE = __name__
 STAGE = "frazil.stream.stage_rows"
 LATE = ("frazil.ingest.kafka_columns", "frazil.ingest.formats.json.decoder")
-"""Modules that a stage imports late, because a process may not need them or be unable to load them.
+"""Modules that a stage imports late, because a process may not need them or may be unable to load them.
 
-A worker forked from an old daemon after an upgrade must not mix newly installed modules with the daemon's.
+The daemon imports them before it forks: a worker forked from an old daemon after an upgrade must not load newly
+installed modules.
 """
 _ARCHIVE = re.compile(r"/(pyspark|py4j-[^/]*-src)\.zip$")
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 def preload() -> None:
-    """Import the modules that a stage needs. If an import fails here, each worker imports and fails by itself."""
+    """Import the modules that a stage needs.
+
+    If an import fails here, each worker tries it again and fails by itself.
+    """
     os.environ |= WITHOUT_THREADS
     _leave_out_archives()
-    # Standard output tells Spark the daemon's port, and nothing else may be in it.
+    # Spark reads the daemon's port from standard output, so nothing else may be printed there.
     with contextlib.redirect_stdout(sys.stderr):
         gc.disable()
         try:
@@ -47,12 +51,14 @@ def preload() -> None:
         except Exception:
             traceback.print_exc()
         gc.enable()
-    # Leave imports out of collections: in a worker, one would copy the pages that it shares with the daemon.
+    # Exclude imported objects from garbage collection: it would copy the pages that workers share with the daemon.
     gc.freeze()
 
 
 def _leave_out_archives() -> None:
-    """Import PySpark and Py4J from their installed packages, if any: Spark's zip files have no compiled code."""
+    """Remove Spark's zip files from the import path if PySpark and Py4J are installed: the zip files have no compiled
+    code.
+    """
     others = [path for path in sys.path if not _ARCHIVE.search(path)]
     if PathFinder.find_spec("pyspark", others) and PathFinder.find_spec("py4j", others):
         sys.path[:] = others
