@@ -1,8 +1,8 @@
-"""Tables that a route had but the catalog no longer has: they were dropped or renamed.
+"""Finds tables of a route that were dropped or renamed, so that the catalog no longer has them.
 
-Another table may have the name by now. The default table's commits decided rows for the lost table, so the remaining
-tables do not have all rows of the route. An operator registers the lost table again, or lets the route continue with
-the table that has the name now, or with a new one.
+Another table may now have the name. The default table's batches had rows for the lost table, so the remaining tables do
+not have all rows of the route. An operator registers the lost table again, or lets the route continue with the table
+that now has the name, or with a new table.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
 
 MAX_NAMED = 3
-"""Maximum number of dropped tables reported with their remedy; other dropped tables are only counted."""
+"""Maximum number of dropped tables that are reported with their remedy. Further dropped tables are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedTable:
-    """A table that the route had, and what to do about it."""
+    """A table that the route had and lost. `reason` says what happened and what to do."""
 
     target: Target
     reason: str
@@ -54,11 +54,12 @@ class DroppedTable:
 def dropped_tables(
     spec: StreamSpec, tables: StreamTables, there: Mapping[Target, Table] | None = None
 ) -> list[DroppedTable]:
-    """Return the tables that the route had, and still declares, but the catalog does not have, ordered by name.
+    """Return the tables that the route still declares but that were dropped or renamed, ordered by name.
 
-    `there` are the route's loaded tables. With `there`, also returns tables whose name another table has by now. Costs
-    a listing of the stream's member objects and of each namespace; with `there`, also a read of one small object per
-    table. Raises the errors of the catalog and the storage.
+    `there` has the route's loaded tables. If it is given, the result includes tables whose name another table now has.
+
+    Lists the stream's member objects and each namespace. With `there`, also reads one small object per table. Raises
+    the errors of the catalog and the storage.
     """
     if spec.route is None:
         return []
@@ -83,20 +84,20 @@ def dropped_tables(
 
 
 def _absent(catalog: Catalog, names: Set[Target]) -> set[Target]:
-    """Return the names that the catalog does not have.
+    """Return the table names that the catalog does not have.
 
-    Costs a listing of each namespace. Raises the catalog's errors.
+    Lists each namespace. Raises the catalog's errors.
     """
     namespaces = {name.rpartition(".")[0] for name in names}
     listed = {name for namespace in namespaces for name in list_table_names(catalog, namespace)}
-    # A listing may leave out what we may not see, so each one missing from it is requested.
+    # A listing may leave out tables that we may not see, so each missing name is requested by itself.
     unlisted = sorted(names - listed)
     there = in_parallel(catalog.table_exists, unlisted) if unlisted else []
     return {name for name, exists in zip(unlisted, there, strict=True) if not exists}
 
 
 def _made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table]) -> Table | None:
-    """Return the table that has the name now, if it is another table."""
+    """Return the table that now has the member's name, if it is not the table that the route had; otherwise None."""
     table = there.get(member.target)
     if table is None:  # the template did not make what has the name now
         try:
@@ -115,9 +116,10 @@ def behind_default_table(
     *,
     only_gone: bool = False,
 ) -> tuple[list[Behind], list[DroppedTable]]:
-    """Return the routed tables that miss rows of the default table, and dropped tables without waiting rows.
+    """Return the routed tables that miss rows of the default table, and the dropped tables for which no rows wait.
 
-    `there` is as for `dropped_tables`. With `only_gone`, existing tables are left out, and not loaded.
+    `there` has the route's loaded tables, as for `dropped_tables`. With `only_gone`, existing tables are left out and
+    not loaded.
     """
     dropped = {found.target: found for found in dropped_tables(spec, tables, there)}
 
@@ -146,7 +148,9 @@ def behind_default_table(
 
 
 def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
-    """Return the report on a table that misses rows, if it is another table than the one that the route had."""
+    """Return a report, by target, if another table now has the name of a table that misses rows; otherwise an empty
+    dict.
+    """
     member = member_of(tables, target)
     if member is None or not still_has(spec, member):
         return {}
@@ -160,7 +164,7 @@ def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target
 
 
 def still_has(spec: StreamSpec, member: Member) -> bool:
-    """Whether the route, as declared now, has this table. Pure."""
+    """Whether the route's current declaration includes this table. Pure."""
     route = spec.route
     if route is None or member.target in route.tables.values():
         return route is not None
@@ -170,12 +174,17 @@ def still_has(spec: StreamSpec, member: Member) -> bool:
 
 
 def is_of_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
-    """Whether a table is not the one that the template created for `value`. Always False for a named table. Pure."""
+    """Whether a table was not created by the template for `value`.
+
+    Always False if `value` is None, as for a named table. Pure.
+    """
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
 def route_has(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Whether the route, as declared now, has this table, or may have it if the table's value is unknown."""
+    """Whether the route's current declaration includes this table, or may include it because the table's route value is
+    unknown.
+    """
     return _may_have(spec, Member(target, _known_value(spec, tables, target), ""))
 
 
@@ -186,8 +195,9 @@ def _may_have(spec: StreamSpec, member: Member) -> bool:
 
 
 def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, again: Table | None = None) -> str:
-    """Return what happened to a table that the route had, and what to do; `again` is the table that now has its
-    name.
+    """Describe what happened to a table of the route and what to do.
+
+    `again` is the table that now has its name; None if no table has it.
     """
     target, catalog, has = member.target, tables.main.catalog_name, _may_have(spec, member)
     of = f" (made for {member.value!r})" if member.value is not None else ""
@@ -214,7 +224,7 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
 
 
 def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> str:
-    """Return what to do about a named table that is not in the catalog and that no start of this version has seen."""
+    """Describe what to do about a named table that the catalog does not have and no start of this version has loaded."""
     member = _member_or_like(spec, tables, target)
     if member.location:
         return dropped_sentence(spec, tables, member)
@@ -225,10 +235,10 @@ def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> 
 
 
 def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> Member:
-    """Return the record of a table that the catalog does not have.
+    """Return the member record of a table that the catalog does not have.
 
-    If only an earlier version used the table, the record is built from the files in the folder where the table would be
-    created.
+    If only an earlier version used the table, no record exists. It is then built from the files in the folder where the
+    table would be created.
     """
     member = member_of(tables, target)
     if member is not None:
@@ -242,7 +252,10 @@ def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> M
 
 
 def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
-    """Return the table's newest metadata file, and whether any file is left. Finds nothing if access is denied."""
+    """Return the path of the table's newest metadata file, or None, and whether any file of the table is left.
+
+    Returns `(None, False)` if access is denied.
+    """
     if not member.location:
         return None, False
     try:
@@ -257,12 +270,13 @@ def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
 
 
 def dropped_sentences(dropped: Sequence[DroppedTable]) -> list[str]:
-    """Return one sentence for each of the first `MAX_NAMED` dropped tables, and the number of the others."""
+    """Return a sentence for each of the first `MAX_NAMED` dropped tables, and one with the number of the others."""
     return shortened([*map(str, dropped)], MAX_NAMED, "table")
 
 
 def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
-    """Create a missing table of the route, empty and without a marker. Uses another folder if files are left.
+    """Create a missing table of the route, empty and without a marker. If files of the old table are left, uses another
+    folder.
 
     Raises SpecError if the route no longer has the table, and the errors of `ensure_declared`.
     """
@@ -275,7 +289,7 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
 
 
 def value_of_dropped(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the value for which the template creates a table; None for a table that the route names.
+    """Return the route value for which the template creates a table; None for a table that the route names.
 
     Raises SpecError if the value is unknown.
     """

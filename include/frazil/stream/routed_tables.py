@@ -1,5 +1,5 @@
-"""The tables of a stream's route: the table of each value, how tasks write to the tables, and how new tables are
-created.
+"""The tables of a stream's route: which table each route value has, how tasks write to the tables, and how new tables
+are created.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ log = logging.getLogger(__name__)
 
 
 def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    """Create a table whose rows of these batches wait next to the default table, and let it follow the default table.
+    """Create a table for which rows of these batches wait next to the default table, and write its first marker.
+
+    Then the waiting rows can be committed. Does not create a table that exists already.
 
     Raises RouteBehind for a table that existed before and was dropped, or that belongs to another owner. Raises
     AdoptionRequired for a table with batches that the default table does not have. Also raises the errors of the
@@ -105,9 +107,7 @@ def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target) -> b
 
 
 def _noted_value(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
-    """Return the value for which the template creates a table, from the table's note; None for a table that the route
-    names.
-    """
+    """Return the route value in the table's note. Returns None for a table that the route names, and without a note."""
     named = spec.route is not None and target in spec.route.tables.values()
     note = None if named else load_note(tables, target)
     return None if note is None else note.value
@@ -119,13 +119,13 @@ def _check_never_there(tables: StreamTables, target: Target, journals: Sequence[
 
 
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
-    """Check that a missing table is not one that the route had, whose rows would be missing. Raises TableLost."""
+    """Raise TableLost if the route once had this missing table: a new table would not have its rows."""
     if (member := member_of(tables, target)) is not None:
         raise TableLost(dropped_sentence(spec, tables, member))
 
 
 def _check_same(spec: StreamSpec, tables: StreamTables, member: Member | None, table: Table) -> None:
-    """Check that a table is the one that the route had under its name. Raises TableLost."""
+    """Raise TableLost if another table now has the name of a table that the route had."""
     if member is not None and member.is_another(table):
         raise TableLost(dropped_sentence(spec, tables, member, table))
 
@@ -150,8 +150,8 @@ def _full(limit: int) -> str:
 class RoutedTables:
     """The tables of one stream's route, as known to the stream's writer.
 
-    A table that cannot be loaded or created is `absent`: its rows wait next to the default table until the table has
-    been created.
+    A table that cannot be loaded or created is in `absent`. Its rows wait next to the default table until it can be
+    used again.
     """
 
     spec: StreamSpec
@@ -159,28 +159,28 @@ class RoutedTables:
     catalog: Catalog
     tables: StreamTables
     behind: Mapping[Target, Behind] = field(default_factory=dict)
-    """Tables that miss rows."""
+    """Routed tables that do not have all their rows yet, with the reasons."""
     targets: dict[str, Target] = field(default_factory=dict)
-    """Tables by route value."""
+    """Maps each route value to its table."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Why some values get no table."""
+    """Maps a route value that gets no table to the reason."""
     absent: dict[Target, str] = field(default_factory=dict)
-    """Tables that could not be loaded or created, and why."""
+    """Maps each table that could not be loaded or created to the reason."""
     _members: set[Target] = field(default_factory=set)
     """Tables that the route is known to have had."""
     _unread: set[Target] = field(default_factory=set)
     """Tables that the template may have created and that could not be loaded; their values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
-    """The layout of each table, with the location of the metadata that it was derived from."""
+    """Maps each table to its layout, and to the location of the metadata from which the layout was derived."""
     _texts: dict[str, str] = field(default_factory=dict)
 
     def open(self, default_marker: Marker) -> None:
-        """Load the existing tables, and create those that are declared. A failure of one table does not affect the
+        """Load the existing tables, and create those that are declared. An error of one table does not affect the
         others.
 
-        Raises AdoptionRequired for a table with batches that the default table does not have. For a table that commits
-        atomically with the default table, also raises RouteBehind if another table has its name while rows wait, and
-        the errors of `ensure_declared`.
+        Raises AdoptionRequired for a table with batches that the default table does not have. Errors of tables that
+        commit atomically with the default table are raised too: RouteBehind if another table has the name while rows
+        wait, and the errors of `ensure_declared`.
         """
         self._members |= member_names(self.tables)
         with catalog_errors(self.catalog.name):
@@ -200,17 +200,18 @@ class RoutedTables:
         return len(self.targets.keys() - self.route.tables.keys()) + len(self._unread - set(self.targets.values()))
 
     def _values_of_missing(self) -> list[str]:
-        """Return the values of tables that earlier writers could not create.
+        """Return the route values whose tables earlier writers could not create.
 
-        Rows may wait for a table that is no longer allowed; such a table is created when its rows are committed.
+        Leaves out values for which the route no longer makes a table. If rows wait for such a table, it is created when
+        they are committed.
         """
         noted = [(note.value, note.target) for note in load_notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _keep_unread(self, default_marker: Marker) -> None:
-        """Keep the values of existing tables that cannot be loaded, regardless of what is allowed now.
+        """Keep the existing tables that cannot be loaded, even if the route no longer allows their values.
 
-        An existing table gets its rows; otherwise they would be dead letters until a start can load the table.
+        Rows for such a table wait for it. Otherwise they would be dead letters until a start can load the table.
         """
         names = sorted(self._unread & self._members)
         members = filter(None, in_parallel(lambda name: member_of(self.tables, name), names) if names else [])
@@ -218,9 +219,9 @@ class RoutedTables:
         self._in_parallel(lambda value: self._make(value, default_marker), [v for v in values if v not in self.targets])
 
     def _values_of_dropped(self) -> list[str]:
-        """Return the values of the template's tables that the catalog no longer has.
+        """Return the route values of the template's tables that the catalog no longer has.
 
-        Rows of these tables wait for an operator's decision.
+        Their rows wait for an operator's decision.
         """
         known = {*self.targets.values(), *self._unread}
         names = [n for n in sorted(self._members - known) if may_have_made(self.route, n)]
@@ -231,7 +232,7 @@ class RoutedTables:
         self._follow(self._ensured(identifier, None), None, default_marker)
 
     def _ensured(self, identifier: Target, value: str | None) -> Table:
-        """Return the table; creates it if it never existed."""
+        """Return the table. Creates it if it never existed; raises TableLost if it was dropped."""
         table = self._loaded(identifier)
         if table is None:
             if identifier in self._members:
@@ -240,9 +241,10 @@ class RoutedTables:
         return table
 
     def _load_or_create(self, target: Target, value: str | None, act: Callable[[], None]) -> None:
-        """Load or create a table.
+        """Run `act`, which loads, creates or changes a table.
 
-        A table that fails is absent, and is tried again with each batch; the other tables continue.
+        If it fails, the table is added to `absent`, and each batch tries again; other tables are not affected. An error
+        of a table that commits atomically with the default table is raised.
         """
         try:
             act()
@@ -265,9 +267,9 @@ class RoutedTables:
         return atomic if isinstance(atomic, bool) else target in atomic
 
     def try_again(self, default_marker: Marker) -> None:
-        """Try again to load or create the absent tables.
+        """Try again to load or create the tables in `absent`.
 
-        Tables for which rows wait are left out: they are created when these rows are committed.
+        Leaves out tables for which rows wait: they are created when these rows are committed.
         """
         values = self._values()
 
@@ -285,11 +287,14 @@ class RoutedTables:
                 self._in_parallel(again, names)
 
     def _values(self) -> dict[Target, str]:
-        """Return the values of the tables that the template creates."""
+        """Map each table that the template creates to its route value."""
         return {target: value for value, target in self.targets.items() if value not in self.route.tables}
 
     def _find_made(self, default_marker: Marker) -> None:
-        """Find the tables that the template created, by their property."""
+        """Load the tables that the template created, and add them to `targets`.
+
+        A table property holds each table's route value.
+        """
 
         def found(identifier: str) -> None:
             try:
@@ -308,7 +313,7 @@ class RoutedTables:
         self._in_parallel(found, tables_named_like(self.catalog, self.route))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
-        """Create the tables of new values, up to the route's limit. Raises the same errors as `open`."""
+        """Create the tables of new route values, up to the route's limit. Raises the same errors as `open`."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
         new = new[: max(0, self.route.limit - self.made)]
         with catalog_errors(self.catalog.name):
@@ -342,8 +347,10 @@ class RoutedTables:
             return None
 
     def _follow(self, table: Table, value: str | None, default_marker: Marker) -> None:
-        """Evolve the table, record it as a member of the route and give it its marker, before any file is staged for
-        it.
+        """Evolve the table to the declaration, record it as a member of the route, and write its first marker if it has
+        none.
+
+        Done before any file is staged for the table. Raises TableLost, AdoptionRequired and RouteBehind.
         """
         identifier = identifier_of(table)
         member = member_of(self.tables, identifier) if identifier in self._members else None
@@ -357,7 +364,7 @@ class RoutedTables:
         handle.set_current(table)
         marker = read_marker(handle.current().properties, self.spec.name)
         if marker is not None and is_ahead(marker, default_marker):
-            # Next to a writer, which a replay of dead letters may meet, the default table has gone on.
+            # A replay may run while a writer does, which may have committed to the default table since.
             now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.at.epoch)
             if is_ahead(marker, now):
                 raise AdoptionRequired(_ahead(self.spec, identifier, marker))
@@ -367,7 +374,7 @@ class RoutedTables:
         write_first_marker(self.tables, handle, default_marker)
 
     def _check_no_waiting_rows(self, identifier: str) -> None:
-        """Check that no rows wait for a table that is about to get its first marker: such rows would be lost."""
+        """Raise RouteBehind if rows wait for a table that is about to get its first marker: they would be lost."""
         if identifier in self.behind:
             behind = self.behind[identifier]
             remedy = "Put the table back as it was" if behind.gone else "Fix that"
@@ -383,9 +390,10 @@ class RoutedTables:
                     pass
 
     def evolved(self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table) -> dict[Target, Evolved | None]:
-        """Evolve tables by the schema drift of a batch. `main` is the default table.
+        """Evolve routed tables by the schema drift of a batch. `main` is the default table.
 
-        A table that fails is absent and has None: its rows wait next to the default table, which gets their columns.
+        Returns the result for each table; None for a table that failed and was added to `absent`. Rows of such a table
+        wait next to the default table, which gets their columns instead.
         """
         found = dict[Target, Evolved | None].fromkeys(drift)
         values = self._values()
@@ -401,10 +409,11 @@ class RoutedTables:
         return found
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
-        """Return the context of a batch with the known routed tables. Loads only tables whose last commit failed.
+        """Return the batch's staging context with the known routed tables added. Loads only tables whose last commit
+        failed.
 
-        Rows of absent tables are written next to the default table, in its format. Raises the catalog's errors for a
-        table that commits atomically with the default table.
+        Rows of tables in `absent` are written next to the default table, in its format. Raises the catalog's errors for
+        a table that commits atomically with the default table.
         """
         limit = self.route.limit
         destinations = Destinations(
@@ -426,9 +435,9 @@ class RoutedTables:
         return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
 
     def _placed(self, target: Target, value: str | None, key: BatchKey) -> TargetTable | None:
-        """Return how tasks write to a table.
+        """Return the layout in which tasks write to a table.
 
-        A table whose last commit failed is loaded; returns None if it became absent.
+        Loads the table if its last commit failed. Returns None if that fails too, so that the table is now in `absent`.
         """
         found = list[TargetTable]()
         self._load_or_create(target, value, lambda: found.append(self._target(target, key)))

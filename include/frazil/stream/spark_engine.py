@@ -1,6 +1,7 @@
-"""The engine that runs the tasks of batches on Spark: its context, and the tasks on the executors.
+"""The engine that runs the tasks of batches on Spark. It manages the Spark context, and turns Spark's errors into short
+ones.
 
-Imports only the modules that starting a JVM needs: see `frazil.stream.main`.
+This module imports only what is needed to start a JVM: see `frazil.stream.main`.
 """
 
 from __future__ import annotations
@@ -32,31 +33,32 @@ if TYPE_CHECKING:
     from frazil.stream.stage_rows import StageRows
 
 MERGE_ROUNDS = 4
-"""Number of Spark tasks in a merge job, as a multiple of the tasks that run at once."""
+"""Maximum number of Spark tasks in a merge job, as a multiple of the number of tasks that run at once."""
 log = logging.getLogger(__name__)
 
 UNTIL_CHECK_S = 0.2
 WARN_S = 30.0
-"""Interval of the warnings that a cluster provides no executors."""
+"""Interval (s) of the warnings that a cluster provides no executors."""
 LOG_HINTS: Mapping[ClusterManager | None, str] = {
     ClusterManager.STANDALONE: "The master's web page shows who uses them",
     ClusterManager.YARN: "`yarn application -list` and the ResourceManager's web page show who uses them",
     ClusterManager.KUBERNETES: "`kubectl describe pod` shows why an executor's pod waits",
 }
 NOT_CONNECTED = "Python worker failed to connect back"
-"""Spark's error for a Python process that takes longer than 10 s to start. The limit is fixed."""
+"""Spark's error for a Python process that takes longer than 10 s to start. Spark has no setting for this limit."""
 DIED = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
-"""Spark's messages for a task whose process died, and the name of that process."""
+"""Maps Spark's message for a task whose process died to the name of that process."""
 ENDED = "SparkContext was shut down"
 """Spark's message for a job whose application has ended, for example because the cluster ended it."""
 GIVEN_UP = re.compile(r"failed (?P<tries>\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((?P<host>\S+)")
 EXIT_CODE = re.compile(r"exited? (?:with|status:?|code:?) ?(?:code:? ?)?(?P<code>\d+)", re.IGNORECASE)
 KILLED = 137
-"""Exit code of a killed process: 128 + SIGKILL."""
+"""Exit code of a process that was killed: 128 + SIGKILL."""
 
 
 class SparkEngine:
-    """Starts and ends a Spark context for a stream, or uses the context of a given session, which it leaves running.
+    """Starts and ends a Spark context for a stream. If a session is given, uses the session's context, and does not end
+    it.
 
     A batch is one Spark job of plain tasks. Spark sends the function, places the tasks, retries tasks whose worker
     died, and returns their answers. Spark moves no records, except between two stages as opaque bytes. So neither SQL
@@ -68,13 +70,14 @@ class SparkEngine:
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
-        """The context once it exists: its executors may never come."""
+        """The Spark context once it exists, before the check of its executors, which may never come; None before that.
+        """
 
     def start(self) -> Future[SparkContext]:
-        """Start Spark in the background, unless it was started before.
+        """Start Spark in the background, unless it was started before. Returns a future of the context.
 
-        Spark starts in a thread, because the JVM takes as long to start as the take-over, and because Spark replaces
-        signal handlers only in the main thread.
+        A thread is used because the JVM takes as long to start as the take-over. Also, Spark replaces signal handlers
+        only if it starts in the main thread.
         """
         if self._started is None:
             self._started = self._pool.submit(self._start)
@@ -89,12 +92,12 @@ class SparkEngine:
     ) -> None:
         with self._pool:
             if self._unchecked is not None and not self.start().done():
-                # Its executors are still awaited, and end like this.
+                # The engine still waits for executors. Stopping the context ends this wait.
                 self._unchecked.stop()
-            # What kept Spark from starting was raised where it was needed.
+            # An error that prevented Spark from starting was raised when the context was first used.
             if not self._given and self.start().exception() is None:
                 context = self._context
-                # A JVM that is gone has ended the writer with an error of its own.
+                # If the JVM is gone, the writer has already ended with its own error.
                 with suppress(OSError):
                     context.stop()
 
@@ -103,7 +106,7 @@ class SparkEngine:
         return self._context.defaultParallelism
 
     def warm_up(self) -> None:
-        # The check of executors has done it.
+        # On a cluster, the check of executors has started the workers.
         if not self._spec.resources.on_cluster:
             self._pool.submit(self._start_workers)
 
@@ -138,19 +141,19 @@ class SparkEngine:
         with task_failures(at.stream), self._executors_watched(at.stream):
             # Spark's UI shows both with the job.
             described = f"stream {at.stream}: epoch {at.epoch}, batch {at.batch}"
-            # An attempt that is given up is interrupted: its Python worker then sees the connection closed.
+            # An abandoned task attempt is interrupted. Its Python worker then finds the connection closed.
             context.setJobGroup(f"stream {at.stream}", described, interruptOnCancel=True)
             # Where streams share an application, each batch has its share of the cores.
             context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
             tasks = context.parallelize(plans, len(plans))
             if at.shuffle is None:
                 return read_answers(tasks.mapPartitions(work).collect())
-            # Rows name their writer's number, which is the number of its task.
+            # Each row has the number of its writer, which is also the number of the writer's task.
             sent = tasks.mapPartitions(work.read).partitionBy(at.shuffle.writers, int)
             try:
                 return read_shuffled(sent.mapPartitionsWithIndex(work.write).collect())
             finally:
-                # Else Spark keeps the rows on its disks until the JVM collects garbage, which may take half an hour.
+                # Otherwise Spark keeps the rows on disk until the JVM collects garbage, perhaps half an hour later.
                 sent._jrdd.rdd().cleanShuffleDependencies(False)
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
@@ -191,7 +194,7 @@ class SparkEngine:
         return self.start().result()
 
     def _start_workers(self) -> None:
-        """Start Python workers, and import the modules that staging needs, while the driver takes over."""
+        """Start Python workers that import the modules needed for staging. This runs while the driver takes over."""
         from frazil.stream.stage_rows import warm_up_worker  # noqa: PLC0415 - see the module
 
         workers = self._spec.resources.cores
@@ -210,7 +213,7 @@ class SparkEngine:
 
 @contextmanager
 def task_failures(stream: str) -> Iterator[None]:
-    """Turn Spark's page of Java frames into a short error, or at least remove the frames."""
+    """Turn Spark's page of Java stack frames into a short error, if the cause is recognised."""
     try:
         yield
     except Exception as error:
@@ -231,14 +234,16 @@ def _failure(error: Exception, said: str, stream: str) -> Exception | None:
         return WorkerDied(_death(stream, died, said))
     if isinstance(error, Py4JJavaError):
         return RuntimeError(f"a task of stream {stream!r} failed: {raised_in_task(said) or error.java_exception}")
-    # A JVM that answers has a trace to give.
+    # If the JVM still responds, the error has a Java trace.
     if isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and "Trace:" not in said):
         return WorkerDied(_death(stream, "the JVM", said))
     return None
 
 
 def raised_in_task(said: str) -> str | None:
-    """Return the message of the Python error of a task, which Spark puts below the whole traceback."""
+    """Return the message of a task's Python error, which follows the whole traceback in Spark's text; None without a
+    Python error.
+    """
     _, found, trace = said.rpartition("PythonException: Traceback")
     lines = trace.partition("\n\tat ")[0].splitlines()
     frames = [index for index, line in enumerate(lines) if line.startswith(" ")]
@@ -255,7 +260,7 @@ def _ended(stream: str) -> str:
 
 
 def _death(stream: str, died: str, said: str) -> str:
-    """Describe which process died, where and how, as far as Spark's text shows it."""
+    """Describe which process died, where and how, if Spark's text has these details."""
     given_up, exit_code = GIVEN_UP.search(said), EXIT_CODE.search(said)
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""

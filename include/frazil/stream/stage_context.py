@@ -1,4 +1,6 @@
-"""The context that all tasks of a batch or of a backfill's chunk share, built from the tables' current state."""
+"""Builds the staging context that all tasks of a batch, or of a backfill's chunk, share, from the tables' current
+state.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,12 @@ def stage_context(
     kafka_properties: Mapping[str, str],
     topic_ids: Mapping[str, str],
 ) -> StageContext:
-    """Build the context, without the known dead letters and the windows; files go to folders of `tables.stream`.
+    """Build the staging context of a batch. Its files go to folders named after `key`.
 
-    Raises SchemaIncompatible if the declared columns no longer fit a table, and the errors of `catalog_errors`.
+    The caller adds the known dead letters and the windows. Raises SchemaIncompatible if the declared columns no longer
+    fit a table, and the errors of `catalog_errors`.
     """
-    # Refreshed, so that what others have changed since the last commit applies to the next one.
+    # The tables are refreshed, so that changes by others since the last commit apply to the next batch.
     with catalog_errors(tables.main.catalog_name):
         now = {target: handle.refresh() for target, handle in tables.targets.items()}
     check_stageable(now["main"], now["dead-letters"], spec)
@@ -80,13 +83,15 @@ def stage_context(
 
 
 def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
-    """Return the layout in which the stream's records are staged for one of its tables."""
+    """Return the layout in which tasks stage records for one of the stream's tables."""
     merging = merge_config(spec)
     return target_table(table, folder=folder) if merging is None else merging.staged(table, folder=folder)
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:
-    """Return how records change the table, with the current names of its columns; None if each record is a row."""
+    """Return the rules by which records change rows of the table, with the columns' current names; None if each record
+    is a row.
+    """
     if spec.mode == "append":
         return None
     delete, called = spec.delete or Delete.model_construct(), partial(current_column_name, table, other_names)
@@ -103,7 +108,9 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
 
 
 def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Any]:
-    """Return the sensitive fields, with the current names of the table's columns."""
+    """Return the declared handling of sensitive fields, with the table's current column names; empty if none are
+    declared.
+    """
     if (declared := spec.sensitive) is None:
         return {}
     fields = {}
@@ -116,7 +123,7 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
 
 
 def transform_of(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Transform | None:
-    """Return the stream's transform, with the current names of the table's columns; None without a transform."""
+    """Return the stream's transform, with the table's current column names; None without a transform."""
     if spec.transform is None:
         return None
     from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where a transform is declared
@@ -127,7 +134,7 @@ def transform_of(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
 
 
 def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, str]:
-    """Return the units by the current names of the table's columns, without dropped columns."""
+    """Map the current names of columns to their declared time units. Leaves out dropped columns."""
     if spec.transform:
         return spec.units
     found = {}

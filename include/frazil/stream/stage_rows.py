@@ -1,4 +1,4 @@
-"""The function that an engine runs on each task of a batch: it takes a plan and returns an answer, both as JSON."""
+"""The function that an engine runs on each task of a batch. It takes a plan and returns an answer, both as JSON."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from frazil.table.storage_mistakes import translate_staging_failure
 Sent = tuple[int, str | tuple[int, int, bytes]]
 """An item that passes through a shuffle.
 
-The first value is the number of the receiving writer. The second value is a reader's answer, or the task, row count and
-data of a `Parcel`.
+The first value is the number of the receiving writer. The second value is either a reader's answer, or a `Parcel`'s
+task, row count and data.
 """
 
 
 @dataclass(frozen=True)
 class VersionRefusal:
-    """Replaces `StageRows` of another version: answers each task with an error, which ends the writer."""
+    """Replaces `StageRows` that a driver of another version sent.
+
+    It answers each task with an error, which ends the writer.
+    """
 
     sentence: str
 
@@ -48,9 +51,10 @@ class VersionRefusal:
 
 
 def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
-    """Rebuild the function that a driver sent.
+    """Rebuild the function that a driver sent, or return a refusal if the driver has another version.
 
-    Drivers of earlier versions call this function: keep its name, and `version` and `context.stream` in the argument.
+    Drivers of earlier versions call this function. So keep its name, and `version` and `context.stream` in the
+    argument.
     """
     try:
         if work["version"] == __version__:
@@ -65,15 +69,15 @@ def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
 
 
 def warm_up_worker(_: Iterable[int]) -> None:
-    """Do nothing. For this task Spark starts a Python worker, which imports this module."""
+    """Do nothing. To run this function, Spark starts a Python worker that imports this module."""
 
 
 @dataclass(frozen=True)
 class StageRows:
     """The function that an engine sends to its executors, where it is called with the plans of a task.
 
-    A FrazilError is returned as an answer, because Spark would retry a task that raises an error, although staging has
-    already retried. Spark still retries a task whose worker died.
+    It returns a FrazilError as an answer instead of raising it. Spark would retry a task that raises an error, although
+    staging has already retried. Spark still retries a task whose worker died.
     """
 
     context: StageContext
@@ -83,10 +87,10 @@ class StageRows:
         return map(self.answer, plans)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the name of one function, because a worker's version may differ.
+        """Pickle only the name of one function and its argument, because a worker's version of frazil may differ.
 
-        A Python process that an executor starts while a writer runs imports the version that is installed then. A
-        forked worker has the modules that Spark's daemon imported before.
+        A Python process that an executor starts while a writer runs imports the version that is installed at that time.
+        A forked worker has the modules that Spark's daemon imported before.
         """
         return shipped, ({"version": __version__, "context": self.context.named(), "progress": asdict(self.progress)},)
 
@@ -104,8 +108,8 @@ class StageRows:
         return {"result": result.to_json(), "task_s": time.monotonic() - began}
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
-        """Yield, before a shuffle, the rows of the plans' tasks for the writers of `context.shuffle`, and the tasks'
-        answers.
+        """Read the plans' records, before a shuffle. Yields the rows, each for a writer of `context.shuffle`, and the
+        tasks' answers.
 
         The answers pass through the shuffle too. So they always belong to the tasks whose rows were written, even if
         Spark runs a task twice.
@@ -133,7 +137,7 @@ class StageRows:
         yield 0, json.dumps(answer)
 
     def write(self, writer: int, sent: Iterable[Sent]) -> Iterator[str]:
-        """Write, after a shuffle, the rows that were sent to one writer.
+        """Write the rows that a shuffle sent to one writer.
 
         Returns the writer's answer, and the readers' answers that were sent to this writer.
         """
@@ -161,7 +165,7 @@ class StageRows:
         return iter(answers)
 
     def _refused(self, error: FrazilError | Suspect | OSError) -> dict[str, object]:
-        """Return the answer for an error. Raises errors that are neither frazil's nor an object store's."""
+        """Return the answer that reports an error. Raises the error if neither frazil nor an object store caused it."""
         found = error.error if isinstance(error, Suspect) else error
         if isinstance(found, OSError) and not isinstance(found, FrazilError):
             meant = translate_staging_failure(self.context.main.folder, found)

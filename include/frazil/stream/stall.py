@@ -36,7 +36,7 @@ MIN_COMMITS = 2
 
 
 def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Return the stall at `sample`, the last sample of the history; None without a stall."""
+    """Return the stall at `sample`, the last sample in `history`; None if the writer is not stalled."""
     if sample.phase not in WORKING:
         return None
     return (
@@ -48,7 +48,10 @@ def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str)
 
 
 def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Check only a waiting writer, because the planner is not polled while a batch runs."""
+    """Return a stall if the planner has had no answer from Kafka for too long (rule 1).
+
+    Checks only a waiting writer, because the planner is not polled while a batch runs.
+    """
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None
@@ -72,7 +75,10 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
 
 
 def _offsets_stand(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Find the topic-partition that has waited longest; among equals, the one with the most unread records."""
+    """Return a stall if unread records make no progress (rule 2).
+
+    Names the topic-partition that has waited longest; among equals, the one with the most unread records.
+    """
     tp = min(sample.unread, key=lambda tp: (history.waits[tp].nearer_at_ms, -sample.unread[tp], tp), default=None)
     if tp is None or sample.at_ms - (wait := history.waits[tp]).nearer_at_ms < limits.still_ms:
         return None
@@ -113,7 +119,7 @@ def _restart(stream: str) -> str:
 
 
 def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
-    """Find the topic-partition whose offsets have waited longest for a transaction to end."""
+    """Return a stall if offsets wait for a transaction (rule 3). Names the topic-partition that has waited longest."""
     tp = min(sample.in_transactions, key=lambda tp: (history.open_since[tp][1], tp), default=None)
     if tp is None or sample.at_ms - (since_ms := history.open_since[tp][1]) < limits.still_ms:
         return None
@@ -131,7 +137,7 @@ def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> St
 
 
 def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
-    """Find the partition that holds the watermark back.
+    """Return a stall if the watermark does not move (rule 4). Names the topic-partition that holds it back.
 
     Among the partitions that are not idle, it is one without event times, or else the one whose newest event time is
     smallest.
@@ -157,7 +163,7 @@ def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> St
 
 
 def _no_event_time(tp: TopicPartition, history: History, sample: Sample, *, limits: Limits) -> tuple[str, str]:
-    """Return why a topic-partition brings no newer event time, and what to do."""
+    """Return why a topic-partition's newest event time does not advance, and what to do."""
     time_us = sample.max_event_times_us.get(tp)
     newest = "no event time is known there" if time_us is None else f"the newest event time there is {_event(time_us)}"
     is_empty = time_us is None and sample.offsets[tp] == 0  # its first commit, at 0, brought no record
@@ -182,7 +188,10 @@ def _name(tp: TopicPartition) -> str:
 
 
 class StallWatch:
-    """Keeps the history of the samples that the heartbeat's thread takes. Not thread-safe."""
+    """Evaluates the samples that the heartbeat's thread takes, and emits events when a stall begins or ends.
+
+    Not thread-safe.
+    """
 
     def __init__(self, stream: str, limits: Limits, *, emit: Callable[[StreamEvent], None]) -> None:
         self._stream, self._declared, self._limits, self._emit = stream, limits, limits, emit
@@ -194,9 +203,9 @@ class StallWatch:
         self._limits = self._declared.stretched(stretch)
 
     def evaluate(self, sample: Sample) -> Stall | None:
-        """Return the stall at the sample's time.
+        """Return the stall at the sample's time; None if the writer is not stalled.
 
-        While the writer takes over or stops, the last result is returned.
+        While the writer takes over or stops, returns the previous result.
         """
         self._history = remember(self._history, sample, limits=self._limits)
         if sample.phase in WORKING:
@@ -206,7 +215,10 @@ class StallWatch:
         return self._stall
 
     def _emit_change(self, found: Stall | None, *, now_ms: int) -> None:
-        """Emit a change of the stall. A stall of the same kind is the same stall, even with another topic-partition."""
+        """Emit events if a stall ended or began.
+
+        A stall of the same kind counts as the same stall, even with another topic-partition.
+        """
         before = self._stall
         if (before and before.kind) == (found and found.kind):
             return

@@ -1,4 +1,4 @@
-"""Folds samples of a writer's offsets and watermark into the history from which stalls are found. Pure."""
+"""Combines samples of a writer's offsets and watermark into the history from which stalls are found. Pure."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 
 INTERVALS = 3
-"""Number of commit intervals without progress that make a stall. A healthy writer would have committed at least
-twice.
+"""Number of commit intervals without progress after which a writer is stalled. A healthy writer would have committed at
+least twice.
 """
 MIN_STALL_MS = 20_000
-"""Minimum time without progress that makes a stall.
+"""Minimum time (ms) without progress after which a writer is stalled.
 
-On a busy host, a batch takes many commit intervals of one or two seconds, and Spark alone needs up to 10 s to start a
+On a busy host, a batch takes many commit intervals of one or two seconds. Spark alone needs up to 10 s to start a
 Python worker.
 """
 GAP_MS = 30_000
-"""If more time lies between two samples, the machine slept or its clock was set, and the history begins again."""
+"""Maximum time (ms) between two samples. After a longer gap, the machine slept or its clock was set, and the history
+begins again.
+"""
 FIRST_ANSWER_MS = 60_000
-"""Timeout for the planner's first answer. Brokers that start or elect leaders answer late."""
+"""Time (ms) without the planner's first answer after which a writer is stalled. Brokers that start or elect leaders
+answer late.
+"""
 
 WORKING = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
-"""Phases in which a writer can stall. In a start, a take-over and a stop, other limits apply and log ends are not
+"""Phases in which a writer can stall. During a start, a take-over and a stop, other limits apply and log ends are not
 observed.
 """
 
@@ -50,7 +54,7 @@ class Limits:
 
     @property
     def still_ms(self) -> int:
-        """Time for which offsets or the watermark may stay the same before that is a stall."""
+        """Time (ms) without a change of offsets or watermark after which the writer is stalled."""
         return max(INTERVALS * self.interval_ms, MIN_STALL_MS)
 
     @property
@@ -58,7 +62,7 @@ class Limits:
         return max(GAP_MS, self.interval_ms)
 
     def stretched(self, stretch: float) -> Limits:
-        """Return the limits while commits are throttled."""
+        """Return the limits for a commit interval that throttling has stretched by this factor."""
         return dataclasses.replace(self, interval_ms=round(self.interval_ms * stretch))
 
     @classmethod
@@ -100,11 +104,13 @@ class Wait:
     offset: int | None
     """The committed offset; None for a new partition, which is in no marker yet."""
     nearer_at_ms: int
-    """When the partition's records last made progress: first seen, or read further by the first batch that reads
-    them.
+    """When the partition's records last made progress: they were first seen, or the first batch with these records read
+    further.
     """
     tried: BatchName | None
-    """The first batch that reads these records. Another batch over the same records is not progress."""
+    """The first batch that reads these records; None before any batch reads them. Another batch over the same records
+    is not progress.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +122,23 @@ class History:
     offsets: Mapping[TopicPartition, int]
     watermark_us: int | None
     watermark_since_ms: int
-    """When the watermark last moved while the stream had records to read. A quiet topic resets this time."""
+    """When the watermark last moved, or when the stream last had no records to read for a while."""
     advances: int = 0
-    """Number of samples after `watermark_since_ms` in which a commit had advanced offsets."""
+    """Number of samples after `watermark_since_ms` at which a commit had advanced offsets."""
     read_up_since_ms: int | None = None
-    """When the stream last became fully read, if no offset has moved since."""
+    """Since when all records have been committed and no offset has moved; None if records are unread."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     waits: Mapping[TopicPartition, Wait] = field(default_factory=dict)
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    """The offset where a topic-partition's readable part ends before open transactions, and the time since when it ends
-    there.
+    """For each topic-partition with open transactions: the offset where its readable part ends, and since when (ms) it
+    has ended there.
     """
 
 
 def remember(before: History | None, sample: Sample, *, limits: Limits) -> History:
     """Return the history with one more sample.
 
-    After a gap between samples, the history begins again. Only samples in WORKING phases count.
+    After a gap between samples, the history begins again. Samples in other phases than WORKING do not add to it.
     """
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
         before = History(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
@@ -159,8 +165,9 @@ def remember(before: History | None, sample: Sample, *, limits: Limits) -> Histo
 
 
 def _still_starts(before: History) -> bool:
-    """Whether no commit has left the watermark in place yet. In that case it may stay because no record has been
-    read.
+    """Whether no commit has advanced offsets since the watermark last moved.
+
+    The watermark may then be unchanged only because no record was read.
     """
     return before.advances == 0
 

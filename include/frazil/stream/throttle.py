@@ -1,11 +1,13 @@
 """Decides whether a table's metadata grows faster than maintenance shrinks it, and how far to stretch the commit
-interval.
+interval. Pure.
 
-Every table grows between two runs of maintenance, so neither size nor growth proves a problem. The measure is the size
-that maintenance leaves: the *low* of its last two periods. The pressure is the ratio of the low's snapshots or
-manifests to the declared number. A table is under pressure while its low is large *and* grows. That begins above a
-pressure of `BEGIN`. It ends below `END`, or when the pressure falls by more than the factor `TURN` from its maximum.
-Pure.
+Every table grows between two runs of maintenance, so neither its size nor its growth shows a problem. Instead,
+throttling measures the size that maintenance leaves: the *low*, the smallest number of snapshots and manifests in about
+the last two maintenance periods.
+
+The *pressure* is the low divided by the declared number of snapshots or manifests, whichever ratio is larger.
+Throttling starts if the pressure grows and exceeds `BEGIN`. It ends if the pressure is at most `END`, or has fallen
+from its maximum by more than the factor `TURN`.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ from frazil.spec.units import format_duration
 BEGIN = 2.0
 END = 1.5
 TURN = 1.05
-"""Factor of the smallest change of the pressure that reverses its direction."""
+"""The pressure must rise or fall by more than this factor to change from shrinking to growing, or back."""
 SLICES = 4
-"""Number of time slices kept; each is half a maintenance period. Any three contain a low, even if a run is half a
-period late.
+"""Number of time slices kept. Each is half a maintenance period. Any three of them contain a low, even if a run of
+maintenance is half a period late.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The size of main's history after a commit, the commit's duration in seconds, and the time of the measurement."""
+    """The size of the history of the branch `main` after a commit, the commit's duration in seconds, and the time of
+    the measurement.
+    """
 
     snapshots: int
     manifests: int
@@ -39,7 +43,7 @@ class Measure:
 
 
 class Low(NamedTuple):
-    """The smallest counts in one time slice."""
+    """The smallest numbers of snapshots and manifests in one time slice."""
 
     slice: int
     """The number of the time slice, counted since 1970."""
@@ -49,16 +53,16 @@ class Low(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The declared bounds; None for a number that no maintenance keeps small."""
+    """The declared bounds of a table's metadata. A number is None if maintenance does not limit it."""
 
     table: str
     snapshots: int | None
     manifests: int | None
     every: timedelta
-    """The period of maintenance."""
+    """The time between two runs of maintenance."""
     interval: timedelta
     longest: timedelta
-    """The maximum commit interval: `commit.interval` itself if stretching is off."""
+    """The maximum stretched commit interval. It equals `interval` if stretching is off."""
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Bounds:
@@ -75,20 +79,20 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """The state of throttling after the commits made until now."""
+    """The state of throttling after the last commit."""
 
     lows: tuple[Low, ...]
     grows: bool
     turn: float
-    """The pressure's maximum while it grows, or its minimum while it does not grow."""
+    """The pressure's maximum while `grows` is True; its minimum otherwise."""
     stretch: float = 1.0
     """Factor by which the commit interval is stretched."""
     reason: str | None = None
-    """A sentence while the table is under pressure, even if the interval is not stretched."""
+    """Why the table is under pressure, even if the interval is not stretched; None if it is not under pressure."""
 
 
 def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throttle:
-    """Return the state after one more commit.
+    """Return the state after one more commit, whose measurement is `measure`.
 
     The first commit, and a commit after a long pause, only begin the history.
     """
@@ -107,9 +111,9 @@ def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throt
 
 
 def _lows(before: tuple[Low, ...], measure: Measure, *, every: timedelta) -> tuple[Low, ...]:
-    """Return the lows of the last slices, oldest first.
+    """Return the lows of the last `SLICES` time slices, oldest first.
 
-    Drops slices in the future, left by a clock that was set back.
+    Drops slices in the future, which exist if the clock was set back.
     """
     now = Low(timedelta(milliseconds=measure.at_ms) * 2 // every, measure.snapshots, measure.manifests)
     earlier = (low for low in before if now.slice - SLICES < low.slice < now.slice)

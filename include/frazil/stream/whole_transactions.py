@@ -1,9 +1,11 @@
-"""Lets a stream of captured changes read whole source transactions, and no event of a transaction that has not ended.
+"""Lets a stream of captured changes read whole source transactions only, and no event of a transaction that has not
+ended.
 
-The events of the source's table name their transaction, and another topic has the number of events of each transaction.
-The driver reads both topics here, so that the planner knows where a batch may end. Events that are held back stay in
-Kafka: the marker's position is always a boundary between transactions, and after a crash the next writer continues
-there.
+Each event of the source's table names its transaction. Another topic has the number of events of each transaction. The
+driver reads both topics here, so that the planner knows where a batch may end.
+
+Events that are held back stay in Kafka. The marker's position is always a boundary between transactions, and after a
+crash the next writer continues there.
 """
 
 from __future__ import annotations
@@ -33,70 +35,78 @@ from frazil.stream.boundaries import Boundaries
 log = logging.getLogger(__name__)
 
 STEP = 100_000
-"""Number of events to read before the events of complete transactions are forgotten."""
+"""Number of events to read at a time. After each step, the events of complete transactions are forgotten."""
 SLICE = 20_000
-"""Number of records of the transaction topic to read at once: ends that are not needed yet take memory."""
+"""Number of records of the transaction topic to read at once. It is limited because ends that are not needed yet take
+memory.
+"""
 MAX_CLOCK_STEP = timedelta(minutes=10)
-"""Maximum time by which the connector's clock may step back. A transaction's end is written after its events."""
+"""Maximum time by which the connector's clock may step back. The search for transaction ends starts this long before
+the first event.
+"""
 LOOKBACK_RECORDS = 1_000
 """Number of offsets before the position that a new writer searches for the last transaction, if the marker does not
-have it.
+name it.
 
-The marker does not have it if an earlier version wrote the marker, or the stream was reset.
+The marker does not name it if an earlier version wrote the marker, or if the stream was reset.
 """
 MAX_NAME_CHARACTERS = 200
 """Maximum characters of a table's name in messages."""
 WARN_S = 60.0
-"""Delay and interval of the warnings about a transaction that does not end."""
+"""Delay and interval (s) of the warnings about a transaction that does not end."""
 
 
 class Topics(Protocol):
-    """The events and the transaction ends that are read from Kafka."""
+    """Reads the events and the transaction ends from Kafka."""
 
     def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[Said]]]:
-        """Yield the events of `[start, end)` that Kafka still has."""
+        """Yield the events with offsets in `[start, end)` that Kafka still has."""
 
     def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
-        """Return the next ends of transactions, and whether there may be more. The first call starts at `since_ms`."""
+        """Return the next transaction ends, and whether more may follow.
+
+        The first call starts at the time `since_ms`.
+        """
 
 
 @dataclass(slots=True)
 class WholeTransactions:
-    """Finds the offsets where one partition's batches may end. Used by one thread at a time."""
+    """Finds the offsets at which one partition's batches may end. Used by one thread at a time."""
 
     topics: Topics
     topic: str
-    """The topic of transactions, for messages."""
+    """The name of the transaction topic, for messages."""
     max_records: int
-    """Number of records to read ahead; more records are read only within one transaction."""
+    """Number of records to read ahead. More are read only to reach the end of a transaction."""
     clock: Callable[[], float] = time.monotonic
     began: LastTransaction = NO_TRANSACTION
-    """The last transaction before the writer's first position, if the marker has it."""
+    """The last transaction before the writer's first position, if the marker names it."""
     waits_for: str = ""
-    """The transaction for which records are held back, in words; empty if no records are held back."""
+    """The transaction for which records are held back, and what to do, as text; empty if no records are held back."""
     stuck: bool = False
-    """Whether everything was read, and a transaction definitely has not ended."""
+    """Whether all events and ends were read, and a transaction has definitely not ended."""
     _waits: bool = False
-    """Whether everything was read, and a transaction may not have ended."""
+    """Whether all events were read, and a transaction may not have ended."""
     _log: Boundaries | None = None
     _scanned: int = 0
     _since_ms: int | None = None
-    """When the first event of a transaction was written."""
+    """When the first event of a transaction was written, in milliseconds since 1970; None before that event was read.
+    """
     _tables: frozenset[str] = frozenset()
     _reported: bool = False
     _open: tuple[int, float] = (-1, 0.0)
-    """The offset where a transaction that has not ended begins, and the time since when that is known."""
+    """The offset at which an unfinished transaction begins, and since when (`clock`) it has been unfinished."""
     _warned: float = 0.0
 
     @property
     def at(self) -> int:
-        """The last offset where a batch may end; 0 before anything was read."""
+        """The last offset at which a batch may end; 0 before anything was read."""
         return self._log.at if self._log else 0
 
     def listen(self) -> None:
-        """Read the ends of transactions.
+        """Read the ends of transactions, if records are held back.
 
-        Called before the ends of logs are fetched: the events of these transactions lie before the ends of the logs.
+        Called before the ends of logs are fetched. So all events of these transactions precede the ends of the logs.
         """
         more = self._waits
         while more:
@@ -108,10 +118,11 @@ class WholeTransactions:
         return self._log.newest if self._log else self.began
 
     def follow(self, tp: TopicPartition, start: int, end: int) -> int:
-        """Return the offset up to which the partition may be read; it was read up to `start` and ends at `end`.
+        """Return the offset up to which the partition may be read, from `start`. `end` is the end of the partition's
+        log.
 
-        The returned offset is less than `end` if all records between are known, and a transaction has not ended. Raises
-        the errors of reading Kafka, and SpecError if the topic has events of several tables.
+        The result is less than `end` if all records up to `end` are known and a transaction has not ended. Raises the
+        errors of reading Kafka, and SpecError if the topic has events of several tables.
         """
         if self._log is None:
             known = self.began if self.began.id else self._newest_before(tp, start)
@@ -160,7 +171,7 @@ class WholeTransactions:
         self._scanned = end
 
     def _newest_before(self, tp: TopicPartition, start: int) -> LastTransaction:
-        """Return the last transaction that was read, for a stream whose marker does not have it."""
+        """Return the last transaction before `start`, for a stream whose marker does not name it."""
         found = NO_TRANSACTION
         for _, said in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
             for one in said:
@@ -181,7 +192,7 @@ class WholeTransactions:
             )
 
     def _read_ends(self) -> bool:
-        """Read the next ends of transactions; returns whether there may be more."""
+        """Read the next transaction ends. Returns whether more may follow."""
         assert self._log is not None
         if self._since_ms is None:
             return False
@@ -203,7 +214,7 @@ class WholeTransactions:
             )
 
     def _words(self, open_one: str) -> str:
-        """Return which transaction is awaited, and what to do."""
+        """Describe which transaction the records wait for, and what to do."""
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends again what was read before, and has not come to transaction {open_one} again. "
@@ -219,12 +230,12 @@ class WholeTransactions:
 
 @dataclass(slots=True)
 class KafkaTopics:
-    """`Topics` of a stream's brokers."""
+    """Implements `Topics` with the stream's Kafka cluster."""
 
     properties: Mapping[str, str]
     """Kafka properties with resolved references."""
     kafka: KafkaOffsets
-    """The client for the topic of transactions."""
+    """The client for the transaction topic."""
     decoder: TransactionDecoder
     stream: str
     _next: dict[TopicPartition, int] = field(default_factory=dict)
@@ -281,7 +292,7 @@ def whole_transactions(
 ) -> WholeTransactions | None:
     """Return the object that finds the stream's transaction boundaries; None if the stream declares no transactions.
 
-    `properties` may have references.
+    `properties` may have unresolved references. `last` is the last transaction in the marker.
     """
     declared = spec.source.format
     envelope = envelope_of(declared)

@@ -1,6 +1,8 @@
-"""The writer of one stream: takes over, settles, streams, and begins the next epoch after a stale batch.
+"""The writer of one stream. In each epoch it takes over, settles the batches that earlier epochs left, and runs
+batches.
 
-Every epoch begins at the marker's offsets: nothing else records a stream's position.
+A stale batch ends the epoch, and the writer begins the next one. Every epoch begins at the marker's offsets: nothing
+else records a stream's position.
 """
 
 from __future__ import annotations
@@ -74,42 +76,45 @@ from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_t
 log = logging.getLogger(__name__)
 
 STALE_LIMIT = 3
-"""Number of stale epochs in a row after which the writer ends, because something else keeps changing the stream."""
+"""Number of epochs in a row that may end with StaleBatch before the writer ends. Something else then keeps changing the
+stream.
+"""
 START_ATTEMPTS = 10
 MAX_START_WAIT_S = 30.0
-"""Maximum wait between two attempts to start Spark's Python processes on a busy host. All attempts together take
+"""Maximum wait (s) between two attempts to start Spark's Python processes on a busy host. All attempts together take
 minutes.
 """
 
 
 @dataclass(slots=True)
 class Writer:
-    """The work of one process for one stream. `stop` may be called from a signal handler."""
+    """Runs one stream in one process. `stop` may be called from a signal handler."""
 
     spec: StreamSpec
     engine: Engine
     """Stages the batches."""
     until_caught_up: bool = False
     sinks: tuple[Sink, ...] = ()
-    """Receive the events after the log and the heartbeat."""
+    """Receivers of the writer's events, called after the log and the heartbeat."""
     hosting: Hosting = field(default_factory=Hosting)
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
-        """End after the current batch has committed."""
+        """Ask the writer to end after the current batch has committed."""
         self.stopping.set()
 
     def run(self) -> Marker | None:
-        """Write until stopped, or until all records that were in Kafka at the start are committed.
+        """Run batches until the writer is stopped. With `until_caught_up`, also stops when all records that were in
+        Kafka at the start are committed.
 
-        Returns the last marker; None if the writer was stopped while Kafka, the catalog, the storage or a cluster did
-        not answer. Raises an error that another epoch does not fix.
+        Returns the last marker. Returns None if the writer was stopped before it took over, or while a service that it
+        needs did not respond. Raises errors that a new epoch would not fix.
         """
         folder = run_folder(self.spec.name)
         make_folder(folder)
         events = Events(self.spec.name, log_event, clock_ms=clock.now_ms)
         fingerprint, limits = self.spec.fingerprint(), Limits.for_stream(self.spec)
-        # The engine may have been started before, and ends however this ends.
+        # The engine may already be started. It ends together with this context, whatever the reason.
         heartbeats = self.hosting.heartbeats
         reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=heartbeats)
         records, metrics = (
@@ -167,9 +172,9 @@ class Writer:
                 return self._epochs(parts)
 
     def _topics_found(self, kafka: KafkaOffsets, emit: Callable[[StreamEvent], None]) -> bool:
-        """Wait until a topic matches the stream's pattern; returns False if the writer is asked to end first.
+        """Wait until a topic matches the stream's pattern. Returns False if the writer is asked to end first.
 
-        A stream whose table has its marker continues without a topic.
+        Does not wait if the stream's table has its marker, because such a stream continues without a topic.
         """
         if self.spec.source.topic_pattern is None:
             return True
@@ -252,8 +257,9 @@ class Writer:
         return merge_config(self.spec, run, lambda: self.engine.parallelism)
 
     def _wait_outside_turn(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
-        """Wait during an outage while other streams may use this writer's slot; returns whether the writer is asked to
-        end.
+        """Wait during an outage, while other streams may use this writer's slot.
+
+        Returns whether the writer is asked to end.
         """
         again = OutageMet("after an outage, the writer waits for its turn among the application's streams to try again")
         return self.hosting.turns.lend(
@@ -278,12 +284,12 @@ class EpochParts:
     folder: Path
     emit: Callable[[StreamEvent], None]
     planned: Callable[[PlannerReport | None], None]
-    """Receives the planner's observations; None when another planner begins."""
+    """Receives the planner's observations, and None when a new planner starts."""
     hosting: Hosting
     afterwards: ExitStack
-    """Callbacks to run after the engine has ended."""
+    """Holds callbacks that run after the engine has ended."""
     wait: Callable[[float], object]
-    """Waits during an outage. Returns a true value if the writer is asked to end."""
+    """Waits for a number of seconds during an outage. Returns a true value if the writer is asked to end."""
 
 
 @dataclass(slots=True)
@@ -294,9 +300,9 @@ class Epoch:
     goal: Mapping[TopicPartition, int] | None
     stopping: threading.Event
     after: int | None = None
-    """This process's last epoch; None for its first epoch."""
+    """The number of this process's previous epoch; None for its first epoch."""
     number: int | None = None
-    """The number of this epoch after the take-over; `after` before the take-over."""
+    """The number of this epoch; before the take-over, that of the previous epoch."""
     commits: int = 0
 
     def __post_init__(self) -> None:
@@ -336,7 +342,10 @@ class Epoch:
         return self.stopping.is_set() or (not behind and self._caught_up(runner.marker, is_left))
 
     def _begin(self) -> BatchRunner:
-        """Take over and settle. Afterwards no commit of an earlier epoch is undecided."""
+        """Take over the stream, settle the batches of earlier epochs, and return the runner of this epoch's batches.
+
+        Afterwards, every batch of an earlier epoch is either committed or discarded.
+        """
         p = self.parts
         p.emit(PhaseBegan(Phase.TAKING_OVER))
         topics = p.kafka.describe()
@@ -376,13 +385,14 @@ class Epoch:
         return runner
 
     def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
-        """Return the marker, moved past deleted records if the stream declares `on-gap: skip`; else raise `OffsetGap`.
+        """Return the marker, moved past deleted records if the stream declares `on-gap: skip`. Otherwise raise
+        `OffsetGap`.
 
         With `on-gap: skip`, a stream whose log was truncated is first reset to the offset of the truncation, which ends
         this epoch.
         """
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
-        # Of a pattern's topics some may have been deleted.
+        # Some topics that match the pattern may have been deleted.
         read = keep_topics(marker.offsets, topics.identity.topic_ids)
         cut = find_cut(self.parts.kafka, read, marker.leader_epochs)
         if self.parts.spec.source.on_gap == "fail":
