@@ -1,3 +1,3 @@
-"""Checks that every record of Kafka is exactly once in the table or in the dead-letter table."""
+"""Checks that every record of Kafka is exactly once in the stream's table or in its dead-letter table."""
 
 from __future__ import annotations

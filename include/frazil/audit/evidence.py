@@ -1,4 +1,6 @@
-"""Gathers the evidence for an audit, by topic-partition: claims, rows, dead letters and Kafka's offsets."""
+"""Gathers the evidence for an audit, by topic-partition: claims of commit records, rows, dead letters, and Kafka's
+offsets.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,16 @@ from frazil.offsets.tally import OffsetTally, Tallies
 
 @dataclass(frozen=True, slots=True)
 class InKafka:
-    """The offsets that Kafka has in `[first, marker)`, read with `read_committed`."""
+    """The offsets from `first` up to the marker that Kafka still has, read with `read_committed`."""
 
     first: int
     offsets: BitMap64
     cut: int | None = None
-    """The offset where its log was truncated, below what was committed: from there on, records are new ones."""
+    """The offset at which the log was truncated below the committed end; None if it was not. From there on, Kafka has
+    other records than those committed.
+    """
     dropped: BitMap64 = field(default_factory=BitMap64)
-    """The offsets whose records the transform drops, as it is declared now."""
+    """The offsets of records that the transform, as currently declared, drops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +44,46 @@ class Evidence:
     rows: OffsetTally
     dead_letters: OffsetTally
     kafka: InKafka | None = None
-    """Kafka's records; None if the audit does not compare with them."""
+    """Kafka's offsets; None if the audit does not compare with Kafka."""
     whole: bool = True
     """False if `ranges`, rows and dead letters cover only a period."""
     elsewhere: tuple[CommittedRange, ...] = ()
-    """Ranges committed outside the period, if they were read: they may explain what looks wrong."""
+    """Ranges committed outside the audited period, if they were read. They may explain apparent errors."""
     rewritten: tuple[tuple[int, int], ...] = ()
-    """Offsets `[start, end)` that Kafka assigned to a second record.
+    """Spans `[start, end)` of offsets that Kafka assigned to a second record.
 
     Operators accepted that, so rows may occur twice.
     """
     given_up: tuple[tuple[int, int], ...] = ()
-    """Committed offsets `[start, end)` whose loss an operator accepted after a rollback."""
+    """Spans `[start, end)` of committed offsets whose loss an operator accepted after a rollback."""
     replayed: ByTopicId = field(default_factory=dict)
-    """Records that were committed as dead letters and have become rows."""
+    """Offsets of records that were committed as dead letters and have become rows, by topic id."""
     tables: str = "the table"
-    """What findings call the tables that have `rows`."""
+    """How findings refer to the tables that `rows` come from."""
     drops_repeats: bool = False
-    """Whether repeats were dropped: then the table may have fewer rows than the commit records count."""
+    """Whether the stream drops repeated records. If so, the table may have fewer rows than the commit records count."""
     former_dead_letters: int = 0
-    """Number of dead letters of topics that had this name before. `dead_letters` does not have them."""
+    """Number of dead letters of earlier topics with the same name. They are not in `dead_letters`."""
     groups: list[Group] = field(init=False, repr=False, compare=False)
-    """The audited ranges, each with the ranges that overlap it."""
+    """The audited ranges, each grouped with the ranges that overlap it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", groups(self.ranges, self.elsewhere))
 
     @property
     def generations(self) -> dict[str, list[CommittedRange]]:
-        """All known ranges, by topic id."""
+        """All known ranges, audited or not, by topic id."""
         return by_topic_id((*self.ranges, *self.elsewhere))
 
     def replayed_of(self, r: CommittedRange) -> int:
-        """Count the dead letters of a range that have become rows."""
+        """Return how many dead letters of a range have become rows."""
         return self.replayed.get(r.topic_id, BitMap64()).range_cardinality(r.start, r.end)
 
     @property
     def dead_letter_groups(self) -> list[Group]:
-        """Groups of the current topic only: dead letters of a former topic share no offsets with it."""
+        """Groups of the current topic's ranges only: dead letters of earlier topics with the same name have other
+        offsets.
+        """
         current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
         return groups(*current)
 
@@ -94,7 +100,9 @@ def gather(  # noqa: PLR0913 - what is known, and of what
     tables: str = "the table",
     former_dead_letters: Mapping[TopicPartition, int] | None = None,
 ) -> tuple[Evidence, ...]:
-    """Return the evidence for each topic-partition that is known, or that has claims in the period."""
+    """Return the evidence for each topic-partition that is in the claims; without a period (`whole`), also for those
+    that are only in the marker or the rows.
+    """
     known = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
     return tuple(
         Evidence(
@@ -119,7 +127,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
 
 
 def explained(evidence: tuple[Evidence, ...], every: Claims, mine: Claims) -> tuple[Evidence, ...]:
-    """Return a period's evidence together with all claims and replays of other times.
+    """Return a period's evidence with the claims and replays of all other times added.
 
     `mine` are the claims of the period, `every` the claims of all time.
     """

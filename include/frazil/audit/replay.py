@@ -1,4 +1,4 @@
-"""Stages committed records of Kafka again, in a separate folder, to compare them with the tables."""
+"""Reads committed records from Kafka again and stages them in a separate folder, to compare them with the tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
 
 @contextmanager
 def scratch_folder(stream: str) -> Iterator[Path]:
-    """Make a folder in the stream's run folder, and remove it afterwards."""
+    """Yield a new folder in the stream's run folder, and remove it afterwards."""
     folder = run_folder(stream)
     make_folder(folder)
     with TemporaryDirectory(dir=folder, prefix="audit-") as name:
@@ -54,7 +54,10 @@ class Replay:
         return {topic for (topic, _), of in self.spans.items() if of}
 
     def staged(self, folder: Path) -> tuple[list[StageResult], StageContext]:
-        """Stage the records in subfolders of `folder`. A task reads one span of each topic-partition."""
+        """Stage the records in subfolders of `folder`. Returns the result of each task, and the staging context.
+
+        A task reads at most one span of each topic-partition.
+        """
         kafka = executors_kafka_properties(self.spec, os.environ)
         found = stage_context(self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids)
         found = self.sinks.placed(self.spec, found)
@@ -65,8 +68,9 @@ class Replay:
         return [stage(context, task, attempt=0, on_progress=lambda _: None) for task in tasks], context
 
     def _held(self) -> dict[TopicPartition, bytes]:
-        """Return the offsets of dead letters, which stay dead letters even if the current declaration accepts their
-        records.
+        """Return the offsets of the stream's dead letters, by topic-partition.
+
+        They are staged as dead letters again, even if the current declaration would accept their records.
         """
         wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
         dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
@@ -76,7 +80,7 @@ class Replay:
 def records_by_table(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
 ) -> Mapping[Target, Tallies]:
-    """Return the offsets of Kafka's records by the table that the route, as declared now, has for them.
+    """Map each table to the offsets of the records that the route's current declaration would write to it.
 
     `table` is the default table, whose target is "main". Raises KafkaUnavailable.
     """

@@ -1,6 +1,7 @@
 """Derives the state of a stream from its supervisor's decision, its table and Kafka. Pure.
 
-`of_writer` follows the supervisor's decision, and `evaluated` adds the table, which never contradicts the decision.
+`of_writer` derives a state from the supervisor's decision alone. `evaluated` refines it with the table and Kafka, and
+never contradicts the decision.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 CRASHES = 3
-"""A writer is crash-looping after this many consecutive ends without a commit."""
+"""Number of consecutive ends without a commit after which a writer counts as crash-looping."""
 STARTS_WITHIN_MS = Policy().max_backoff_ms
-"""Maximum of milliseconds that a supervisor waits after a writer's end, or after a request, before the next start."""
+"""Maximum time (ms) that a supervisor waits after a writer's end, or after an operator's request, before the next
+start.
+"""
 MAX_ERROR_CHARACTERS = 1000
-"""Maximum of characters shown of a writer's last error."""
+"""Maximum number of characters shown of a writer's last error."""
 MAX_REASON_CHARACTERS = 800
-"""Maximum of characters of an error within an alert's sentence."""
+"""Maximum number of characters of an error within an alert's sentence."""
 
 
 def of_writer(
     known: StreamState, observed: Observed, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
-    """Return the state according to the supervisor's decision.
+    """Return the stream's state, derived from the supervisor's decision alone.
 
-    `problem` is the error if carrying out the decision failed.
+    `problem` is the error of carrying out the decision; None if it succeeded.
     """
     row, heartbeat = consecutive_crashes(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
     state, said = _decided(decision, observed, len(row)), decision.reason
@@ -87,7 +90,7 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
     State.ELSEWHERE: (Level.WELL, ""),
     State.NOT_BEGUN: (Level.QUIET, ""),
 }
-"""The level of each state, and the alert rule that has its runbook entry."""
+"""Maps each state to its level, and to the alert rule whose runbook entry covers it; "" if none does."""
 
 
 def _decided(decision: Decision, observed: Observed, crashes: int) -> State:
@@ -106,7 +109,7 @@ def _decided(decision: Decision, observed: Observed, crashes: int) -> State:
 
 
 def live_state(heartbeat: Heartbeat | None) -> State:
-    """Return the state of a running writer that may keep running."""
+    """Return the state of a writer that runs and was not asked to stop."""
     if heartbeat is None or heartbeat.epoch is None:
         return State.STARTING
     if heartbeat.stall is not None:
@@ -117,7 +120,10 @@ def live_state(heartbeat: Heartbeat | None) -> State:
 
 
 def sentence_of(state: State, heartbeat: Heartbeat | None, *, otherwise: str) -> str:
-    """Describe a state by the details in the heartbeat; return `otherwise` if the heartbeat has no details."""
+    """Describe a state with details from the heartbeat.
+
+    Returns `otherwise` if the heartbeat has no details of this state.
+    """
     if heartbeat is None:
         return otherwise
     if state is State.STALLED and heartbeat.stall is not None:
@@ -159,7 +165,7 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
         return replace(ended, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.error)
     if heartbeat is None:
         return ended
-    # Its process is about to record its end.
+    # The process that recorded no exit code yet is about to do so.
     ended_well = heartbeat.phase is Phase.ENDED and heartbeat.error is None
     return replace(
         ended, exit_code=0 if ended_well else None, ended_at_ms=heartbeat.written_at_ms, error=heartbeat.error
@@ -167,7 +173,10 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
 
 
 def _last_words(writer: Observation) -> str:
-    """Return the error of the last writer on this host. The heartbeat has the error before the exit record does."""
+    """Return a sentence with the error of the last writer on this host; empty without an error.
+
+    The heartbeat has the error before the exit record does, so the newer of the two is used.
+    """
     end: ExitRecord | None = next(reversed(writer.exits), None)
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)
@@ -176,7 +185,7 @@ def _last_words(writer: Observation) -> str:
 
 
 def process_problems(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
-    """Return the problems of the writer's running process, or of its end."""
+    """Describe what is wrong with the writer's running process, or how its last process ended."""
     process, problems = known.writer, []
     if process.stale and process.heartbeat_at_ms is not None:
         silent = ago(now_ms - process.heartbeat_at_ms)
@@ -195,21 +204,22 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
 
 
 def promise_ms(spec: StreamSpec) -> int:
-    """Return the maximum age of the last commit, in milliseconds, while records wait."""
+    """Return the maximum allowed age of the last commit in milliseconds, while records wait."""
     return spec.maintenance.stale_after_ms(spec.commit.longest_interval // timedelta(milliseconds=1))
 
 
 def freshness_ms(state: StreamState, *, now_ms: int) -> int | None:
-    """Return the age of the last commit in milliseconds; 0 if no record waits, None before the first commit."""
+    """Return the age of the last commit in milliseconds; 0 if no records wait; None before the first commit."""
     if state.last_commit_at_ms is None:
         return None
     return 0 if state.lag == 0 else max(now_ms - state.last_commit_at_ms, 0)
 
 
 def evaluated(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
-    """Refine the state with the table and Kafka.
+    """Refine the state of `of_writer` with the table and Kafka.
 
-    The checks come in this order, and the first result counts: what stops the stream, what delays it, whether it runs.
+    The first check that finds a state counts. They check, in this order: what stops the stream, what delays it, and
+    whether it runs.
     """
     found = (
         _final(known)
@@ -228,7 +238,10 @@ _Found = tuple[State, str]
 
 
 def _final(known: StreamState) -> _Found | None:
-    """Return a state that takes precedence over the table's state; None if `known` has no such state."""
+    """Return the state if it takes precedence over the table's state: paused, given up or crash-looping.
+
+    Otherwise return None.
+    """
     if known.state is State.PAUSED:
         return State.PAUSED, known.desired_reason or ""
     if known.state is State.GIVEN_UP:
@@ -252,7 +265,7 @@ def _stopped(known: StreamState) -> _Found | None:
 
 
 def _without_writer(known: StreamState, *, now_ms: int) -> _Found | None:
-    """Return the state if this host's last writer has ended and no other host has committed since; otherwise None."""
+    """Return a state if this host's last writer has ended and no other host has committed since; otherwise None."""
     writer = known.writer
     if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
         return None
@@ -305,12 +318,12 @@ def _running(known: StreamState) -> _Found:
 
 
 def reset_words(known: StreamState, *, now_ms: int) -> str:
-    """Describe the next step after a reset."""
+    """Describe when the stream was reset, and the next step."""
     return f"reset {ago(now_ms - (known.reset_at_ms or now_ms))} ago; start a writer: `frazil run {known.name}`"
 
 
 def exit_words(writer: WriterProcess) -> str:
-    """Describe how the writer ended."""
+    """Describe a writer's exit code."""
     if writer.exit_code is None and writer.error:
         return "no exit code"
     if writer.exit_code is None:
@@ -322,7 +335,7 @@ def exit_words(writer: WriterProcess) -> str:
 
 
 def shortened(words: str) -> str:
-    """Shorten an error to the maximum of shown characters, without cutting a command in backquotes."""
+    """Shorten an error to `MAX_ERROR_CHARACTERS`, without splitting a command in backquotes."""
     shown = words[:MAX_ERROR_CHARACTERS]
     if shown == words:
         return words

@@ -1,4 +1,4 @@
-"""Rates and rejected records of a stream's newest commits, from snapshot summaries alone. Pure."""
+"""Computes rates and counts of rejected records from the snapshot summaries of a stream's newest commits. Pure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from frazil.spec.model import StreamSpec
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 DAY_MS = 24 * HOUR_MS
 BUCKETS = 30
-"""Number of parts of an hour, two minutes each."""
+"""Number of parts into which the last hour is divided, two minutes each."""
 RATE_OVER_MS = HOUR_MS // 6
 RECENT_MS = HOUR_MS // 12
-"""Rates in alerts are means over this time in milliseconds, or over the longest commit interval if that is longer."""
+"""Time (ms) over which alerts count recent records. A longer maximum commit interval replaces it, up to an hour."""
 FEWEST_RECORDS = 100
-"""Number of records below which a percentage of them is not meaningful."""
+"""Minimum number of records for which a percentage is meaningful."""
 INTERVALS = 3
-"""A rate covers at least this many of the longest commit intervals."""
+"""Minimum number of maximum commit intervals that a rate covers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """One commit of the stream, with its number of records and of rejected records."""
+    """One commit of the stream, with its numbers of records and of rejected records."""
 
     at_ms: int
     records: int
@@ -44,31 +44,31 @@ class Landed:
     """Number of records, including dead letters."""
     rejected: int = 0
     stale: int = 0
-    """Number of records that an upsert dropped because the table's rows were newer."""
+    """Number of changes that an upsert dropped because the table's rows were newer."""
     reasons: dict[str, Reason] = field(default_factory=dict)
-    """New dead letters by error class."""
+    """Maps each error class to its new dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A stream's recent commits, as far as the table's history goes back."""
+    """Rates and counts of a stream's recent commits, limited to the table's existing snapshots."""
 
     records_per_s: float | None
-    """Mean of the last ten minutes, or of the last three commit intervals if they are longer; None before the first
-    commit.
+    """Mean number of records per second in the last ten minutes, or in the last three commit intervals if they are
+    longer. It is None before the first commit.
     """
     last_hour: tuple[int, ...]
-    """Number of records in each two minutes of the last hour, oldest first."""
+    """Number of records in each two-minute part of the last hour, oldest first."""
     rejected_last_day: int
     rejected_since_ms: int | None = None
-    """The start of the count of rejected records, if it is less than a day ago: see `counted_since`."""
+    """When the count of rejected records starts; None if it covers the whole last day. See `counted_since`."""
     rejected_since_reset: bool = False
-    """Whether the count of rejected records starts at the stream's last reset instead of the oldest snapshot."""
+    """Whether that count starts at the stream's last reset. Otherwise it starts at the oldest existing snapshot."""
     measured: Landed = field(default_factory=Landed)
     """Sums over the commits of the last `measured_ms`, for percentages in alerts."""
     measured_ms: int = HOUR_MS
-    """An hour. If that has fewer than `FEWEST_RECORDS` records: the time back to the commit that completes them, and a
-    day at most.
+    """The period of `measured`, in milliseconds. It is an hour, or longer until it has `FEWEST_RECORDS` records, and at
+    most a day.
     """
     recent: Landed = field(default_factory=Landed)
     """Sums over the commits of the last `recent_minutes`."""
@@ -76,15 +76,15 @@ class Flow:
 
     @property
     def recent_reasons(self) -> Reasons:
-        """New dead letters of the last `recent_minutes`, by error class.
+        """Map each error class to its new dead letters in the last `recent_minutes`.
 
-        Other error classes of the last `measured_ms` have 0.
+        Error classes that occur only earlier in the last `measured_ms` have a count of 0.
         """
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.measured.reasons}
 
 
 def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
-    """Measure the flow of one stream into its table."""
+    """Compute the rates and counts of one stream's commits to its table."""
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
     over_ms = max(RATE_OVER_MS, INTERVALS * longest_ms)
     commits = brought(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
@@ -106,7 +106,8 @@ def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
 
 
 def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tuple[int | None, bool]:
-    """Return the start of the count of rejected records, if it is later than `since_ms`, and whether it is a reset.
+    """Return when the count of rejected records starts, and whether a reset is the reason. The time is None if the
+    count covers everything since `since_ms`.
 
     Records before a reset do not count, because the stream may read them again. Records of expired snapshots do not
     count either.
@@ -122,7 +123,10 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
 
 
 def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brought]:
-    """Return the stream's commits since `since_ms`, newest first, and the commit before them if the history has it."""
+    """Return the stream's commits since `since_ms`, newest first.
+
+    Also returns the one commit before them, if its snapshot exists.
+    """
     found: list[Brought] = []
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary
@@ -136,9 +140,10 @@ def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brou
 
 
 def _enough_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
-    """Return the start of the shortest period of at least an hour that has `FEWEST_RECORDS` records.
+    """Return when the shortest period of at least an hour that has `FEWEST_RECORDS` records starts.
 
-    `lately` are the snapshots of the last day, newest first. Returns the start of that day if it has fewer records.
+    `lately` are the snapshots of the last day, newest first. If they have too few records, returns the start of that
+    day.
     """
     records = 0
     for snapshot in lately:
@@ -164,12 +169,12 @@ def landed(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int) -> L
 
 
 def flow(newest_first: Iterable[Brought], *, over_ms: int, now_ms: int) -> Flow:
-    """Compute rates over the last `over_ms` milliseconds from the stream's commits."""
+    """Compute a flow from the stream's commits, newest first. The rate covers the last `over_ms` milliseconds."""
     commits = list(newest_first)
     lately = list(takewhile(lambda one: one.at_ms > now_ms - over_ms, commits))
     begin_ms = commits[len(lately)].at_ms if len(lately) < len(commits) else None
     span_ms = over_ms if begin_ms is not None else max(now_ms - lately[-1].at_ms, 1) if lately else over_ms
-    # The oldest commit of all brought what came before the span.
+    # The records of the oldest commit arrived before the span, so they do not count.
     counted = lately if begin_ms is not None or len(lately) < 2 else lately[:-1]
     hour = [0] * BUCKETS
     for one in takewhile(lambda one: one.at_ms > now_ms - HOUR_MS, commits):
@@ -182,5 +187,8 @@ def flow(newest_first: Iterable[Brought], *, over_ms: int, now_ms: int) -> Flow:
 
 
 def _number(text: str | None) -> int:
-    """Read a number from a summary; 0 if the value is not a number, because other programs may write anything there."""
+    """Parse a number in a snapshot summary.
+
+    Returns 0 if it is missing or not a number, because other programs may write anything there.
+    """
     return int(text) if text and text.isdecimal() else 0

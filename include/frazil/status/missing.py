@@ -1,6 +1,6 @@
 """Finds tables that a stream once had and that its catalog no longer has.
 
-Tables that were never made are not missing.
+A table that was never created is not missing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from frazil.table.tables import load_stream_table
 
 
 def missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> str | None:
-    """Return why the catalog does not have the stream's own table under its name; None if it has the table, or if the
-    stream has not started yet.
+    """Return why the stream's own table is missing or was replaced by another table of this name.
 
-    `table` is the table that has the name now; `committed` says whether a writer of this host has committed. Raises the
-    errors of `lost_or_replaced`.
+    Returns None if the catalog has the table, or if the stream has not started yet. `table` is the table that now has
+    the name, or None. `committed` is whether a writer of this host has committed. Raises the errors of
+    `lost_or_replaced`.
     """
     found = lost_or_replaced(spec, table)
     if found is None and table is None and committed:
@@ -35,10 +35,10 @@ def missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> 
 
 
 def missing_tables(spec: StreamSpec) -> dict[str, str]:
-    """Return, for each missing table of the stream and its route, why it is missing and how to fix that.
+    """Map each missing table of the stream and its route to a sentence: why it is missing, and how to fix that.
 
-    The result includes tables of the route that could not be made yet although rows wait for them. Raises the errors of
-    catalog and storage.
+    The result includes tables of the route that could not be created yet although rows wait for them. Raises the errors
+    of the catalog and the storage.
     """
     table = load_stream_table(spec)
     if table is None:

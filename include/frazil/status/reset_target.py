@@ -1,4 +1,4 @@
-"""The target and the consequences of a reset, for the command line and the page."""
+"""Computes the target offsets and the consequences of a reset, for the command line and the page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NotInKafka(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
-    """The requested position of a reset. Raises ValueError if the fields contradict each other."""
+    """The position requested for a reset. Raises ValueError if the fields contradict each other."""
 
     to: str
     at: datetime | None = None
@@ -36,7 +36,7 @@ class ResetTarget:
 
 
 def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
-    """Read which offsets of the stream's topics Kafka has, and where Kafka's logs were truncated before the marker."""
+    """Return which offsets of the stream's topics Kafka has, and where Kafka's logs were truncated below the marker."""
     topics = kafka.describe()
     first, end = kafka.earliest(topics.partitions), kafka.ends(topics.partitions)
     if marker is None:
@@ -84,7 +84,7 @@ def _marker_target(seen: BeforeReset, now: Available, *, named: Offsets | None =
 
 
 def check_available(offsets: Offsets, now: Available) -> None:
-    """Check that Kafka has these offsets: each must be from `first` to `end`, inclusive. Raises NotInKafka."""
+    """Raise NotInKafka if Kafka does not have one of these offsets. Each must be from `first` to `end`, inclusive."""
     for (topic, partition), offset in offsets.items():
         tp = (topic, partition)
         if tp not in now.first:
@@ -108,9 +108,10 @@ Merged = Literal["no", "by order", "by arrival", "dropped"]
 
 
 def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, merged: Merged = "no") -> list[str]:
-    """Describe the cost of a reset: records that the table never gets, and records that it may get twice. Pure.
+    """Describe the consequences of a reset: records that the table never gets, and records that it may get twice. Pure.
 
-    `merged` is how an upsert orders changes, `no` if each record is a row, or `dropped` for a stream with dedupe.
+    `merged` is how the table handles records that it gets twice. "no" means that each record is a row. "dropped" means
+    that the stream has dedupe. Otherwise it is how an upsert stream orders changes.
     """
     said = []
     if seen.rolled_back:

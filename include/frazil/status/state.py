@@ -1,4 +1,4 @@
-"""The state of one stream, for its task in Airflow, the page, `frazil status`, alert rules and notifications."""
+"""The state of one stream, for its Airflow task, the page, `frazil status`, alert rules and notifications."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class State(StrEnum):
     PROBLEM = "has a problem"
     NO_TABLE = "no table"
     ANOTHER_TABLE = "another table"
-    """The stream wrote another table than the one that has its table's name now."""
+    """The stream wrote to another table than the one that now has its table's name."""
     TABLE_UNREADABLE = "table unreadable"
     NO_WRITER = "no writer"
     ELSEWHERE = "commits elsewhere"
@@ -53,13 +53,13 @@ class Level(IntEnum):
     """How urgently a stream or table needs attention, most urgent first."""
 
     BROKEN = 0
-    """The stream or table stands still until an operator acts."""
+    """The stream or table has stopped until an operator acts."""
     TROUBLE = 1
     """The stream or table continues to work, but needs attention."""
     UNKNOWN = 2
     """The stream or table is being read, or does not respond."""
     QUIET = 3
-    """The stream or table is idle as wanted: paused, or not begun."""
+    """The stream or table is intentionally idle: paused, or not begun."""
     WELL = 4
 
 
@@ -71,7 +71,7 @@ class WriterProcess:
     pid: int | None = None
     phase: str | None = None
     batch_records: int = 0
-    """Records that its current batch has read so far."""
+    """Number of records that its current batch has read so far."""
     heartbeat_at_ms: int | None = None
     stale: bool = False
     """Whether the process runs, but its heartbeat is old."""
@@ -80,7 +80,7 @@ class WriterProcess:
     ended_at_ms: int | None = None
     error: str | None = None
     application: str | None = None
-    """The shared application that ran the writer, if the writer has ended."""
+    """The shared application that ran the writer, if the writer has ended; otherwise None."""
     fenced: bool = False
     """Whether the process runs but cannot commit, because the stream has a newer epoch."""
     epoch: int | None = None
@@ -96,7 +96,7 @@ class WriterProcess:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """The state of one stream. Unknown values are None; `problems` says why."""
+    """The state of one stream. Unknown values are None; `problems` explains why."""
 
     name: str
     table: str = ""
@@ -110,27 +110,33 @@ class StreamState:
     desired: str | None = None
     desired_reason: str | None = None
     desired_at_ms: int | None = None
-    """The time of the last pause, resume or restart; None before the first."""
+    """The time of the last pause, resume or restart; None if there was none."""
     problem: str | None = None
-    """The error in the stream's declaration, if any."""
+    """The error in the stream's declaration; None if it is valid."""
     missing: str | None = None
-    """Why the catalog no longer has the stream's own table under its name; None if the table was never made."""
+    """Why the catalog no longer has the stream's own table under its name; None if it has it, or if the table was never
+    created.
+    """
     crashes: int = 0
-    """Number of consecutive ends without progress, as the supervisor counts them; 0 once the running writer makes
-    progress.
+    """Number of times in a row that a writer ended without progress, as counted by the supervisor. It is 0 once the
+    running writer makes progress.
     """
     given_up: str | None = None
     """Why the supervisor gave up; None if it did not."""
     last_words: str = ""
-    """The error of the last writer, as a sentence."""
+    """The error of the last writer, as a sentence; empty without an error."""
     registry: bool = False
     """Whether the last writer ended because a schema registry did not respond, and no writer has committed since."""
     epoch: int | None = None
     batch: int | None = None
     lag: int | None = None
-    """Number of records not yet committed, from the live writer on this host, or else from Kafka."""
+    """Number of records not yet committed. The live writer on this host reports it; otherwise it is computed from
+    Kafka's offsets.
+    """
     in_transactions: int = 0
-    """Number of offsets beyond `lag` that wait for transactions to end, from the live writer on this host."""
+    """Number of offsets that wait for transactions to end and are not in `lag`. Only a live writer on this host reports
+    them.
+    """
     backpressure_ms: int | None = None
     """Milliseconds by which the live writer's batches exceed their interval.
 
@@ -138,47 +144,46 @@ class StreamState:
     """
     last_commit_at_ms: int | None = None
     commit_epoch: int | None = None
-    """The epoch of the last commit. After a reset the stream has a newer epoch."""
+    """The epoch of the last commit. After a reset, the marker's epoch is newer."""
     watermark_ms: int | None = None
     snapshot_id: int | None = None
     """The snapshot of the commit that wrote the marker."""
     table_exists: bool | None = None
     alive: bool | None = None
-    """Whether a writer runs on this host, or, according to its commits, on another host."""
+    """Whether a writer runs, on this host or, judging by its commits, on another one; None if unknown."""
     waiting_batches: int | None = 0
-    """Number of journaled batches that are not committed; counted only if the last commit is long ago."""
+    """Number of batches that are journaled but not committed. They are counted only if the last commit is long ago."""
     rolled_back: bool = False
-    """Whether the table was rolled back behind the marker, so that the lag is unknown."""
+    """Whether the table was rolled back to a snapshot before the marker's, so that the lag is unknown."""
     reset_at_ms: int | None = None
-    """The time of the last reset or adoption, if no writer has taken over since."""
+    """The time of the last reset or adoption; None if a writer has taken over since."""
     rows: int | None = None
-    """Number of rows of `table`, without rows in tables of a route."""
+    """Number of rows of `table`, without the rows in routed tables."""
     problems: tuple[str, ...] = ()
     stall: Stall | None = None
-    """The cause that holds the live writer back; also among the problems."""
+    """The stall of the live writer, which is also in `problems`; None if it is not stalled."""
     throttle: str | None = None
-    """Why the writer commits, or should commit, less often than declared; also among the problems."""
+    """Why the writer commits, or should commit, less often than declared; also in `problems`. None without throttling.
+    """
     distribution: str | None = None
     """Whether the last batch's rows were shuffled, and why; None for a stream with `distribution: none`."""
     undeclared: tuple[str, ...] = ()
-    """Columns of the table that the stream does not declare, such as `gate: string`."""
+    """Columns of the table that the stream does not declare, with their types, such as `gate: string`."""
     notices: tuple[str, ...] = ()
-    """Information from the live writer or the last one that is not a problem."""
+    """Notices of the live writer or the last one that are not problems."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Counts of the last batch's changes, for an upsert stream; counts of its dropped rows, for a stream with dedupe.
-    """
+    """Merge counts of the last batch: changes of an upsert stream, or dropped rows of a stream with dedupe."""
     flow: Flow | None = None
     """Rates of the stream's newest commits; None if the table cannot be read or does not exist."""
     replayed: Mapping[str, int] = field(default_factory=dict)
-    """Counts of the last replay's changes, for an upsert stream."""
+    """Merge counts of an upsert stream's last replay."""
     replayed_at_ms: int | None = None
     backfill: str | None = None
-    """The stream's open backfill or replay in words; None without one."""
+    """A description of the stream's open backfill or replay; None without one."""
     routed: bool = False
-    """Whether the stream has written to tables of a route."""
+    """Whether the stream has written to routed tables."""
     amiss: Mapping[str, str] = field(default_factory=dict)
-    """Tables of the stream's route that miss rows or were dropped, with a few words on each; also among the problems.
-    """
+    """Maps each routed table that misses rows or was dropped to a few words about its problem. Also in `problems`."""
 
     @property
     def reset_since_end(self) -> bool:
@@ -188,12 +193,15 @@ class StreamState:
 
     @property
     def needs_operator(self) -> bool:
-        """Whether the last writer ended with an error after which no other writer is started."""
+        """Whether the last writer ended with an error after which the supervisor starts no other writer."""
         return self.state is State.STOPPED and self.alive is False and self.writer.exit_code in NO_RESTART
 
     @property
     def commits_elsewhere(self) -> bool:
-        """Whether another host made the last commit: no writer ran here, or this host's last writer ended before it."""
+        """Whether another host made the last commit.
+
+        That is so if no writer ran here, or if this host's last writer ended before that commit.
+        """
         if self.last_commit_at_ms is None or not self.writer.has_ended:
             return self.last_commit_at_ms is not None and self.writer.pid is None
         if self.writer.epoch is not None and self.commit_epoch is not None:

@@ -1,7 +1,7 @@
 """Reads the state of one stream from its run folder on this host, its table and its desired state, without a JVM.
 
-If no writer reports a lag, it reads the lag from Kafka. Parts that cannot be read are listed in the stream's problems,
-and never hide the rest.
+If no writer reports a lag, the lag is computed from Kafka's offsets. Parts that cannot be read are listed in the
+stream's problems. The other parts are still shown.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ log = logging.getLogger(__name__)
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
 LAG_UNKNOWN = "the lag is unknown"
-"""The prefix of problems that make the lag unknown."""
+"""How a problem begins if it makes the lag unknown."""
 ROLLED_BACK = f"{LAG_UNKNOWN}: the table was rolled back, and the marker stands beyond what it holds"
 MAX_WAITING = 1_000
-"""Maximum of waiting batches that are counted."""
+"""Maximum number of waiting batches that are counted."""
 WATCHED_MS = 30_000
-"""Milliseconds without a record from a supervisor, after which no supervisor counts as watching the writer."""
+"""Time (ms) after a supervisor's last record in the run folder after which no supervisor counts as watching the writer.
+"""
 ROUTED_NAMED = 5
-"""Maximum of tables of a route with missing rows that are named."""
+"""Maximum number of routed tables with missing rows that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,16 @@ class TableView:
 
     exists: bool | None
     in_full: bool = True
-    """Whether Kafka and the tables of a route are read too."""
+    """Whether Kafka and routed tables are read too."""
     marker: Marker | None = None
     last_commit_at_ms: int | None = None
     rows: int | None = None
     commit_epoch: int | None = None
     desired: Desired | None = None
     missing: str | None = None
-    """Why the catalog no longer has the stream's own table under its name; None if the table was never made."""
+    """Why the catalog no longer has the stream's own table under its name; None if it has it, or if the table was never
+    created.
+    """
     fingerprint: str | None = None
     """See `table_fingerprint` in `frazil.supervise.desired`."""
     waiting_batches: int | None = 0
@@ -84,17 +87,19 @@ class TableView:
     changes: Mapping[str, int] = field(default_factory=dict)
     flow: Flow | None = None
     replay: Snapshot | None = None
-    """The last replay of an upsert stream."""
+    """The snapshot of an upsert stream's last replay; None without one."""
     amiss: Mapping[str, str] = field(default_factory=dict)
 
 
 def stream_state(
     spec: StreamSpec, *, now_ms: int, problem: str | None = None, in_full: bool = True, out_of_reach: bool = False
 ) -> StreamState:
-    """Read the state of one stream. Unreachable parts become problems; only an `outdated` error is raised.
+    """Read the state of one stream. Parts that cannot be read become problems; only errors due to an upgrade of frazil
+    are raised.
 
-    `problem` is the error in the stream's declaration. Without `in_full`, neither Kafka nor tables of a route are read,
-    and waiting batches are counted instead. `out_of_reach` skips the catalog.
+    `problem` is the error in the stream's declaration, or None. Without `in_full`, neither Kafka nor routed tables are
+    read, and waiting batches are counted instead. `out_of_reach` means that the catalog does not respond, so it is not
+    read.
     """
     known = StreamState(spec.name, spec.table.identifier, problem=problem)
     try:
@@ -126,7 +131,7 @@ def stream_state(
 def _with_kafka(
     known: StreamState, spec: StreamSpec, observed: Observed, view: TableView, *, now_ms: int
 ) -> StreamState:
-    """Add the live writer's report, the table and the lag."""
+    """Add the live writer's report, the table and the lag to the state."""
     heartbeat, marker = fresh_heartbeat(observed.writer, now_ms=now_ms), view.marker
     known = replace(known, reset_at_ms=view.reset_at_ms)
     problems = process_problems(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
@@ -136,7 +141,7 @@ def _with_kafka(
     problems += [said for said in (stall.reason if stall else None, throttle, outage) if said]
     writer, lag, silent = known.writer, known_lag(heartbeat) if heartbeat else None, None
     if heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch):
-        # Its lag is that of where it stands, not of where the stream does.
+        # Its lag counts from its own position, which is no longer the stream's position.
         writer, lag = replace(writer, fenced=True), None
         problems.insert(0, _fenced(spec.name, heartbeat, marker))
     if lag is None and marker is not None and view.in_full:
@@ -158,7 +163,7 @@ def _with_kafka(
 
 
 def _with_table(known: StreamState, view: TableView, heartbeat: Heartbeat | None) -> StreamState:
-    """Add the stream's position: from the table if it can be read, otherwise from the last heartbeat."""
+    """Add the stream's position to the state: from the table if it can be read, otherwise from the last heartbeat."""
     marker, desired = view.marker, view.desired
     known = replace(
         known,
@@ -203,9 +208,10 @@ def _with_table(known: StreamState, view: TableView, heartbeat: Heartbeat | None
 
 
 def _alive(known: StreamState, spec: StreamSpec, view: TableView, *, now_ms: int) -> bool | None:
-    """Whether a writer runs; None if that is unknown.
+    """Return whether a writer runs; None if that is unknown.
 
-    A writer on another host is known only by its commits. A marker without recent commits may belong to an idle writer.
+    A writer on another host is visible only through its commits. A marker without recent commits may belong to a writer
+    that has no records.
     """
     if known.writer.pid is not None:
         return True
@@ -228,7 +234,9 @@ def _fenced(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
 
 
 def _each_once(problems: tuple[str, ...]) -> tuple[str, ...]:
-    """Drop problems that the writer's last error already reports, such as an error of the table."""
+    """Drop problems whose error the first problem already contains, such as an error of the table that also ended the
+    writer.
+    """
     said = problems[0] if problems else ""
 
     def is_said(problem: str) -> bool:
@@ -239,7 +247,7 @@ def _each_once(problems: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
-    """Return the writer's notices, and a warning if the running writer has an older declaration than the file."""
+    """Return the writer's notices. If the running writer was started with an older declaration, adds a warning."""
     heartbeat = observation.heartbeat
     if heartbeat is None:
         return ()
@@ -258,7 +266,7 @@ def _older_declaration(process: ProcessState) -> str:
 
 
 def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
-    """Return the number of records beyond the marker; None and a reason if Kafka does not respond at once."""
+    """Return the number of records after the marker. If Kafka does not respond at once, returns None and the reason."""
     from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few calls need
     from frazil.kafka.log_watch import find_cut  # noqa: PLC0415
     from frazil.kafka.retention import check_no_gap  # noqa: PLC0415
@@ -297,7 +305,10 @@ def _read_table(
 
 
 def _behind(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
-    """Return why tables of the route miss rows or were dropped: a few full sentences, and a few words on each table."""
+    """Return problems of the route's tables, as sentences for some of them and as a few words for each table.
+
+    A table has a problem if it misses rows or was dropped.
+    """
     from frazil.commit.opened import read_stream  # noqa: PLC0415 - with the committer, which few streams need here
     from frazil.stream.dropped_tables import behind_default_table  # noqa: PLC0415 - as above
 
@@ -384,7 +395,7 @@ def _waiting(table: Table, stream: str) -> int | None:
 
 
 def _changes(metadata: TableMetadata, stream: str) -> dict[str, int]:
-    """Read the counts of changes from the newest batch that has not expired."""
+    """Return the merge counts of the newest batch whose snapshot exists; empty if there is none."""
     for snapshot in reversed(metadata.snapshots):
         summary = snapshot.summary
         counts = merge_counts(summary)
@@ -407,7 +418,7 @@ def _rows(metadata: TableMetadata) -> int | None:
 
 
 def _raise_if_outdated(error: Exception) -> None:
-    """Raise an error again if it is due to an upgrade of frazil while this process runs."""
+    """Raise an error again if its cause is that frazil was upgraded while this process runs."""
     if outdated(error):
         raise error
 

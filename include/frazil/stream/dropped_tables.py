@@ -224,7 +224,7 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
 
 
 def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> str:
-    """Describe what to do about a named table that the catalog does not have and no start of this version has loaded."""
+    """Describe what to do about a named table that the catalog does not have and that no start has loaded yet."""
     member = _member_or_like(spec, tables, target)
     if member.location:
         return dropped_sentence(spec, tables, member)
