@@ -19,7 +19,9 @@ from frazil.merge.table_files import Reader, arrow_schema
 KEYS_NAMED = 10
 
 Key = Mapping[str, Any]
-"""The values of one key by column, as stored: sensitive values are hashed or are tokens. Bytes are hexadecimal."""
+"""Maps the columns of a key to its values, as stored: sensitive values are hashes or tokens. Bytes are hexadecimal
+text.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +29,16 @@ class ChangedKeys:
     """The first keys that were inserted, updated and deleted, in key order.
 
     A list is empty if its keys do not match the counted rows one to one, because another writer stored a key twice. The
-    audit then names no key rather than a wrong key.
+    audit then names no keys, so that it names no wrong ones.
     """
 
     inserted: tuple[Key, ...] = ()
     updated: tuple[Key, ...] = ()
     deleted: tuple[Key, ...] = ()
     others_updated: int = 0
-    """Updated keys whose row is of a record of another topic. They are not among the keys of a kind."""
+    """Number of updated keys whose row comes from a record of a topic that was not read. They are not in the lists of
+    keys.
+    """
     others_deleted: int = 0
 
 
@@ -45,7 +49,7 @@ def changed_keys(
     key: Sequence[str],
     topics: Collection[str],
 ) -> ChangedKeys:
-    """Return the keys that a merge changed.
+    """Return the first keys that a merge inserted, updated and deleted.
 
     The merge must not have rewritten data files to keep other rows. `schema` is the table's, and `topics` are those of
     the changes. Each written row is an insert or an update, and each row removed from a file is an update or a delete.
@@ -74,7 +78,10 @@ def changed_keys(
 
 
 def _of_others(rows: pa.Table, topics: Collection[str]) -> pa.Table:
-    """Return the rows of records of other topics. A row without coordinates is not known to be one."""
+    """Return the rows that come from records of other topics.
+
+    Leaves out rows without coordinates, whose topic is unknown.
+    """
     if TOPIC not in rows.column_names:
         return rows.slice(0, 0)
     own = pc.is_in(rows[TOPIC], pa.array([*topics, None], rows[TOPIC].type))
@@ -82,7 +89,7 @@ def _of_others(rows: pa.Table, topics: Collection[str]) -> pa.Table:
 
 
 def _left(task: MergeTask, result: MergeResult, reader: Reader, keys: Schema) -> Iterable[pa.Table]:
-    """Return the keys of the rows that this merge removed from the task's files."""
+    """Yield the keys of the rows that this merge removed from the task's files."""
     by_path = {file.path: file for file in task.files}
     for path in result.replaced:
         with reader.open(path) as data:

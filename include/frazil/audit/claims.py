@@ -1,4 +1,4 @@
-"""Claims: the ranges and record counts in a stream's commit records, of all time or of one period."""
+"""Reads the claims in a stream's commit records: offset ranges and record counts, of all time or of one period."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import TopicPartition, offset_bitmap
 
 CLOCK_SLACK_MS = 3_600_000
-"""How far a writer's clock may have stepped back: the search for records begins this long before the period."""
+"""Maximum time (ms) by which a writer's clock may have stepped back. The search for records begins this long before the
+period.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +35,36 @@ class Claims:
     rejected: int = 0
     batches: int = 0
     routed: Mapping[str, int] = field(default_factory=dict)
-    """The part of `records` in each routed table."""
+    """Number of these records in each routed table."""
     gone: tuple[str, ...] = ()
     """Paths of commit records that snapshots name but that are missing or unreadable."""
     lost: tuple[str, ...] = ()
-    """Ranges that retention deleted before they were read, from the period's snapshots."""
+    """Descriptions of ranges that retention deleted before they were read, from the period's snapshots."""
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
-    """Dead letters that became rows. Their offsets lie in ranges that their original batches claim."""
+    """Offsets of dead letters that became rows. They lie in ranges that their original batches claim."""
     repeats: int | None = 0
-    """Number of records dropped as repeats; None if a snapshot with that number has expired.
+    """Number of records dropped as repeats; None if a snapshot with that number has expired, or if there was a
+    backfill.
 
-    Leaves out batches that a rollback removed, if an operator accepted that.
+    Leaves out batches that were lost in a rollback that an operator accepted.
     """
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return the ranges of the topics with these ids. A former topic of the name had another log."""
+        """Return the ranges of the topics with these ids.
+
+        Leaves out ranges of deleted topics that had the same names.
+        """
         return {tp: tuple(r for r in of if r.topic_id == topic_ids.get(tp[0], "")) for tp, of in self.ranges.items()}
 
     def former_offsets(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, BitMap64]:
-        """Return the offsets of topics that had these names before."""
+        """Return the offsets of earlier topics that had the same names but other ids."""
         current = self.of_topics(topic_ids)
         return {tp: claimed_offsets({*of} - {*current[tp]}) for tp, of in self.ranges.items()}
 
     def without(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return the ranges of these claims without the ranges of `mine`. A range that is claimed twice is removed
-        once.
+        """Return these claims' ranges minus the ranges of `mine`.
+
+        If a range is claimed twice here and once in `mine`, one is left.
         """
         return {
             tp: tuple((Counter(ranges) - Counter(mine.ranges.get(tp, ()))).elements())
@@ -68,7 +75,7 @@ class Claims:
 def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
     """Read every commit record up to the marker, and the records of published backfills.
 
-    Leaves out the journals of batches that are not committed.
+    Leaves out journals of batches that are not committed.
     """
     live = [record for record in journals.records() if _committed(record.key, marker)]
     backfills = list(published_records(journals, metadata, marker.stream))
@@ -79,9 +86,9 @@ def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> C
 
 
 def _gone(journals: JournalStore, marker: Marker, metadata: TableMetadata, live: Sequence[Journal]) -> Iterator[str]:
-    """Yield the paths that snapshots name and that have no readable record.
+    """Yield the paths of commit records that snapshots name but that are missing or unreadable.
 
-    Leaves out the records that `frazil forget` deleted: the rows of their batches are reported by themselves.
+    Leaves out records that `frazil forget` deleted: the rows of their batches have their own findings.
     """
     keys = {record.key for record in live}
     first = min(keys, default=None)
@@ -99,10 +106,12 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     A batch belongs to the period in which its snapshot was committed, not to that of its journal: a journal may wait
     until its writer returns. So consecutive periods cover every batch once.
 
-    If snapshots from the beginning of the period have expired, the records are searched by the time when they were
-    written. The search runs from the newest record to one hour before the period, and misses records of a clock that
-    stepped back further. Backfills and skipped ranges have no such time, so expiry keeps their snapshots for the audits
-    of their hour.
+    If snapshots from the beginning of the period have expired, records are searched by the time at which they were
+    written. The search goes from the newest record back to one hour before the period. It misses records of a clock
+    that stepped back further.
+
+    Backfills and skipped ranges have no such time. So expiry keeps their snapshots until the audits of their hour have
+    run.
     """
     found: list[Journal] = []
     gone: list[str] = []
@@ -127,7 +136,7 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
 
 
 def _kept(batches: Iterable[Journal], summed: Claims, marker: Marker) -> list[Journal]:
-    """Return the batches without those that a rollback removed, if an operator accepted that."""
+    """Return the batches, except those lost in a rollback that an operator accepted."""
     current = summed.of_topics(marker.source.topic_ids)
     lost = {tp: accepted_loss(current.get(tp, ()), spans) for tp, spans in marker.given_up.items()}
 
@@ -153,7 +162,7 @@ def _repeats(journals: JournalStore, metadata: TableMetadata, batches: Sequence[
 def _before_history(
     journals: JournalStore, marker: Marker, oldest: BatchKey | None, window: Period
 ) -> Iterator[Journal]:
-    """Yield the period's records that are older than the oldest batch in the history, newest first."""
+    """Yield the period's commit records that are older than `oldest`, the oldest batch in the history, newest first."""
     for record in journals.records(newest_first=True, below=oldest):
         if not _committed(record.key, marker):
             continue
@@ -164,9 +173,9 @@ def _before_history(
 
 
 def _history_begins_ms(metadata: TableMetadata) -> int:
-    """Return the time from which the branch's history has every commit; 0 if the history is complete."""
+    """Return the time (ms) from which the branch's history has every commit; 0 if the history is complete."""
     oldest = next(reversed(list(ancestors(metadata))), None)
-    # Its parent does not tell: PyIceberg removes the id of an expired parent.
+    # The parent's id does not show this: PyIceberg removes the id of an expired parent.
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms
 
 

@@ -1,8 +1,9 @@
-"""Compares the table, commit records and Kafka records of one topic-partition: did each record land exactly once? Pure.
+"""Compares the table, commit records and Kafka records of one topic-partition: was each record written exactly once?
+Pure.
 
 An offset that Kafka does not have is not missing: compaction and transactions leave gaps, and retention deletes the
-beginning. An offset outside all commit records was never claimed: a reset skipped it, or it is older than the commit
-records.
+oldest records. An offset outside all commit records was never claimed: a reset skipped it, or it is older than the
+commit records.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ OF_FORMER_TOPIC = "of a former topic of this name and cannot be compared with Ka
 
 
 def compare(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return findings about everything that is wrong or could not be checked. Pure."""
+    """Return findings about all errors, and about everything that could not be checked. Pure."""
     found = [
         *_duplicates(evidence),
         *_both(evidence),
@@ -50,8 +51,8 @@ def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
 def missing(evidence: Evidence) -> BitMap64:
     """Return the offsets that Kafka has and a commit claims, but that are in neither table.
 
-    Leaves out what the transform drops. If a range has no more such offsets than its commit record counts as dropped,
-    these are left out too: an earlier transform may have dropped others.
+    Leaves out records that the current transform drops. If a range has no more missing offsets than its commit record
+    counts as dropped, they are left out too: an earlier transform may have dropped them.
     """
     lost = _nowhere(evidence)
     if evidence.kafka is None or not lost:
@@ -71,7 +72,7 @@ def _nowhere(evidence: Evidence) -> BitMap64:
 
 
 def duplicates(evidence: Evidence) -> int:
-    """Count surplus rows. Each topic that had the topic's name may have one row at an offset."""
+    """Return the number of surplus rows. Each topic that had the topic's name may have one row at an offset."""
     again, repeated = _permitted_again(evidence), evidence.rows.repeated
     at_least = len(repeated - again[0]) if again else len(repeated)
     if evidence.rewritten:  # how many rows such an offset may have is not known
@@ -80,7 +81,9 @@ def duplicates(evidence: Evidence) -> int:
 
 
 def _permitted_again(e: Evidence) -> list[BitMap64]:
-    """Return the offsets that may have a second row, those of them that may have a third row, and so on."""
+    """Return a list of offset sets: the offsets that may have a second row, those of them that may have a third row,
+    and so on.
+    """
     layers: list[BitMap64] = []
     for claimed in (*map(claimed_offsets, e.generations.values()), covered(e.rewritten)):
         carried = claimed
@@ -105,13 +108,16 @@ def _duplicated_dead_letters(e: Evidence) -> Iterable[Finding]:
 
 
 def _too_many(e: Evidence, table: str, count: int, where: str) -> Finding:
-    """Report surplus rows. Operators delete rows at the named offsets, so `where` names no other offsets."""
+    """Report surplus rows.
+
+    `where` must name only offsets at which rows are surplus, because operators delete rows there.
+    """
     return _finding(e, FindingKind.DUPLICATES, count, f"{counted(count, 'row')} too many in {table}, {where}")
 
 
 def ambiguous_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets that another record may have had: of a former topic of the name, or before Kafka's log was
-    truncated.
+    """Return the offsets that may belong to two records: one in an earlier topic with the same name, or one that was in
+    Kafka's log before a truncation.
     """
     former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
     return former | covered(e.rewritten)
@@ -132,7 +138,7 @@ def _missing(e: Evidence) -> Iterable[Finding]:
 
 
 def _dropped(e: Evidence) -> Iterable[Finding]:
-    """Compare the number of records that commit records count as dropped with what is in the tables and in Kafka."""
+    """Compare the number of dropped records in the commit records with the records in the tables and in Kafka."""
     there = e.rows.seen | e.dead_letters.seen
     more = (there.range_cardinality(r.start, r.end) + r.dropped - (r.end - r.start) for r in e.ranges if r.dropped)
     wrong = sum(max(0, n) for n in more) if counted_once(e) else 0
@@ -162,7 +168,7 @@ def _log_cut(e: Evidence) -> Iterable[Finding]:
 
 
 def _unclaimed(e: Evidence) -> Iterable[Finding]:
-    """Report rows at or after the marker, or between commits, as unclaimed.
+    """Report rows that no commit record claims: at or after the marker, or between committed ranges.
 
     Rows before the first commit record are only reported as not compared.
     """
@@ -183,7 +189,7 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _TableClaims:
-    """One table's rows, and the number of rows that commit records claim for the table."""
+    """The rows of one table (the rows or the dead letters), and how many of them the commit records claim."""
 
     name: str
     tally: OffsetTally
@@ -196,7 +202,7 @@ class _TableClaims:
     """Offsets in neither table whose loss an operator accepted."""
 
     def compare(self, group: Group) -> tuple[int, int]:
-        """Return the minimum number of missing records, and the number of records beyond the claims."""
+        """Return the minimum number of missing records in a group, and the number of records that exceed the claims."""
         given_twice, accepted = self.given_twice, self.accepted
 
         def there(r: CommittedRange) -> int:
@@ -239,7 +245,10 @@ def _accepted(e: Evidence) -> BitMap64:
 
 
 def _miscounted(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
-    """Compare commit records with a table. Records already reported as missing are not reported again."""
+    """Compare the number of records in a table with the commit records.
+
+    Records already reported as missing are not reported again.
+    """
     fewer = more = 0
     first: Group | None = None
     of_rows, dead_letters, there = witness.tally is e.rows, _dead_letter_claims(e), _there(e)
@@ -266,24 +275,27 @@ def _records(r: CommittedRange) -> int:
 
 
 def _highest(group: Group, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
-    """Return the largest possible number of records of a group's topics, without the topic with the id `but`."""
+    """Return the maximum possible number of records in a group, without those of the topic with the id `but`."""
     return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
 
 
 def _there(e: Evidence) -> BitMap64:
-    """Return the offsets that are in a table, or whose absence is reported or accepted."""
+    """Return the offsets that are in a table, or whose absence was already reported or accepted."""
     return e.rows.seen | e.dead_letters.seen | missing(e) | _accepted(e)
 
 
 def _is_exact(e: Evidence, group: Group) -> bool:
-    """Whether the records of overlapping ranges can be held to `Group.least`: all are of one log."""
+    """Whether `Group.lowest` gives a valid minimum for a group of overlapping ranges: all must belong to one log that
+    was not truncated.
+    """
     return not group.is_single and len(group.generations) == 1 and not covered(e.rewritten) & group.offsets
 
 
 def _hidden(e: Evidence, group: Group) -> int:
-    """Return how many rows a dead letter of the same offset may stand for, in ranges that overlap.
+    """Return how many missing rows of a group's overlapping ranges a dead letter with the same offset may hide.
 
-    None, if each range's dead letters are those of its commit record: then each was rejected each time.
+    Returns 0 if the number of dead letters in each range equals that in its commit record. In that case each record was
+    rejected each time.
     """
     dead_letters = _dead_letter_claims(e)
     if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == dead_letters.claimed(r) for r in group.audited):
@@ -294,10 +306,10 @@ def _hidden(e: Evidence, group: Group) -> int:
 def compare_repeats(
     evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
-    """Compare the rows of a stream with dedupe with its committed records, minus the dropped repeats. Pure.
+    """Compare the number of rows of a stream with dedupe with its committed records, minus the dropped repeats. Pure.
 
-    `repeats` is None if the number of dropped records is unknown. In that case, with `by_source`, the comparison is
-    left to the one with Kafka's records.
+    `repeats` is the number of dropped records; None if it is unknown. In that case nothing is reported if `by_source`
+    is True, because the caller compares the rows with Kafka's records.
     """
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
@@ -320,12 +332,12 @@ def compare_repeats(
 
 
 def counts_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
-    """Whether commit records alone count the rows of a stream with dedupe."""
+    """Whether the commit records alone determine the number of rows of a stream with dedupe."""
     return repeats is not None and all(counted_once(_without_accepted(e)) for e in evidence)
 
 
 def _without_accepted(e: Evidence) -> Evidence:
-    """Return the evidence without the ranges whose loss an operator accepted."""
+    """Return the evidence without the ranges that lie within a loss that an operator accepted."""
     lost = accepted_loss((r for r in e.ranges if r.topic_id == e.topic_id), e.given_up)
     if not lost:
         return e
@@ -333,7 +345,7 @@ def _without_accepted(e: Evidence) -> Evidence:
 
 
 def _not_compared(e: Evidence) -> Iterable[Finding]:
-    """Report overlapping ranges, for which only a minimum and a maximum number of records is known."""
+    """Report overlapping ranges whose records cannot be counted exactly: only a minimum and a maximum is known."""
     if e.drops_repeats:
         return
     open_, first, given_twice = 0, None, covered(e.rewritten)
@@ -357,11 +369,11 @@ def _not_compared(e: Evidence) -> Iterable[Finding]:
 
 
 def _limits(e: Evidence) -> Iterable[Finding]:
-    """Report offsets that could not be checked, and offsets that were skipped on purpose."""
+    """Report offsets that could not be checked, and offsets that were intentionally skipped."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     if e.whole:
         there = e.rows.seen | e.dead_letters.seen
-        # The marker ends them: a reset may have moved it, and nothing was committed since.
+        # The marker is the last range: a reset may have moved it, and nothing was committed since.
         read = [*merged_ranges(current), (e.marker, e.marker)] if current else []
         accepted = (span for span in e.given_up if not there & offset_bitmap(*span))
         holes = covered([*accepted, *((a[1], b[0]) for a, b in pairwise(read) if a[1] < b[0])])
@@ -386,7 +398,7 @@ def _limits(e: Evidence) -> Iterable[Finding]:
 
 
 def checked_by_commit_records(committed: int, first: int) -> str:
-    """Describe committed offsets that Kafka no longer has, where commit records count every row."""
+    """Describe committed offsets that Kafka no longer has, for which commit records count every row."""
     were = "one was" if committed == 1 else "ones were"
     return (
         f"offsets before {first:,} are gone from Kafka; the {committed:,} committed {were} checked against commit "
@@ -408,7 +420,7 @@ def counted_once(e: Evidence) -> bool:
 
 
 def at_offsets(offsets: BitMap64) -> str:
-    """Return the offsets as text: `at offset 5`, `at offsets 5, 7 to 9`; empty without offsets."""
+    """Return the offsets as text: `at offset 5`, or `at offsets 5, 7 to 9`. Empty if there are no offsets."""
     return f"at offset{'' if len(offsets) == 1 else 's'} {_named(offsets)}" if offsets else ""
 
 

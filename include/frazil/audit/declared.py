@@ -1,4 +1,4 @@
-"""Audits a declared stream, in the way that the stream's mode requires."""
+"""Audits a declared stream with the checks that fit its mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from frazil.spec.model import StreamSpec
 
 
 def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audit:
-    """Audit the commits of a period, or all commits; `with_source` also compares with the records that Kafka still has.
+    """Audit the commits of the period `window`, or all commits if it is None. `with_source` also compares with the
+    records that Kafka still has.
 
     Raises the errors of `audit_stream`, and of opening the stream.
     """

@@ -1,4 +1,4 @@
-"""Finds the records of Kafka that the stream's transform drops, by decoding and transforming them again."""
+"""Finds the records in Kafka that the stream's transform drops, by decoding and transforming them again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from frazil.stream.stage_context import stage_context
 def dropped_offsets(
     spec: StreamSpec, tables: StreamTables, ranges: Mapping[TopicPartition, Span]
 ) -> Mapping[TopicPartition, BitMap64]:
-    """Return the offsets in these ranges whose records the transform, as it is declared now, drops."""
+    """Return the offsets in these ranges whose records the current transform drops."""
     kafka = executors_kafka_properties(spec, os.environ)
     context = stage_context(spec, tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids={})
     wanted = tuple(OffsetRange(*tp, *span) for tp, span in sorted(ranges.items()) if span[0] < span[1])

@@ -1,4 +1,4 @@
-"""What an audit found, or could not compare."""
+"""Findings of an audit: errors, and records that could not be compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class FindingKind(StrEnum):
     DUPLICATES = "duplicates"
     """An offset occurs more than once in the table, or in the dead-letter table."""
     MISSING = "missing"
-    """Kafka has the record and a commit claims it, but no table has it."""
+    """Kafka has a record and a commit claims it, but no table has it."""
     MISCOUNTED = "miscounted"
     """The tables have more or fewer rows than the commit records count."""
     ROW_AND_DEAD_LETTER = "row and dead letter"
@@ -22,11 +22,11 @@ class FindingKind(StrEnum):
     RECORD_GONE = "record gone"
     """A snapshot names a commit record that is missing or unreadable."""
     LOG_CUT = "log cut"
-    """Kafka lost committed records and assigned their offsets to new ones, which no table has."""
+    """Kafka lost committed records, and assigned their offsets to new records, which no table has."""
     UNCHECKED = "unchecked"
-    """One source of evidence is silent, but another was compared."""
+    """One source of evidence no longer has the records, but another source was compared."""
     NOT_COMPARED = "not compared"
-    """Committed records were compared with nothing."""
+    """Committed records could not be compared with any source."""
     SKIPPED = "skipped"
     READ_AGAIN = "read again"
     """Offsets were committed more than once, for example after a reset, and are counted each time."""
@@ -53,4 +53,4 @@ class Finding:
     where: str
     """The topic-partition, or the stream."""
     keys: tuple[Mapping[str, Any], ...] = ()
-    """The first keys that it concerns, for a stream with a key: values by column, as stored."""
+    """The first keys that the finding is about, for a stream with a key: values by column, as stored."""

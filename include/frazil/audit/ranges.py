@@ -1,4 +1,4 @@
-"""Overlaps of a topic-partition's committed ranges, and the number of records that they allow. Pure.
+"""Computes how many records a topic-partition's committed ranges allow where they overlap. Pure.
 
 Ranges overlap after a reset, after a backfill of offsets that were committed before, and when a topic was recreated.
 The records of such ranges cannot be counted one by one. But each range gives a minimum number of records, and all
@@ -17,13 +17,13 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import Span, offset_bitmap
 
 ByTopicId = Mapping[str, BitMap64]
-"""Offsets of each topic that had the name."""
+"""Maps the id of each topic that had the same name to its offsets."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommittedRange:
-    """One commit record's claim on a topic-partition: the records in `[start, end)` became rows and dead letters,
-    or were dropped.
+    """One commit record's claim on a topic-partition: the records in `[start, end)` became rows or dead letters, or
+    were dropped.
     """
 
     start: int
@@ -32,11 +32,11 @@ class CommittedRange:
     rejected: int
     topic_id: str
     selects: bool = False
-    """Whether a backfill took only some records, by event time. The other records are not missing."""
+    """Whether the range is from a backfill that selected records by event time. The other records are not missing."""
     dropped: int = 0
     """Number of records that the stream's transform dropped."""
     leader_epoch: int | None = field(default=None, compare=False)
-    """The epoch of the leader that had `end`; None if no broker reported it."""
+    """The epoch of the leader that had the log up to `end`; None if no broker reported it."""
 
     @property
     def offsets(self) -> BitMap64:
@@ -49,7 +49,7 @@ class Group:
 
     audited: tuple[CommittedRange, ...]
     others: tuple[CommittedRange, ...]
-    """Ranges outside the audit that overlap the audited ranges."""
+    """Ranges outside the audited period that overlap the audited ranges."""
 
     @property
     def is_single(self) -> bool:
@@ -80,9 +80,11 @@ class Group:
         return found
 
     def lowest(self, claimed: Callable[[CommittedRange], int]) -> int:
-        """Return the smallest possible number of records within `offsets`, by the audited ranges of one topic id.
+        """Return the minimum possible number of records within `offsets`. All audited ranges must belong to one topic
+        id.
 
-        An offset without a record is a hole of each range that has it. So a cover without holes makes this exact.
+        An offset without a record is a gap in each range that contains it. If ranges without gaps cover all offsets,
+        the minimum is exact.
         """
         return len(self.offsets) - _lightest_cover({r: r.end - r.start - claimed(r) for r in self.audited})
 
@@ -95,7 +97,10 @@ class Group:
 
 
 def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()) -> list[Group]:
-    """Group the audited ranges with every range that overlaps them, in order. Leaves out empty ranges."""
+    """Group each audited range with every range that overlaps it.
+
+    The groups are in order of offsets. Leaves out empty ranges.
+    """
     found: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
     reach = -1
     marked = [*((r, True) for r in audited), *((r, False) for r in others)]
@@ -108,8 +113,9 @@ def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] =
 
 
 def _heaviest_chain(weights: Mapping[CommittedRange, int]) -> int:
-    """Divide the ranges into as few chains without overlaps as possible, and return the largest sum of weights of a
-    chain.
+    """Divide the ranges into as few chains as possible, and return the largest sum of weights of one chain.
+
+    The ranges of a chain do not overlap.
     """
     chains: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
@@ -120,7 +126,7 @@ def _heaviest_chain(weights: Mapping[CommittedRange, int]) -> int:
 
 
 def _lightest_cover(weights: Mapping[CommittedRange, int]) -> int:
-    """Return the smallest sum of weights of ranges that together cover the same offsets as all of them."""
+    """Return the smallest sum of weights of a subset of the ranges that covers the same offsets as all of them."""
     total, reach = 0, -1
     covers: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
@@ -135,7 +141,7 @@ def _lightest_cover(weights: Mapping[CommittedRange, int]) -> int:
 
 
 def _cheapest(covers: Iterable[tuple[int, int]], reach: int) -> int:
-    """Return the smallest weight of the covers that end at `reach`; 0 without covers."""
+    """Return the smallest weight of the covers that end at `reach`; 0 if there is none."""
     return min((weight for weight, end in covers if end == reach), default=0)
 
 
@@ -148,8 +154,9 @@ def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRan
 
 
 def merged_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
-    """Merge ranges that touch or overlap. Returns the merged ranges in order, as `[start, end)`, without empty
-    ranges.
+    """Merge ranges that touch or overlap.
+
+    Returns the merged ranges in order, as `[start, end)`. Leaves out empty ranges.
     """
     whole: list[Span] = []
     for r in sorted(r for r in ranges if r.end > r.start):
@@ -161,7 +168,7 @@ def merged_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
 
 
 def covered(spans: Iterable[Span]) -> BitMap64:
-    """Return all offsets of the spans, which must not be empty."""
+    """Return all offsets of the spans. No span may be empty."""
     whole = BitMap64()
     for start, end in spans:
         whole.add_range(start, end)
@@ -182,8 +189,8 @@ def claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
 
 
 def accepted_loss(ranges: Iterable[CommittedRange], given_up: Iterable[Span]) -> BitMap64:
-    """Return the offsets whose loss an operator accepted after a rollback, without those that were committed again.
+    """Return the offsets whose loss an operator accepted after a rollback. Leaves out those that were committed again.
 
-    `ranges` are of the current topic, whose offsets `given_up` has.
+    `ranges` and `given_up` must both belong to the current topic.
     """
     return covered(given_up) - claimed_again(ranges)

@@ -43,16 +43,16 @@ MAX_READS = 3
 
 @dataclass(frozen=True, slots=True)
 class RoutedRows:
-    """The rows of the audited batches in one routed table."""
+    """The rows of one routed table at the audited offsets."""
 
     target: Target
     rows: Tallies
-    """The table's rows, including waiting rows. Rows of a renamed table count under its new name."""
+    """The table's rows, including waiting rows. For a renamed table, these are the rows under its new name."""
     waiting: int = 0
     problem: str | None = None
-    """Why the table, or a file that waits for the table, could not be read."""
+    """Why the table, or a file that waits for it, could not be read; None without a problem."""
     renamed: Target | None = None
-    """The table's new name, if the table was renamed."""
+    """The table's new name; None if it was not renamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,15 @@ class Replays:
 
     rows: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
-    """The part of `rows` in routed tables."""
+    """The part of these rows that belongs to each routed table."""
     last: BackfillMarker | None = None
-    """A replay whose dead letters are still in the dead-letter table, because rows may wait for routed tables."""
+    """The replay whose dead letters are still in the dead-letter table, because rows may wait for routed tables; None
+    without one.
+    """
     journals: Sequence[Journal] = ()
     """The journals of this replay's chunks."""
     given_up: Set[Target] = frozenset()
-    """Tables that will never get their rows of this replay."""
+    """Tables whose rows of this replay an operator gave up."""
 
     @classmethod
     def of(cls, tables: StreamTables, default_table: Table) -> Replays:
@@ -84,7 +86,10 @@ class Replays:
         return cls(rows, routed, last, chunks(tables.journals, last), given_up(tables.journals, last.id))
 
     def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
-        """Return the files with rows that a routed table does not have yet, judging by the table's properties."""
+        """Return the replay's files for a routed table that does not have their rows yet.
+
+        `properties` are the table's.
+        """
         if self.last is None or target in self.given_up or has_backfill_rows(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
@@ -99,8 +104,8 @@ def routed_rows(  # noqa: PLR0913 - what is read, and where
     replays: Replays,
     named: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
-    """Read the routed tables that commit records name, up to the default table's marker; the tables may be ahead by
-    now.
+    """Read the routed tables that commit records name, up to the default table's marker. The tables may have later rows
+    by now.
 
     `within` has the audited ranges; None audits all ranges. `named` are the tables that the route names: one of them
     may be a renamed table. Raises the errors of the catalog and the storage.
@@ -118,7 +123,7 @@ def routed_rows(  # noqa: PLR0913 - what is read, and where
 
 @dataclass(frozen=True, slots=True)
 class _RowSearch:
-    """The rows to look for in each table, and the places to look in."""
+    """The rows to find in each table, and the places to search."""
 
     tables: StreamTables
     waiting: Mapping[Target, Sequence[Journal]]
@@ -128,7 +133,7 @@ class _RowSearch:
 
 
 def _rows_of(sought: _RowSearch, target: Target) -> RoutedRows:
-    """Read a table, and read it again if a waiting file has disappeared: the table has the file's rows by now."""
+    """Read a table. Reads it again if a waiting file has disappeared, because the table has the file's rows by now."""
     waiting = sought.waiting.get(target, ())
     for _ in range(MAX_READS):
         found = _read_rows(sought, waiting, target)
@@ -181,7 +186,7 @@ def _read_rows(sought: _RowSearch, waiting: Sequence[Journal], target: Target) -
 
 
 def _first_now(sought: _RowSearch, target: Target, table: Table) -> Target | None:
-    """Return the new name of the route's table, if it was renamed and another table now has its name."""
+    """Return the new name of the route's table if it was renamed and another table now has its name; otherwise None."""
     if property_name(sought.tables.stream) in table.properties:
         return None
     member = member_of(sought.tables, target)
@@ -189,7 +194,7 @@ def _first_now(sought: _RowSearch, target: Target, table: Table) -> Target | Non
 
 
 def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
-    """Return what to do about a table that is not in the catalog, whether or not the route still has the table."""
+    """Describe what to do about a table that is not in the catalog, whether or not the route still has it."""
     catalog, newest = tables.main.catalog_name, None if member is None else newest_remaining_metadata(tables, member)
     again = "" if newest is None else f": `{registration_command(catalog, target, newest.path)}`"
     return (
@@ -222,9 +227,9 @@ def not_counted(default: str, claimed: Claims) -> Iterator[Finding]:
 def count_tables(
     default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: Replays
 ) -> Iterator[Finding]:
-    """Compare the rows of each table with the number that commit records count for the table. Pure.
+    """Compare the number of rows of each table with the number that commit records count for it. Pure.
 
-    `default` is the name and the rows of the default table. Each offset must have been committed once.
+    `default` is the name and the rows of the default table. Each offset must have been committed only once.
     """
     replayed = {target: _claimed_of(offsets, claimed) for target, offsets in replays.routed.items()}
     of_default = claimed.records - sum(claimed.routed.values()) + _claimed_of(replays.rows, claimed)
@@ -246,9 +251,11 @@ def compare_places(
     routed: Sequence[RoutedRows],
     placed: Mapping[Target, Tallies],
 ) -> Iterator[Finding]:
-    """Report the rows that are in another table than the one that the route, as declared now, has for them. Pure.
+    """Report rows that are in another table than the one to which the route's current declaration would write them.
+    Pure.
 
-    `placed` has the offsets of Kafka's records by table. Missing records have their own findings.
+    `placed` maps each table to the offsets of Kafka's records that belong to it. Missing records have their own
+    findings.
     """
     expected = {default[0] if target == "main" else target: of for target, of in placed.items()}
     for name, tallies in _by_table(default, routed).items():
@@ -274,7 +281,7 @@ def compare_places(
 
 
 def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dict[str, Tallies]:
-    """Return the rows of each table by the table's current name."""
+    """Map the current name of each table to its rows."""
     by_name = defaultdict[Target, list[Tallies]](list)
     for one in routed:
         by_name[one.renamed or one.target].append(one.rows)
@@ -286,7 +293,7 @@ def _seen(tallies: Tallies, tp: TopicPartition) -> BitMap64:
 
 
 def _claimed_of(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
-    """Count the offsets within the ranges that commit records claim."""
+    """Return how many of the offsets are within the ranges that commit records claim."""
     return sum(
         offsets[tp].range_cardinality(*span)
         for tp, ranges in claimed.ranges.items()
@@ -296,7 +303,7 @@ def _claimed_of(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> 
 
 
 def _rows_of_claims(tallies: Tallies, claimed: Claims) -> int:
-    """Count the rows within the ranges that commit records claim; other rows have their own findings."""
+    """Return how many rows are within the ranges that commit records claim. Other rows have their own findings."""
     return sum(
         tallies[tp].copies + sum(tallies[tp].seen.range_cardinality(*span) for span in merged_ranges(ranges))
         for tp, ranges in claimed.ranges.items()

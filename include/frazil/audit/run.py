@@ -1,4 +1,4 @@
-"""One audit of one stream: reads all evidence at one snapshot, compares it, and reports the findings."""
+"""Runs one audit of one stream: reads all evidence at one snapshot, compares it, and returns the findings."""
 
 from __future__ import annotations
 
@@ -49,24 +49,28 @@ from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_row
 from frazil.timetext import utc
 
 AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]]
-"""Returns the offsets that Kafka has of the claimed ranges, and findings about ranges that Kafka cannot confirm."""
+"""Returns the offsets that Kafka has of the claimed ranges, and findings about ranges that cannot be compared with
+Kafka.
+"""
 
 
 PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
-"""Returns the offsets of Kafka's records in these spans, by the table that the route, as declared now, has for them."""
+"""Returns a mapping from each table to offsets within these spans: those of Kafka's records that the route's current
+declaration would write to the table.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
     """The counts of one topic-partition.
 
-    Offsets `[start, end)` are committed; in the audit of a period, by that period's batches.
+    Offsets `[start, end)` are committed. If a period is audited, they were committed by that period's batches.
     """
 
     topic: str
     partition: int
     start: int | None
-    """The first committed offset; None without a committed batch."""
+    """The first committed offset; None if no batch is committed."""
     end: int
     rows: int
     distinct: int
@@ -75,9 +79,9 @@ class PartitionAudit:
     gaps: int | None
     """Number of records that Kafka has but no table has; None if the audit does not compare with Kafka."""
     dead_letters: int
-    """Number of dead letters, including those of former topics of this name."""
+    """Number of dead letters, including those of earlier topics with the same name."""
     dropped: int = 0
-    """Number of records that the transform dropped, by the commit records."""
+    """Number of records that the transform dropped, as counted by the commit records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +92,11 @@ class Audit:
     batches: int
     """Number of commit records read."""
     window: Period | None = None
-    """The audited period; None covers everything that was ever committed."""
+    """The audited period; None if all commits were audited."""
     by_key: bool = False
     """Whether records change rows by key. If so, `rows` counts changes, and nothing is counted by offset."""
     complete: bool = field(init=False)
-    """Whether everything that was committed was compared."""
+    """Whether all committed records were compared."""
     clean: bool = field(init=False)
     """Whether the audit is complete and found no error."""
 
@@ -120,10 +124,10 @@ class _Run:
     ask_kafka: AskKafka | None
     drops_repeats: bool
     named: Collection[Target]
-    """The tables that the route names now."""
+    """The tables that the route's current declaration names."""
     place: PlaceRecords | None = None
     signals: bool = True
-    """Whether windows of the table are signalled."""
+    """Whether frazil signals complete windows of the table."""
 
     def claims(self) -> Claims:
         if self.window is None:
@@ -131,7 +135,7 @@ class _Run:
         return window_claims(self.tables.journals, self.marker, self.table.metadata, self.window)
 
     def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
-        """Gather the evidence, and findings about single tables and about ranges that cannot be compared with Kafka."""
+        """Return the evidence, and findings about single tables and about ranges that cannot be compared with Kafka."""
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
         default = tally_rows(
@@ -165,7 +169,7 @@ class _Run:
         claimed: Claims,
         replays: Replays,
     ) -> Iterable[Finding]:
-        """Compare the rows of each table: by count, or with Kafka's records if offsets were committed again."""
+        """Compare the rows of each table: by count, or with Kafka's records if offsets were committed repeatedly."""
         if self.drops_repeats:  # how many of them each table dropped is not known
             return ()
         if all(map(counted_once, evidence)):
@@ -180,7 +184,7 @@ class _Run:
         return compare_places(evidence, default, routed, self.place(self.table, self.marker, spans))
 
     def tally_dead_letters(self, claimed: Claims) -> Tallies:
-        """Tally the dead letters as they are once the last published backfill or replay has ended.
+        """Tally the dead letters as they will be once the last published backfill or replay has ended.
 
         Leaves out dead letters that a replay has yet to remove, and includes those that a backfill has yet to add.
         """
@@ -203,7 +207,7 @@ class _Run:
         }
 
     def _former_dead_letters(self, claimed: Claims) -> Mapping[TopicPartition, int]:
-        """Count the dead letters of topics that had these names before."""
+        """Return the number of dead letters of earlier topics with the same names, by topic-partition."""
         ids = self.marker.source.topic_ids
         if not any(claimed.former_offsets(ids).values()):
             return {}
@@ -233,14 +237,16 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     place: PlaceRecords | None = None,
     signals: bool = True,
 ) -> Audit:
-    """Read all evidence and compare it.
+    """Read all evidence of one stream, compare it, and return the audit.
 
     `drops_repeats` is whether the stream has dedupe, which drops repeats. `replayed_from_source` is whether the caller
     compares the rows with Kafka's records, so that the number of dropped records is not needed. `named` are the tables
-    that the route names now. Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
+    that the route names now.
 
-    The main table is read first, at one snapshot: dead letters and commit records are written before main's snapshot,
-    and routed tables after it.
+    Raises AdoptionRequired if the stream has no marker, KafkaUnavailable, and MarkerUnreadable.
+
+    The main table is read first, at one snapshot. Dead letters and commit records are written before the main table's
+    snapshot, and routed tables after it.
     """
     while True:
         table = tables.main.refresh()
@@ -265,11 +271,12 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
 def audit_changes(
     tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
 ) -> tuple[tuple[Finding, ...], int | None] | None:
-    """Compare an upserted stream with its commit records alone, as far as that is possible.
+    """Compare an upsert stream with its commit records alone, as far as that is possible.
 
-    Returns the findings, and the number of rows that these commits have in the table; None if rows were not counted.
-    For a period, and without coordinates, only dead letters are compared. Returns None if a replay was published after
-    `table` was loaded: then load it again.
+    Returns the findings, and the number of rows that these commits have in the table; that number is None if rows were
+    not counted. For a period, and without coordinates, only dead letters are compared.
+
+    Returns None if a replay was published after `table` was loaded. The caller must then load the table again.
     """
     marker = marker_of(tables, table)
     run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)
@@ -290,7 +297,7 @@ def audit_changes(
 
 
 def marker_of(tables: StreamTables, table: Table) -> Marker:
-    """Return the marker of a stream to audit. Raises AdoptionRequired if the marker does not exist."""
+    """Return the stream's marker in the table. Raises AdoptionRequired if it has none."""
     marker = read_marker(table.properties, tables.stream)
     if marker is None:
         raise AdoptionRequired(
@@ -303,7 +310,7 @@ def marker_of(tables: StreamTables, table: Table) -> Marker:
 def standing_findings(
     table: Table, marker: Marker, claimed: Claims, window: Period | None, *, signals: bool
 ) -> tuple[Finding, ...]:
-    """Return findings about the table and its commit records that do not depend on the table's rows."""
+    """Return findings that depend only on the table's metadata and commit records, not on its rows."""
     changed = _changed(table, stream=marker.stream, window=window, signals=signals)
     return (*_before(table, marker, claimed), *changed)
 
@@ -313,7 +320,10 @@ def _before(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...
 
 
 def _replayed_meanwhile(run: _Run) -> bool:
-    """Whether a replay has removed dead letters whose rows the main table did not have yet when the audit read it."""
+    """Whether a replay was published while the audit ran.
+
+    If so, rows may be missing in the main table as the audit read it, although their dead letters are already removed.
+    """
     backfill = read_backfill(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # tables of a route get their rows before the dead letters leave
         now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
@@ -332,10 +342,11 @@ def _replayed_meanwhile(run: _Run) -> bool:
 def _with_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
-    """Add all other claims to a period with errors, because a reset may explain the errors.
+    """Add the claims of all other times to the evidence of a period with errors, because a reset may explain the
+    errors.
 
-    The same applies to a recreated topic, whose offsets occur in other rows too. For any other period without errors,
-    no records of other times are read.
+    They are also added if a topic was recreated, because its offsets occur in other rows too. Otherwise no records of
+    other times are read.
     """
     if run.window is None or not (
         any(f.kind.is_wrong for e in evidence for f in compared(e)) or _has_recreated_topic(run, claimed)
@@ -345,7 +356,9 @@ def _with_other_claims(
 
 
 def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
-    """Whether a topic of the audited ranges had, or has, another id, by the marker or the oldest commit record."""
+    """Whether a topic of the audited ranges was recreated: the marker or the oldest commit record has another id for
+    it.
+    """
     oldest = next(run.tables.journals.records(), None)
     ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
     sources = [run.marker.source, *([oldest.source] if oldest else [])]
@@ -383,7 +396,7 @@ def _rolled_back(table: Table, marker: Marker) -> tuple[Finding, ...]:
 
 
 def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """Report unreadable commit records. Records that `frazil forget` deleted are not an error."""
+    """Report missing or unreadable commit records. Records that `frazil forget` deleted are not an error."""
     found = []
     for path in claimed.gone:
         key = parse_key(path)
@@ -396,13 +409,16 @@ def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
 
 
 def _lost(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """Report ranges that the stream skipped as declared: a note, not an error."""
+    """Report ranges that the stream skipped because `source.on-gap` declares it. This is a note, not an error."""
     sentence = "retention deleted these before they were read, and source.on-gap skipped them: {}"
     return tuple(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
 
 
 def _changed(table: Table, *, stream: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
-    """Report commits of other programs that removed rows, by their summaries: a note, because they reopen no window."""
+    """Report commits of other programs that removed rows, found by their summaries.
+
+    This is a note: such commits reopen no window.
+    """
     found = [
         snapshot
         for snapshot in ancestors(table.metadata)
@@ -424,7 +440,8 @@ def _changed(table: Table, *, stream: str, window: Period | None, signals: bool)
 
 
 def _without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:
-    """Compare by count alone, which proves little if other streams write to the table, and is impossible for a period.
+    """Compare the numbers of rows and committed records. This proves little if other streams write to the table, and is
+    impossible for a period.
 
     `declared` is whether the declaration has coordinates although the table does not.
     """

@@ -26,15 +26,15 @@ class Sinks:
 
     tables: Mapping[Target, Table]
     by_value: Mapping[str, Target]
-    """Routed tables by route value, including tables that are not compared."""
+    """Maps each route value to its table, including tables that are not compared."""
     findings: Sequence[Finding] = ()
     """Findings that say why some tables are not compared."""
 
     @classmethod
     def of(cls, spec: StreamSpec, tables: StreamTables, main: Table, marker: Marker) -> Sinks:
-        """Load the routed tables. `main` was loaded first, with its marker.
+        """Load the routed tables. `main` is the default table, which was loaded first, with its marker.
 
-        A table that misses rows up to that marker, or has later rows, is not compared.
+        A routed table is not compared if it misses rows up to that marker, or has later rows.
         """
         if spec.route is None:
             return cls({"main": main}, {})
@@ -47,7 +47,7 @@ class Sinks:
         return cls({"main": main, **compared}, by_value, findings)
 
     def placed(self, spec: StreamSpec, context: StageContext) -> StageContext:
-        """Return the context for staging records again, with the route as declared now."""
+        """Return the context for staging records again, with the route's current declaration."""
         if (route := spec.route) is None:
             return context
         destinations = Destinations(
@@ -68,7 +68,7 @@ class Sinks:
 def _not_compared(
     route: Route, tables: StreamTables, found: Mapping[Target, Table], marker: Marker
 ) -> Iterator[tuple[Target, str]]:
-    """Yield the tables that cannot be compared with the default table's marker, and why."""
+    """Yield each table that cannot be compared with the default table's marker, with the reason."""
     waiting = Followers.load(tables, marker).waiting
     for target in sorted({*route.tables.values()} - found.keys()):
         yield target, f"the table is not in the catalog; `frazil route {tables.stream}` shows the remedy"

@@ -1,4 +1,4 @@
-"""Kafka as the audit's independent source: the records of the claimed ranges that Kafka still has."""
+"""Reads Kafka as the audit's independent source: the records of the claimed ranges that Kafka still has."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def ask_kafka(
     *,
     dropped: Callable[[Mapping[TopicPartition, Span]], Mapping[TopicPartition, BitMap64]] = lambda _: {},
 ) -> tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]:
-    """Return the offsets that Kafka has of each claimed range, if cluster and topic are still those of the marker.
+    """Return the offsets that Kafka has of each claimed range, and findings about topics that cannot be compared.
 
-    `dropped` returns those whose records a transform drops.
+    A topic cannot be compared if its id, or the cluster, is no longer that of the marker. `dropped` returns the offsets
+    whose records a transform drops.
     """
     with open_kafka(spec) as kafka:
         found = kafka.describe()
@@ -47,7 +48,7 @@ def ask_kafka(
                 continue
             begin = min((r.start for r in current[tp]), default=0)
             end = max((r.end for r in current[tp]), default=0)
-            # A log that was cut may end before what was committed; nothing beyond its end ever comes.
+            # A truncated log may end before the committed end. Waiting for records after its end would never succeed.
             ranges[tp] = (max(first.get(tp, begin), begin), min(end, ends[tp].stable if tp in ends else end))
         cut = cut_logs(kafka, marker, {tp: current[tp] for tp in ranges if tp in ends})
     tallies = read_offsets(kafka_properties(spec, os.environ), ranges)
@@ -70,11 +71,11 @@ def why_not_comparable(topic: str, known: SourceIdentity, now: SourceIdentity, s
 def cut_logs(
     kafka: KafkaOffsets, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return the offsets at which logs were truncated below the committed end, except truncations that an operator
+    """Return the offsets at which logs were truncated below the committed end. Leaves out truncations that an operator
     accepted.
 
-    Checks the last offset of each leader epoch, which covers all offsets before it. So the check also finds a log that
-    was truncated long ago and has grown again since. The ranges must be of the current topics.
+    Checks the last committed offset of each leader epoch, which covers all offsets before it. So the check also finds a
+    log that was truncated long ago and has grown again since. The ranges must belong to the current topics.
     """
     found = dict(
         find_cut(kafka, {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}, marker.leader_epochs)

@@ -1,4 +1,4 @@
-"""The audit of upsert and dedupe tables: merging Kafka's records into the table again must change nothing.
+"""Audits upsert and dedupe tables: merging Kafka's records into the table again must change nothing.
 
 Rows of an upsert table cannot be counted against records, because most records replace a row. So the audit reads the
 committed ranges from Kafka again, up to the marker, and stages them in a separate folder. It merges them with the
@@ -62,7 +62,7 @@ LATE_AFTER_DELETE = (
 def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
-    """Audit the table and its dead letters. Compares the values of rows only `with_source`.
+    """Audit the table and its dead letters. The values of rows are compared only if `with_source` is True.
 
     Raises the same errors as `audit_stream`.
     """
@@ -83,7 +83,10 @@ def audit_upserts(
 
 
 def _by_commit_records(changes: int, rows: int | None, stream: str) -> Finding:
-    """Report that no value was compared. `rows` is None if the rows of these changes were not counted."""
+    """Report that no values were compared.
+
+    `rows` is the number of rows that these changes have; None if they were not counted.
+    """
     sentence = (
         f"{counted(changes, 'change', 'is|are')} counted in commit records; values were not compared with Kafka "
         "(--source does)"
@@ -97,7 +100,7 @@ def _by_commit_records(changes: int, rows: int | None, stream: str) -> Finding:
 
 
 def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
-    """Yield findings about records in Kafka that the table of a stream with dedupe misses.
+    """Yield findings about records in Kafka that are missing from the table of a stream with dedupe.
 
     Raises the same errors as `audit_stream`.
     """
@@ -116,7 +119,10 @@ def _claimed(tables: StreamTables, window: Period | None) -> tuple[Table, Marker
 
 
 def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
-    """Count every commit of a record. A dead letter that was replayed counts as a change."""
+    """Yield the counts of each topic-partition.
+
+    A record that was committed twice counts twice, and a replayed dead letter counts as a change.
+    """
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
         start, end, rejected = min(r.start for r in of), max(r.end for r in of), sum(r.rejected for r in of)
         replayed = claimed.replayed.get((topic, partition), {})
@@ -127,7 +133,7 @@ def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
 
 
 def _read_again(claimed: Claims) -> Iterator[Finding]:
-    """Report the offsets that the counts include more than once."""
+    """Report the offsets that were committed, and so counted, more than once."""
     for (topic, partition), of in sorted(claimed.ranges.items()):
         if again := sum(len(claimed_again(ranges)) for ranges in by_topic_id(of).values()):
             sentence = (
@@ -147,9 +153,10 @@ def _compared(  # noqa: PLR0913 - what is compared, and with what
     window: Period | None = None,
     by_records: bool = False,
 ) -> Iterator[Finding]:
-    """Merge Kafka's records of the claimed ranges, and all later ones, into the tables, without a commit.
+    """Merge Kafka's records of the claimed ranges, and all later ones, into the tables without a commit. Yields
+    findings about the differences.
 
-    `by_records` is whether commit records alone count the rows of these ranges.
+    `by_records` is whether commit records alone determine the number of rows of these ranges.
     """
     if marker.routed is not None and spec.route is None:
         sentence = (
@@ -205,8 +212,10 @@ def _compared(  # noqa: PLR0913 - what is compared, and with what
 
 
 def _to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
-    """Return the offsets from `start` to the marker whose records the table has: a later record of a key replaced an
-    earlier one. Leaves out what a reset or `source.on-gap` skipped, and what an operator gave up after a rollback.
+    """Return the offsets from `start` to the marker whose records the audit must read again.
+
+    Later records than the claimed ones are included, because a later record of a key replaces an earlier one. Leaves
+    out offsets that a reset or `source.on-gap` skipped, and those that an operator gave up after a rollback.
     """
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
     lost = accepted_loss(ranges, marker.given_up.get(tp, ()))
@@ -221,7 +230,7 @@ def _gone_from_kafka(
     *,
     by_records: bool,
 ) -> Iterator[Finding]:
-    """Report the committed records that Kafka no longer has; `read` has the ranges and the offsets to read."""
+    """Report the committed records that Kafka no longer has. `read` has the claimed ranges and the offsets to read."""
     gone = 0
     for tp, (ranges, offsets) in sorted(read.items()):
         before = offsets & claimed_offsets(ranges) & offset_bitmap(0, first.get(tp, 0))
@@ -250,7 +259,7 @@ def _differences(replay: Replay) -> Iterator[Finding]:
 
 
 def _merge_context(replay: Replay, staged: StageContext, target: Target, folder: Path) -> MergeContext:
-    """Return the context of a merge into a table; the merge is never committed."""
+    """Return the context of a merge of the staged records into a table. The merge is never committed."""
     table = replay.sinks.tables[target]
     rules = dataclasses.replace(
         merge_rules(replay.spec, table), how="merge-on-read", traced=False, landed=replay.tables.landed(table)
@@ -280,7 +289,7 @@ def _inserted(
 ) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of the rows that a merge of a stream with dedupe would add to the table.
 
-    Leaves out rows without an event time: these repeat nothing, so that they are always added again.
+    Leaves out rows without an event time: they never count as repeats, so every merge adds them again.
     """
     replaced = {path for _, result in done for path in result.replaced}
     written = [file.path for _, result in done for file in result.files]
@@ -300,8 +309,9 @@ def _inserted(
 def _of_keys(
     counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str, not_read: Sequence[str] = ()
 ) -> Iterator[Finding]:
-    """Report the keys that a merge of all records would change. Records of the topics `not_read` may have deleted
-    others.
+    """Report the keys that a merge of all records would change.
+
+    Records of the topics in `not_read` may have deleted other keys.
     """
     again = f". `frazil reset {spec.name} --to earliest`, then a run, merges Kafka's records again"
     late = LATE_AFTER_DELETE if spec.order_by else again
