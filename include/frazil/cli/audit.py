@@ -1,4 +1,4 @@
-"""`frazil audit`: checks that a stream's records are in its table exactly once."""
+"""`frazil audit`: checks that each record of a stream is in its table exactly once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from frazil.spec.units import counted, parse_duration
 from frazil.timetext import utc
 
 NOT_COMPARED = 3
-"""Exit code of an audit without findings that could not compare everything."""
+"""Exit code of an audit that found no error but could not compare everything."""
 
 
 class Length(click.ParamType[timedelta]):
-    """A duration, in the notation of declarations."""
+    """A duration as declarations write it, such as `30m`."""
 
     name = "duration"
 
@@ -88,7 +88,7 @@ def audit(  # noqa: PLR0913 - a command's options
 def window_of(
     length: timedelta | None, begin: datetime | None, end: datetime | None, *, now: datetime
 ) -> Period | None:
-    """Return the period that the options give; None for all times.
+    """Return the period that the options select; None without such options.
 
     Raises click.UsageError if the options contradict each other.
     """

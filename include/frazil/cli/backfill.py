@@ -1,4 +1,4 @@
-"""`frazil backfill`: does the work of the DAG `frazil_backfill` from a terminal, shows a backfill, or ends it."""
+"""`frazil backfill`: runs a backfill from a terminal, as the DAG `frazil_backfill` does, or shows or ends one."""
 
 from __future__ import annotations
 
@@ -160,8 +160,9 @@ def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: boo
 
 
 def _staged(spec: StreamSpec) -> str:
-    """Return the noun for what the stream's backfill stages: a row, a change to be merged, or a record that may repeat
-    a row.
+    """Return the noun for what a backfill of the stream stages.
+
+    It is a row, a change to be merged, or, with dedupe, a record that may repeat a row.
     """
     return "change" if spec.mode == "upsert" else "record" if spec.dedupe else "row"
 

@@ -1,4 +1,6 @@
-"""`frazil catalog`: prints the configuration with which a query engine reads the tables."""
+"""`frazil catalog`, `register` and `package`: prints the configuration for query engines, restores a table to its
+catalog, and packs Python for executors.
+"""
 
 from __future__ import annotations
 

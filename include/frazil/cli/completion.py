@@ -1,4 +1,4 @@
-"""`frazil completion`: prints a shell's completion of commands, options, streams and tables."""
+"""`frazil completion`: prints a script that lets a shell complete commands, options, streams and tables."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from frazil.timetext import utc
 Engine = Literal["spark", "trino", "duckdb"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 ATTEMPTS = 3
-"""Maximum of attempts to load the tables, because backfills or replays may be published meanwhile."""
+"""Maximum number of attempts to load the tables. Backfills or replays may be published while they are loaded."""
 
 
 @click.command()
@@ -97,18 +97,19 @@ def _check_names(*tags: str | None) -> None:
 
 
 Tables = dict[str, tuple[Table, str]]
-"""The loaded tables, each with its catalog's name, by identifier."""
+"""Maps each table's identifier to the loaded table and its catalog's name."""
 
 
 def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[CutStream], Tables]:
-    """Return the streams and their tables. All tables of a stream have the same published backfills and replays.
+    """Return the streams and their tables, loaded so that all tables of a stream have the same published backfills and
+    replays.
 
     With `whole`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if a backfill or replay was
     published during each attempt.
     """
     for _ in range(ATTEMPTS):
         opened, histories, tables = _load_streams(names, folder, whole=whole)
-        # Main tables are loaded first: what is published later is in the other tables, and in no main table.
+        # Main tables are loaded first. Rows that are published after that may be in other tables, but in no main table.
         met = [of.stream for of in opened if _published_meanwhile(of, tables[of.main.identifier][0])]
         if not met:
             return histories, tables
@@ -161,7 +162,7 @@ def _load_streams(
 def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Table]) -> None:
     """Check that the catalog has each table that the route lists or once had, with all rows of backfills.
 
-    Raises TableLost for a missing table, or RouteBehind if a table waits for rows that a backfill brings.
+    Raises TableLost for a missing table, and RouteBehind if rows of a backfill wait for a table.
     """
     dropped = dropped_tables(spec, tables, there)
     named = set(spec.route.tables.values()) if spec.route else set()
@@ -177,7 +178,7 @@ def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Tab
 
 
 def _tag(name: str, found: Cut, tables: Tables) -> None:
-    """Tag the snapshots of all tables. If one cannot be tagged, remove the new tags from the others."""
+    """Tag the snapshots of all tables. If a table cannot be tagged, the new tags are removed from the others."""
     made = []
     try:
         for table in found.tables:

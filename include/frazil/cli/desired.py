@@ -31,7 +31,9 @@ _reason_option = click.option(
 
 
 def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
-    """Wrap a command, so that the name of a shared application runs it for all of the application's streams."""
+    """Wrap a command so that, if it gets the name of a shared application, it runs for each of the application's
+    streams.
+    """
 
     @wraps(command)
     def each(stream: str, streams_folder: Path, reason: str, *, as_json: bool, **more: Any) -> None:
@@ -145,7 +147,10 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
 
 
 def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> None:
-    """Accept rejected records up to the current ends of the topics, so that unseen records are not included."""
+    """Accept rejected records up to the current ends of the topics.
+
+    Later records are not accepted, because the user has not seen them.
+    """
     from frazil.commit.accepted_rejects import AcceptedRejects, accept  # noqa: PLC0415 - with librdkafka, for --accept
     from frazil.commit.opened import open_kafka, open_stream  # noqa: PLC0415
 
@@ -160,12 +165,12 @@ def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> Non
 
 
 def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:
-    """Return why the table is lost; None if it is not."""
+    """Return why the stream's table is missing; None if it is not missing."""
     return None if desired.is_with_table else lost_or_replaced(spec, None)
 
 
 def _say_where(spec: StreamSpec, desired: DesiredStore, lost: str | None, output: CommandOutput) -> None:
-    """Report on which hosts the desired state applies: without a table, on this host only."""
+    """Print a notice if the desired state applies to this host only, because there is no table to store it with."""
     if not desired.is_with_table:
         why = lost or f"the catalog has no table {spec.table.identifier} yet"
         output.say(f"This holds on this host only, because {why}.")

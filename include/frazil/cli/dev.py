@@ -130,7 +130,7 @@ def _start_spark_cluster(port: int | None, output: CommandOutput) -> None:
 
 
 def _print_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, output: CommandOutput) -> None:
-    """Print the settings with which streams find the servers."""
+    """Print the settings that streams need to connect to the servers."""
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
         output.say(f"\nStreams look for Kafka on port {DEFAULT_KAFKA_PORT} unless told:\n")
         output.say(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
@@ -193,7 +193,7 @@ def status(as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All servers that `up` may have started in this FRAZIL_HOME."""
+    """All servers that `frazil dev up` may have started in this FRAZIL_HOME."""
 
     kafka: EmbeddedKafka
     registry: EmbeddedRegistry
@@ -253,7 +253,7 @@ def _airflow(port: int | None, bootstrap: str | None) -> EmbeddedAirflow:
 
 
 def _checkout() -> Path:
-    """Return this folder if it has a dags/ folder; otherwise the project from which frazil was installed."""
+    """Return the current folder if it has a dags/ folder; otherwise the project from which frazil was installed."""
     here = Path.cwd()
     return here if (here / "dags").is_dir() else Path(__file__).resolve().parents[3]
 
@@ -292,5 +292,5 @@ def _document(all_parts: Parts) -> dict[str, Any]:
 
 
 def _short(path: Path) -> str:
-    """Return the path relative to this folder, if it is inside."""
+    """Return the path relative to the current folder, if it is inside; otherwise the whole path."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

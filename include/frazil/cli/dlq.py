@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 SHOWN = 200
-"""Maximum of characters of a value that `show` prints."""
+"""Maximum number of characters of a value that `show` prints."""
 
 
 def _is_a_word(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) -> tuple[str, ...]:
@@ -227,7 +227,10 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
 
 
 def _not_replayed(opened: OpenStream, selection: Selection) -> list[str]:
-    """Return one sentence for each reason why a replay leaves out dead letters; none for a stream without a marker."""
+    """Return a sentence for each reason why a replay leaves out dead letters.
+
+    Returns none if the stream has no marker.
+    """
     try:
         return left_out_sentences(count_left_out(opened, selection), opened.spec.name)
     except AdoptionRequired:
@@ -275,7 +278,7 @@ def _print_result(as_json: bool, sentence: str, **document: Any) -> None:
 
 
 def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
-    """Open the stream. Warn on stderr of reasons that no dead letter of the stream has, discarded ones included."""
+    """Open the stream. Warns on stderr if none of its dead letters, including discarded ones, has a given reason."""
     opened = read_stream(find_stream(streams_folder, stream))
     if reasons:
         every = Selection(discarded=True)

@@ -1,4 +1,4 @@
-"""`frazil doctor`: checks whether this machine, and the services that streams use, can do what frazil needs."""
+"""`frazil doctor`: checks whether this machine, and the services that streams use, meet frazil's requirements."""
 
 from __future__ import annotations
 
@@ -81,9 +81,10 @@ def _show(one: Finding) -> None:
 
 
 def _dev_environment() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
-    """Return the environment of the Airflow to check, the default ports of `frazil dev up`, and its ports in use.
+    """Return the environment of the Airflow to check, the default ports of `frazil dev up`, and the ports that its
+    servers use.
 
-    If the Airflow of `frazil dev up --airflow` runs, that Airflow is checked.
+    If the Airflow of `frazil dev up --airflow` runs, it is the one to check.
     """
     environment = dict(os.environ)
     if find_spec("httpx") is None:  # these servers only exist with frazil[dev]

@@ -104,7 +104,7 @@ def _edits(wanted: ColumnChanges, declared: set[str]) -> str:
 
 
 def _fixed(spec: StreamSpec, table: Table) -> dict[str, str]:
-    """Return columns that must keep their names, with the reasons: the table, declaration or frazil relies on them."""
+    """Map each column that must keep its name to the reason: the table, the declaration or frazil relies on it."""
     layout = layout_field_ids(table)
     fixed = {
         field.name: "the table is partitioned or sorted by it"

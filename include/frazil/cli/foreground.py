@@ -1,4 +1,4 @@
-"""Shows a writer to a user at the terminal: a line per batch, a live line while the writer waits, and how it ended.
+"""Shows a user at the terminal what a writer does: a line per batch, a live line while it waits, and how it ended.
 
 The writer is another process, whose own output (its log, Spark's, the JVM's) goes to `writer.log`. The writer's
 messages for the user arrive through a pipe, and only this process writes to the terminal.
@@ -32,16 +32,19 @@ if TYPE_CHECKING:
 LIVE_EVERY_S = 0.5
 WAITS_SAID_EVERY_S = 30.0
 MAX_WAITING_LINES = 1000
-"""Maximum of buffered lines if a terminal blocks. Messages on why the writer ended have a buffer of the same size."""
+"""Maximum number of buffered lines while the terminal does not accept output. Messages on why the writer ended may use
+as many more.
+"""
 CLEAR = "\r\x1b[K"
 SIGNALS_SEEN_S = 0.5
-"""Maximum of seconds by which a signal's handler may be delayed."""
+"""Maximum time (s) by which the handler of a signal may be delayed."""
 
 
 class Voice(logging.Handler):
-    """The writer's end of the pipe. As a log handler it forwards our own warnings, but not Spark's.
+    """The writer's end of the pipe. As a log handler, it also sends frazil's own warnings, but not Spark's.
 
-    It never blocks: if the reader does not read (a stopped process, Ctrl-S, a pager), lines are dropped and counted.
+    It never blocks. If the reader does not read (because it is stopped, or because of Ctrl-S or a pager), lines are
+    dropped and counted.
     """
 
     def __init__(self, fd: int) -> None:
@@ -54,7 +57,7 @@ class Voice(logging.Handler):
         self._write("say", line)
 
     def report(self, document: Mapping[str, object]) -> None:
-        """Send one JSON document for a program, if a program reads standard output."""
+        """Send one JSON document. It is printed if standard output is for programs (--json)."""
         self._write("report", json.dumps(document))
 
     def complain(self, line: str) -> None:
@@ -80,12 +83,12 @@ class Voice(logging.Handler):
 
 
 def left_out(count: int) -> str:
-    """Return the line that replaces lines which the terminal did not read in time."""
+    """Return the line that replaces `count` lines that the terminal did not accept in time."""
     return f"... {counted(count, 'line')} not shown, because the terminal blocked; the log has them"
 
 
 def _frame(kind: str, line: str) -> bytes:
-    """Return a line as bytes for the pipe, shortened until they fit into one atomic write."""
+    """Return a line as bytes for the pipe. Shortens the line until the bytes fit into one atomic write."""
     while len(frame := f"{json.dumps([kind, line])}\n".encode()) > select.PIPE_BUF:
         line = f"{line[: len(line) * 3 // 4]}..."
     return frame
@@ -95,9 +98,9 @@ class Terminal:
     """The reader's end of the pipe. Prints in a separate thread, so that a blocked terminal blocks nothing else."""
 
     def __init__(self, folder: Path, *, on_gone: Callable[[], None] = lambda: None, as_json: bool = False) -> None:
-        """Create the terminal of the writer with this run folder.
+        """Create the terminal for the writer with this run folder.
 
-        `on_gone` is called, by any thread, when the terminal or the pipe behind standard output was closed. With
+        `on_gone` is called, by any thread, if standard output or standard error can no longer be written. With
         `as_json`, standard output is for programs, and sentences go to standard error.
         """
         self._exchange = open_exchange(folder)
@@ -110,7 +113,7 @@ class Terminal:
         self.complained = False
 
     def listen(self, fd: int, *, writer: int) -> None:
-        """Queue the writer's messages for display until the writer ends. Does not wait for the terminal."""
+        """Queue the writer's messages for display until the writer ends. Does not wait until they are displayed."""
         self._printer = Thread(target=self._print, args=(writer,), name="terminal", daemon=True)
         self._printer.start()
         rest = b""
@@ -122,17 +125,17 @@ class Terminal:
 
     @staticmethod
     def _read(fd: int) -> bytes:
-        """Read the available bytes. Signal handlers run meanwhile.
+        """Wait for bytes and return them. Signal handlers run while this waits.
 
-        A signal that arrives just before a call blocks does not interrupt the call, and the signal's handler would only
-        run when the call returns. Therefore the call has a timeout.
+        A signal that arrives just before a call blocks does not interrupt the call, and the signal's handler would run
+        only when the call returns. Therefore the call has a timeout.
         """
         while not select.select([fd], [], [], SIGNALS_SEEN_S)[0]:
             pass
         return os.read(fd, 65_536)
 
     def close(self) -> None:
-        """Wait until the terminal has read every line."""
+        """Wait until every queued line is printed."""
         if self._left_out:
             self._lines.put((self._words, left_out(self._left_out)))
         self._lines.put(None)
@@ -140,7 +143,7 @@ class Terminal:
             self._printer.join()
 
     def say(self, line: str) -> None:
-        """Show a line soon. Safe to call in signal handlers."""
+        """Queue a line for display. Safe to call in signal handlers."""
         self._queue(self._words, line)
 
     def report(self, line: str) -> None:
@@ -198,7 +201,7 @@ class Terminal:
 
 
 def live_words(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
-    """Describe what a writer does now, and for how long."""
+    """Describe what a writer is doing, and for how long. `heartbeat` is None before its first heartbeat."""
     if heartbeat is None:
         return "starting"
     batch = f"batch {heartbeat.epoch}-{heartbeat.batch}"
@@ -220,7 +223,7 @@ def live_words(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
 
 
 def batch_document(batch: BatchCommitted) -> dict[str, object]:
-    """Return one batch as a JSON document."""
+    """Return a committed batch as a JSON document."""
     counts = {"records": batch.records, "rejected": batch.rejected, "files": batch.files, "bytes": batch.bytes}
     return {"batch": str(batch.key), **counts, "stage-s": batch.stage_s, "commit-s": batch.commit_s}
 
@@ -228,9 +231,9 @@ def batch_document(batch: BatchCommitted) -> dict[str, object]:
 class Waits:
     """Decides when to show what a writer waits for: after half a minute, and then every half minute.
 
-    Each try of the writer reports its wait. A wait ends when a batch begins and no wait was reported since the last
-    commit. Waits for tables of a route that miss rows are reported after each commit, so commits meanwhile do not end
-    such a wait.
+    The writer reports the wait at each attempt. A wait ends when a batch begins after a commit and nothing was reported
+    since that commit. So commits do not end a wait that is reported after each commit, such as one for routed tables
+    that miss rows.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -239,7 +242,7 @@ class Waits:
         self._none_since_commit = False
 
     def met(self, sentence: str) -> str | None:
-        """Return the line to show; None if no line is due yet."""
+        """Record that the writer reported a wait. Returns the line to show; None if it is too early to show one."""
         self._none_since_commit = False
         now = self._clock()
         if self._said_at is not None and now - self._said_at < WAITS_SAID_EVERY_S:
@@ -258,7 +261,7 @@ class Waits:
 
 
 class Totals:
-    """The rows and dead letters that one run has committed."""
+    """Counts the rows and dead letters that one run has committed, and describes them."""
 
     def __init__(self, spec: StreamSpec) -> None:
         self._table, self._dead_letters = spec.table.identifier, spec.dead_letter_table
@@ -285,7 +288,7 @@ class Totals:
         return f"batch {batch.key}: {self._words(batch.records, batch.rejected)}{dropped}{where}, {took_s:.1f} s"
 
     def end(self, *, stopped: bool, waiting: int = 0) -> str:
-        """Return the last line of a successful run; `waiting` rows wait for tables of the stream's route."""
+        """Return the last line of a successful run. `waiting` is the number of rows that wait for routed tables."""
         how = "stopped" if stopped else "caught up"
         if waiting:
             waits = counted(waiting, "row", "waits for its table|wait for their tables")
@@ -310,7 +313,7 @@ class Totals:
         )
 
     def document(self, *, stopped: bool, waiting: int = 0) -> dict[str, object]:
-        """Return the end of a successful run as a JSON document."""
+        """Return the totals of a successful run as a JSON document."""
         waits = {"waiting": waiting} if waiting else {}
         ended = "stopped" if stopped else "caught-up"
         repeated = {} if self._dropped is None else {"repeated": self._dropped}
@@ -321,7 +324,10 @@ class Totals:
         return self._landed(records) + (f", {counted(rejected, 'dead letter')}" if rejected else "")
 
     def _landed(self, records: int) -> str:
-        """Return the landed records in words. A change may make no row, for example if a later change replaces it."""
+        """Describe the number of committed records.
+
+        An upsert stream counts changes, because a later change may replace a change before it becomes a row.
+        """
         if self._drops_repeats:
             return counted(records, "record")
         return f"{counted(records, 'change')} merged" if self._merges else counted(records, "row")

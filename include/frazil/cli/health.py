@@ -1,6 +1,6 @@
-"""`frazil health`: shows file and metadata statistics of tables, and values beyond alert thresholds.
+"""`frazil health`: shows statistics of tables' files and metadata, and values that exceed alert thresholds.
 
-An alert fires only after its hold time; this command shows its value at once.
+An alert fires only if its value exceeds the threshold for some time. This command shows the value at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from frazil.timetext import ago, utc
 PARTITIONS_SHOWN = 20
 COLUMNS = ("table", "files", "average", "manifests", "list/file", "metadata", "snapshots", "compacted", "state")
 WIDE_ALONE = frozenset({"manifests", "metadata", "snapshots", "compacted"})
-"""Columns that do not fit on a narrow terminal."""
+"""Columns that are left out on a narrow terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,15 @@ class TableReport:
     health: TableHealth | None = None
     ratios: Mapping[str, float] = field(default_factory=dict)
     beyond: tuple[Reading, ...] = ()
-    """Values beyond the thresholds of their alerts, for any length of time."""
+    """Values that exceed the thresholds of their alerts now, even if the alerts have not fired yet."""
     problem: str | None = None
     missing: bool = False
-    """Whether the catalog has lost the table: its stream once had it, or rows wait for it."""
+    """Whether the catalog no longer has the table, although its stream once had it or rows wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """The state of one stream, and its values beyond alert thresholds."""
+    """The state of one stream, and its values that exceed alert thresholds."""
 
     state: StreamState
     beyond: tuple[Reading, ...]
@@ -132,10 +132,11 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 def _with_missing(
     measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], asking: Asking
 ) -> tuple[list[TableReport], dict[str, Exception]]:
-    """Add the tables that streams once had and catalogs have lost, with the reason. Tables of templates come last.
+    """Add the reports of tables that streams once had and catalogs have lost, with the reason. Tables of templates come
+    last.
 
-    Also returns the errors of streams whose lost tables are unknown, by route. An error that the table's own report
-    already has is left out.
+    Also returns the errors of streams whose missing tables cannot be determined, by route. Leaves out errors that a
+    table's own report already has.
     """
 
     def ask(spec: StreamSpec) -> dict[str, str] | Exception:
@@ -172,7 +173,9 @@ def _with_missing(
 
 
 def _dead_letters_dropped(table: MaintainedTable) -> str | None:
-    """Return why a dead-letter table is missing; None if no stream of this table has begun."""
+    """Return why a dead-letter table is missing; None if no stream of this table has started, or if the reason cannot
+    be determined.
+    """
     try:
         for spec in table.streams:
             main = load_stream_table(spec)
@@ -221,7 +224,10 @@ def _problem(error: Exception) -> str:
 
 
 def _report_if_possible(asking: Asking, maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport | None:
-    """Measure a table; None if the table only has a name of the route's template and was not made by the route."""
+    """Measure a table.
+
+    Returns None if the table has a name that fits the route's template but was not created by the route.
+    """
     try:
         return asking.ask(maintained.catalog, lambda: _table_report(maintained, now_ms=now_ms, deep=deep))
     except MadeElsewhere:
@@ -238,7 +244,7 @@ def _stream_report(asking: Asking, spec: StreamSpec, *, now_ms: int) -> StreamRe
 
 
 def _rules_of(running: Sequence[StreamReport]) -> dict[str, list[str]]:
-    """Return, for each table, the alert rules whose thresholds the table's streams exceed."""
+    """Map each table to the alert rules whose thresholds its streams exceed."""
     rules: dict[str, list[str]] = {}
     for stream in running:
         rules.setdefault(stream.state.table, []).extend(f"{r.rule}:{stream.state.name}" for r in stream.beyond)
@@ -321,9 +327,10 @@ def _recent_words(recent: RecentFiles | None) -> str:
 
 
 def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
-    """Show the partitions that need compaction most.
+    """Show the partitions that most need compaction.
 
-    The order is: most small files, then most data files with many deleted rows, then most delete files.
+    Partitions with the most small files come first, then those with the most data files with many deleted rows, then
+    those with the most delete files.
     """
     files = sum(p.files for p in partitions)
     each = files / max(len(partitions), 1)

@@ -73,9 +73,9 @@ def infer(  # noqa: PLR0913 - one for each option
 
 
 def _registry(folder: Path, url: str | None) -> Registry | None:
-    """Return the registry of the folder's streams, with another URL if `url` is given; None if none is configured.
+    """Return the registry in the folder's defaults file, with its URL replaced by `url` if that is given.
 
-    Raises SpecError.
+    Returns None if neither is given. Raises SpecError.
     """
     file = folder / DEFAULTS_FILE
     declared = _source(folder).get("format")
@@ -95,7 +95,7 @@ def _registry(folder: Path, url: str | None) -> Registry | None:
 
 
 def _properties(folder: Path, servers: str | None) -> dict[str, str]:
-    """Return the Kafka properties: the shared properties of the folder's streams, with the brokers of the option.
+    """Return the Kafka properties in the folder's defaults file, with the brokers `servers` if they are given.
 
     Raises SpecError.
     """
@@ -117,7 +117,10 @@ def _source(folder: Path) -> Mapping[str, Any]:
 
 
 def _mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mapping[str, Any]:
-    """Return the mapping at a key; empty if the key is missing. Raises SpecError if the value is not a mapping."""
+    """Return the mapping at a key; an empty one if the key is missing.
+
+    Raises SpecError if the value is not a mapping.
+    """
     found = above.get(key) or {}
     if not isinstance(found, Mapping):
         raise SpecError(f"{file}: {path}: is not a mapping")

@@ -1,4 +1,4 @@
-"""Skips expensive parts of imports in a command's process, so that commands respond at once.
+"""Skips expensive parts of imports in a command's process, so that commands start quickly.
 
 Only the process of a command uses this: `main` calls it, and importing the package never does.
 """
@@ -13,8 +13,8 @@ from importlib.abc import MetaPathFinder
 class _NoPandas(MetaPathFinder):
     """Makes imports of pandas fail as if pandas were not installed.
 
-    Setting `sys.modules["pandas"]` to None would not work: compiled modules such as PyArrow's would use the None as the
-    module.
+    Setting `sys.modules["pandas"]` to None would not work: compiled modules such as PyArrow's would then use None as
+    the module.
     """
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
@@ -26,10 +26,10 @@ _NO_PANDAS = _NoPandas()
 
 
 def begin_light() -> None:
-    """Start importing without garbage collection and without pandas.
+    """Turn off garbage collection and imports of pandas, so that later imports are fast.
 
-    If pandas is installed, PyArrow imports it, the slowest import of all, to recognise pandas objects. Commands have no
-    such objects.
+    If pandas is installed, PyArrow imports it to recognise pandas objects, which is the slowest import of all. Commands
+    have no such objects.
     """
     gc.disable()
     if "pandas" not in sys.modules:
@@ -37,9 +37,9 @@ def begin_light() -> None:
 
 
 def imported() -> None:
-    """Restart garbage collection, and exclude the imported objects from it.
+    """Turn on garbage collection again, and exclude the imported objects from it.
 
-    Does nothing without `begin_light` before.
+    Does nothing if `begin_light` was not called.
     """
     if not gc.isenabled():
         gc.freeze()

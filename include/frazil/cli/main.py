@@ -58,7 +58,9 @@ WITHOUT_CATALOG = frozenset({"completion", "dev", "doctor", "infer", "package", 
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand's module when it is used: `frazil --help` loads no PyArrow."""
+    """A group that imports a subcommand's module only when the subcommand is used, so that `frazil --help` loads no
+    PyArrow.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -74,7 +76,9 @@ class LazyGroup(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete without importing the commands' modules, because a shell calls this at each key."""
+        """Complete subcommands' names without importing their modules, because a shell calls this at each press of the
+        Tab key.
+        """
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         names = [name for name in COMMANDS if name.startswith(incomplete)]
@@ -87,7 +91,7 @@ class LazyGroup(click.Group):
 
 
 def _summary(command: str) -> click.Command:
-    """Return a command that only has its docstring, read from the source without an import."""
+    """Return a command that has only its help text, which is read from the source file without an import."""
     module, attribute = COMMANDS[command].split(":")
     spec = find_spec(module)
     assert spec is not None
@@ -105,7 +109,7 @@ def frazil() -> None:
 
 @contextmanager
 def _full_disk_named() -> Iterator[None]:
-    """Report a full disk as a fault of this machine, whichever file could not be written."""
+    """Raise EnvironmentUnusable if a file cannot be written because its disk is full."""
     try:
         yield
     except OSError as error:
@@ -118,9 +122,10 @@ def _full_disk_named() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the command line. A FrazilError is printed as one sentence with its own exit code, never as a traceback.
+    """Run the command line. Prints a FrazilError as one sentence, without a traceback, and exits with the error's exit
+    code.
 
-    With --json, the error is also printed to standard output, as a JSON document.
+    With --json, also prints the error to standard output, as a JSON document.
     """
     light.begin_light()
     try:

@@ -37,9 +37,9 @@ from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.spec.load import load_streams, no_stream
 
 WHOLE_TABLE = "(all)"
-"""The shown partition of an unpartitioned table."""
+"""Name shown for the only partition of an unpartitioned table."""
 SHOWN = 20
-"""Maximum of partitions that a dry run prints; --json prints all of them."""
+"""Maximum number of partitions that a dry run prints. With --json, it prints all of them."""
 
 
 class Actions(click.ParamType[tuple[Action, ...]]):
@@ -85,7 +85,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
 
 
 def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, MaintenancePlan]:
-    """Return the plans, in the order in which a run carries them out.
+    """Return the plan of each action, in the order in which a run carries them out.
 
     Raises SpecError or TableLost if the table does not exist.
     """
@@ -124,7 +124,8 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
 
 
 def local_spark(catalog: str | None) -> dict[str, str]:
-    """Return Spark settings: all cores of this machine, the jars of one catalog, and no connections beyond localhost.
+    """Return the settings of a Spark that uses all cores of this machine, the jars of one catalog, and no connections
+    beyond localhost.
 
     The serial garbage collector used less CPU than the other collectors in `bench/compaction.py`.
     """

@@ -1,4 +1,6 @@
-"""`frazil reset`, `adopt` and `forget`: change a stream's marker, after showing the consequences."""
+"""`frazil reset`, `adopt` and `forget`: change a stream's marker, after the user has seen the consequences and
+confirmed.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
 
 
 def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
-    """Return the next step after a reset, given the state of this host's `writer`. Pure."""
+    """Return the next step after a reset. `writer` is the state of the writer's process on this host. Pure."""
     if not writer.is_alive:
         return f"Stream {stream} has epoch {epoch}. `frazil resume {stream}`, or `frazil run {stream}`, goes on there."
     command = "run" if writer is ProcessState.FOREGROUND else "resume"
@@ -112,7 +114,7 @@ def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
 def _print_moves(
     plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now: Available, output: CommandOutput
 ) -> None:
-    """Show which offsets a reset skips and reads again, and the consequences."""
+    """Show which offsets a reset skips, which it reads again, and the consequences."""
     _show(plan, output)
     for sentence in consequences_for(spec, plan, seen=seen, now=now):
         output.say(sentence)
@@ -227,7 +229,10 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
 
 
 def _check_none_wait(tables: StreamTables, stream: str) -> None:
-    """Check that no rows wait for tables of a route, because only the journals know the files of these rows."""
+    """Raise SpecError if rows wait for routed tables.
+
+    Only the journals, which are about to be deleted, know the files of these rows.
+    """
     try:
         marker = tables.marker()
     except MarkerUnreadable:

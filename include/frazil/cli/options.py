@@ -37,7 +37,10 @@ JSON = "--json"
 
 
 def checked_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check the text of an option that explains an action, because every host and page shows it. A click callback."""
+    """Check the text of an option that explains an action, because every host and page shows the text.
+
+    A click callback.
+    """
     if value is not None and (problem := reason_problem(value)):
         raise click.BadParameter(problem, ctx, param)
     return value
@@ -88,7 +91,10 @@ def table_argument(**options: Any) -> Callable[..., Any]:
 
 
 def current_user() -> str:
-    """Return the user's name; `uid 50000` if the system has no name for the user, as in many containers."""
+    """Return the user's name.
+
+    Returns text such as `uid 50000` if the system has no name for the user, as in many containers.
+    """
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -98,11 +104,16 @@ def current_user() -> str:
 A = TypeVar("A")
 
 SILENT_S = 10.0
-"""Seconds after which a failed request counts its catalog as silent. Faster failures cost little the next time too."""
+"""Time (s) after which a failed request marks its catalog as not responding. Requests that fail faster cost little, so
+they may be repeated.
+"""
 
 
 class Asking:
-    """The requests of one command to catalogs, from several threads."""
+    """Makes one command's requests to catalogs, from several threads.
+
+    After a timeout, further requests to the same catalog fail at once.
+    """
 
     def __init__(self) -> None:
         self._silent: dict[str | None, CommitUnavailable] = {}
@@ -111,9 +122,9 @@ class Asking:
         return catalog in self._silent
 
     def ask(self, catalog: str | None, step: Callable[[], A]) -> A:
-        """Return the result of the step.
+        """Run `step`, which makes requests to the catalog, and return its result.
 
-        Raises the step's errors; raises at once if the catalog did not respond before.
+        Raises the step's errors. Raises an error at once if the catalog did not respond before.
         """
         if (silent := self._silent.get(catalog)) is not None:
             raise silent

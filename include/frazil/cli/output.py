@@ -1,4 +1,4 @@
-"""Output of the commands: JSON for programs, sentences and tables for people, and a prompt before an action."""
+"""Output of the commands: JSON for programs, sentences and tables for users, and a prompt before an action."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ INDENT = "    "
 _COMMAND = re.compile(r": `(frazil [^`]+)`(?:[;.,] ?|$)")
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"]|['"])+""")
 WIDE = 100
-"""Minimum of columns of a terminal that fits a wide table."""
+"""Minimum width of a terminal, in characters, that fits a wide table."""
 WIDTH_OF_A_PIPE = 200
-"""Width of output without a terminal. It is large, so that long values in tables stay on one line."""
+"""Width of output without a terminal, in characters. It is large, so that long values in tables stay on one line."""
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print text to standard output or standard error.
 
-    Control characters, which may come from users or producers, are made visible.
+    Control characters, which may come from users or producers, are escaped.
     """
     click.echo(safe(text), err=err, nl=nl)
 
@@ -40,14 +40,16 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 def echo_json(document: object) -> None:
     """Print one JSON document.
 
-    Names of dataclass fields are in kebab-case, as in the streams' YAML. Types that JSON does not have become text.
+    Names of dataclass fields become kebab-case, as in the streams' YAML. Values of types that JSON does not have become
+    text.
     """
     echo(json.dumps(_plain(document), indent=2, default=str))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """Output of a command that changes something: sentences while it runs, and with --json one document at its end.
+    """Output of a command that changes something. It prints sentences while it runs, and with --json one document at
+    its end.
 
     With --json, sentences go to standard error, so that standard output has only the document.
     """
@@ -70,9 +72,9 @@ class CommandOutput:
 
 
 def lines_of(sentence: str) -> list[str]:
-    """Split a sentence so that each command after a colon has its own line and can be copied whole.
+    """Split a sentence so that each command after a colon has its own line and can be copied as a whole.
 
-    Do not use this for tables: table cells and line ends would break commands.
+    Do not use this for tables: cells and line ends would split the commands.
     """
     lines: list[str] = []
     for at, part in enumerate(_COMMAND.split(sentence)):
@@ -84,9 +86,9 @@ def lines_of(sentence: str) -> list[str]:
 
 
 def folded(line: str, width: int) -> str:
-    """Fold a line of `lines_of` for a terminal, with backslashes, so that a long command can still be copied.
+    """Wrap a line of `lines_of` to a terminal's width, with backslashes, so that a long command can still be copied.
 
-    Breaks only between words, and not at all if that does not help.
+    Only lines with commands are wrapped, and only between words.
     """
     if len(line) <= width or not line.startswith(INDENT):
         return line
@@ -99,12 +101,15 @@ def folded(line: str, width: int) -> str:
 
 
 def said_of(name: str, sentence: str) -> str:
-    """Prefix a sentence with its subject, unless the sentence begins with the subject."""
+    """Prefix a sentence with its subject `name`, unless the sentence begins with it."""
     return sentence if sentence.removeprefix("table ").startswith(name) else f"{name}: {sentence}"
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> Table:
-    """Build a table; columns named in `numbers` are right-aligned. The first column has names, and is never broken."""
+    """Build a table.
+
+    Columns named in `numbers` are right-aligned. The first column, which has names, is never wrapped.
+    """
     from rich.table import Table  # noqa: PLC0415 - only where people look
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -117,7 +122,7 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: 
 
 
 def fields_of(fields: Mapping[str, str]) -> list[str]:
-    """Return names and values, one pair per line."""
+    """Return one line for each name and its value."""
     width = max(map(len, fields), default=0)
     return [f"{name:<{width}}  {value}" for name, value in fields.items()]
 
@@ -156,7 +161,7 @@ def echo_line(line: str, *, style: str, head: int) -> None:
 
 
 def watched(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> None:
-    """Show the output of `render` on a separate screen, again and again, until Ctrl-C.
+    """Show the output of `render` on a separate screen, and update it every `every_s` seconds until Ctrl-C.
 
     Raises click.UsageError without a terminal.
     """
@@ -167,7 +172,7 @@ def watched(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -
     console = _console()
     if not console.is_terminal:
         raise click.UsageError("--watch needs a terminal")
-    # A handler of our own could meet the lock that the loop waits for; Python's raises right there.
+    # Our own signal handler might wait for a lock that the loop holds. Python's handler raises at once.
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
@@ -181,7 +186,7 @@ def watched(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -
 def working(what: str) -> Iterator[Callable[[int, int, str], None]]:
     """Show at a terminal that work is in progress, and for how long. Shows nothing without a terminal.
 
-    Yields a function `step(done, of, words)` that turns the display into a progress bar.
+    Yields a function `step(done, of, words)`, which turns the display into a progress bar.
     """
     console = _console(err=True)
     if not console.is_terminal:
@@ -200,9 +205,9 @@ def working(what: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Ask for confirmation, unless --yes was given.
+    """Ask the user for confirmation, unless --yes was given.
 
-    Raises click.UsageError (exit 2) without a terminal and --yes, and click.Abort (exit 1) if the user answers no.
+    Raises click.UsageError (exit 2) without both a terminal and --yes, and click.Abort (exit 1) if the user answers no.
     """
     if yes:
         return

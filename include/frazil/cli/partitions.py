@@ -1,4 +1,6 @@
-"""`frazil partitions`: shows a table's complete windows and why the next window waits; releases or resends windows."""
+"""`frazil partitions`: shows a table's complete windows and why the next one is not complete; releases windows or
+signals them again.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from frazil.table.lost import absent_table_error
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """A stream that feeds the table; times are ISO 8601, UTC."""
+    """A stream that writes to the table. Times are ISO 8601, UTC."""
 
     stream: str
     watermark: str | None
@@ -43,7 +45,7 @@ class Partitions:
     table: str
     window: str
     complete_to: str | None
-    """End of the complete windows; null while the watermark of a stream is unknown."""
+    """End of the last complete window; null while the watermark of a stream is unknown."""
     signalled_from: str | None
     signalled_to: str | None
     waits_for: str
@@ -107,7 +109,7 @@ def partitions(  # noqa: PLR0913 - a command's options
 
 
 def _feeding(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
-    """Return the streams of a table. `name` is the table, or one of its streams, whose name has no dot."""
+    """Return the streams that write to a table. `name` is the table, or one of these streams, whose name has no dot."""
     specs = valid_streams(streams_folder)[0] if "." not in name else []
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
     if table is None:
@@ -136,7 +138,7 @@ def _window(key: str) -> Window:
 def _windows(key: str, grain: Grain) -> Sequence[Window]:
     """Return all windows of a day.
 
-    A single hour is refused: the roll-ups of its day would wait for the other hours.
+    Raises click.UsageError for a single hour: the roll-ups of its day would wait for the other hours.
     """
     window = _window(key)
     if window.grain is not Grain.DAY:

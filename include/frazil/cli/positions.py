@@ -1,4 +1,4 @@
-"""Times and offsets in command-line options."""
+"""Parameter types for times and offsets in command-line options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MomentText(click.ParamType[datetime]):
 
 
 class OffsetsText(click.ParamType[Offsets]):
-    """Offsets as JSON, or a file with JSON: `{"topic": {"partition": offset}}`."""
+    """Offsets as JSON text, or the path of a file with such JSON: `{"topic": {"partition": offset}}`."""
 
     name = "json-or-file"
 

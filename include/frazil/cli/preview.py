@@ -1,4 +1,4 @@
-"""`frazil preview`: shows what would become of a stream's newest records."""
+"""`frazil preview`: shows whether a stream's newest records would become rows or dead letters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in JSON's types."""
+    """Convert a value to JSON's types."""
     if isinstance(value, dict):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -94,7 +94,7 @@ class _Differences:
 
     behind: list[Behind]
     coming: list[Behind]
-    """Tables that miss only the default table's last batch, which the writer may be about to bring."""
+    """Tables that miss only the default table's last batch. The writer may be about to commit it to them."""
     dropped: list[DroppedTable]
     """Dropped tables for which no rows wait."""
     ahead: list[str]
@@ -115,15 +115,15 @@ class _Differences:
 
     @property
     def amiss(self) -> set[str]:
-        """Tables that continue only after an operator's --give-up, whether rows wait for them or not."""
+        """Tables that get rows again only after an operator's --give-up, whether rows wait for them or not."""
         return {*(found.target for found in self.dropped), *self.ahead}
 
     def rows_for(self, table: str, *, backfilled: bool) -> int:
-        """Return the number of rows that wait for a table, with `backfilled` including rows of a backfill."""
+        """Return the number of rows that wait for a table. `backfilled` includes rows of a backfill."""
         return sum(b.rows for b in self._missing() if b.target == table and (backfilled or b.backfill is None))
 
     def backfill_for(self, table: str) -> Behind | None:
-        """The backfill or replay whose rows wait for a table."""
+        """Return the backfill or replay whose rows wait for a table; None if there is none."""
         return next((b for b in self.behind if b.target == table and b.backfill), None)
 
     def named(self) -> set[str]:
@@ -136,7 +136,7 @@ class _Differences:
 def _ahead(opened: OpenStream, default_marker: Marker, there: Mapping[str, Table]) -> list[str]:
     """Return tables with batches that the default table does not have, for example after `frazil forget`.
 
-    These tables must be given up before the writer can start.
+    The writer cannot start until an operator gives up these tables.
     """
     markers = {name: read_marker(table.properties, opened.spec.name) for name, table in there.items()}
     return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
@@ -166,7 +166,7 @@ def _show(found: _Differences, stream: str, output: CommandOutput) -> None:
 
 
 def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, asking: _Asking) -> bool:
-    """Let one table continue if the user confirms. Return False if there was nothing to give up."""
+    """Give up the waiting rows of one table, if the user confirms. Returns False if there was nothing to give up."""
     _check_routed(opened, default_marker, found, table)
     has, there = route_has(opened.spec, opened.tables, table), _is_there(opened, table)
     if has and not there:
@@ -210,7 +210,7 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, ta
 
 
 def _is_well(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, there: bool) -> bool:
-    """Whether a table for which no row waits agrees with the default table, or was given up before."""
+    """Whether a table agrees with the default table, or was given up before. Called only if no rows wait for it."""
     if table in found.amiss:
         return False
     if not there or is_in_the_place(opened.spec, opened.tables, table):
@@ -226,9 +226,9 @@ def _is_well(opened: OpenStream, default_marker: Marker, found: _Differences, ta
 
 
 def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, there: bool) -> bool:
-    """Discard rows that wait for a table that the route no longer has; the table is not created again.
+    """Discard rows that wait for a table that the route no longer has. Does not create the table again.
 
-    Returns whether that was all, so that the table itself, if it is `there`, stays as it is.
+    Returns True if nothing more is to be given up. `there` is whether the table exists.
     """
     waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
@@ -239,7 +239,7 @@ def _let_rows_go(opened: OpenStream, default_marker: Marker, found: _Differences
 
 
 def _record_current_table(opened: OpenStream, table: str) -> None:
-    """Record the current table of this name as a table of the route, if the route had a table of this name before."""
+    """Record the current table of this name as a table of the route, if the route had one of this name before."""
     member = member_of(opened.tables, table)
     if member is not None:
         write_member(opened.tables, table, member.value, opened.tables.handle(table).current())

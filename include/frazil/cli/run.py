@@ -1,9 +1,9 @@
-"""`frazil run`: runs one stream's writer in the foreground, with the code that Airflow launches.
+"""`frazil run`: runs one stream's writer in the foreground, with the same code that Airflow launches.
 
 The writer is a child process in a separate session. A terminal sends Ctrl-C to every process of its foreground group,
-which would kill Spark's Python workers in the middle of a batch. Instead, this process receives the signal, asks the
-writer to end after the current batch, shows the writer's messages (`frazil.cli.foreground`), and returns the writer's
-exit code.
+which would kill Spark's Python workers in the middle of a batch. Instead, this process receives the signal and asks the
+writer to end after the current batch. It shows the writer's messages (`frazil.cli.foreground`), and returns the
+writer's exit code.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ log = logging.getLogger(__name__)
 ENDED_SEEN_S = 0.05
 CRASHED = 1
 GROUP_ENDS_WITHIN_S = 10.0
-"""Maximum of seconds in which the writer's JVM must end after the writer."""
+"""Maximum time (s) in which the writer's JVM must end after the writer."""
 MAX_ERROR_CHARACTERS = 300
-"""Maximum of characters of a crash's message at the terminal; some messages are pages long."""
+"""Maximum number of characters of a crash's message at the terminal. Some messages are pages long."""
 
 
 @click.command()
@@ -112,8 +112,8 @@ def in_foreground(
 ) -> int:
     """Run `write` in a child process, as the only writer of a stream on this host, and record how it ends.
 
-    `stream` may also be an application shared by `streams`. Returns the child's exit code as a shell reports it.
-    SIGTERM, and the end of this process, ask the child to end. Raises WriterBusy.
+    `stream` may also be an application shared by `streams`. Returns the child's exit code as a shell reports it. The
+    child is asked to end if this process gets SIGTERM or ends. Raises WriterBusy.
     """
     folder = run_folder(stream)
     lock = WriterLock(folder, streams=streams or (stream,))
@@ -152,7 +152,7 @@ class Follower:
     def __init__(self, folder: Path, *, as_json: bool = False) -> None:
         self.terminal = Terminal(folder, on_gone=self._ask, as_json=as_json)
         self.ended_by: str | None = None
-        """Why it ended, if the writer cannot report it."""
+        """Why the writer ended, if the writer cannot report it; None otherwise."""
         self._folder, self._log = folder, folder / LOG_FILE
         self._writer: int | None = None
         self._prompted = False
@@ -162,15 +162,15 @@ class Follower:
             signal.signal(number, self._pass_on)
 
     def follow(self, writer: int, read_end: int) -> int:
-        """Show the writer's messages until the writer and its process group end.
+        """Show the writer's messages until the writer and its process group have ended.
 
-        Return its exit code as a shell reports it.
+        Returns the writer's exit code as a shell reports it.
         """
         self._writer = writer
         if self._prompted:
             self._ask()
         self.terminal.listen(read_end, writer=writer)
-        # Until it is reaped, no other process gets its id; from then on, no signal may be sent to it.
+        # Until the child is reaped, no other process gets its id. After that, no signal may be sent to the id.
         while os.waitid(os.P_PID, writer, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             time.sleep(ENDED_SEEN_S)  # a call that blocks may miss a signal that arrives just before it
         self._writer = None
@@ -217,7 +217,7 @@ class Follower:
 def _be_the_writer(
     lock: WriterLock, folder: Path, voice: Voice, write: Callable[[Voice], None], *, lifeline: int
 ) -> NoReturn:
-    """Run the writer, in the child process, and end with its exit code whatever happens."""
+    """Run the writer in the child process, and end the process with the writer's exit code whatever happens."""
     code = CRASHED
     try:
         os.setsid()
@@ -225,7 +225,7 @@ def _be_the_writer(
             lock.record(dataclasses.replace(launch, parent=launch.writer, writer=mark(os.getpid())))
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        # A stop that arrives before the writer listens: nothing is at hand yet.
+        # Handles a SIGTERM that arrives before the writer handles it: no batch has begun, so exit at once.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         redirect(folder / LOG_FILE)
         Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
@@ -249,10 +249,11 @@ def _be_the_writer(
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """Ask this process to end once its parent has ended: without the parent, nothing shows the writer or can stop it.
+    """Wait until the parent process ends, and then ask this process to end. Without its parent, no process shows or
+    stops the writer.
 
-    Only the parent holds the other end of the pipe. Therefore the pipe closes exactly when the parent ends, however the
-    parent is killed. (The kernel's PR_SET_PDEATHSIG would need Linux, and would miss a parent that has already ended.)
+    Only the parent holds the other end of the pipe. Therefore the pipe closes exactly when the parent ends, even if it
+    is killed. (The kernel's PR_SET_PDEATHSIG would need Linux, and would miss a parent that has already ended.)
     """
     os.read(lifeline, 1)
     log.warning("the process of `frazil run` was killed: the current batch commits, then the writer ends")
@@ -294,7 +295,10 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
 
 
 def _rows_that_wait(spec: StreamSpec) -> int:
-    """Return the number of the default table's rows that wait for tables of the route; 0 also if that is unknown."""
+    """Return the number of the default table's rows that wait for routed tables.
+
+    Returns 0 also if that number is unknown.
+    """
     if spec.route is None:
         return 0
     from frazil.commit.missing_rows import tables_behind  # noqa: PLC0415 - once the writer has loaded PyIceberg
@@ -310,7 +314,7 @@ def _rows_that_wait(spec: StreamSpec) -> int:
 
 
 def _say_if_paused(spec: StreamSpec, voice: Voice) -> None:
-    """Tell a user who runs a paused stream that no supervisor starts it."""
+    """If the stream is paused, show that this run writes anyway and that no supervisor starts a writer."""
     from frazil.supervise.desired import open_desired  # noqa: PLC0415 - once the writer has loaded PyIceberg
     from frazil.supervise.observed import DesiredMode  # noqa: PLC0415 - as above
 
@@ -328,7 +332,7 @@ def _say_if_paused(spec: StreamSpec, voice: Voice) -> None:
 
 
 def _follow(spec: StreamSpec, folder: Path, voice: Voice, *, until_caught_up: bool) -> None:
-    """Run as the local agent of a driver in the cluster. A second Ctrl-C ends only the agent."""
+    """Run as the local agent of a driver in the cluster. A second Ctrl-C ends only the agent, not the driver."""
     from frazil.remote.agent import run_agent  # noqa: PLC0415 - only such a stream needs it
 
     log_file = run_folder(spec.name) / LOG_FILE

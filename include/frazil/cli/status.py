@@ -1,4 +1,4 @@
-"""`frazil status`: shows the state of streams, in words or as JSON, once or repeatedly."""
+"""`frazil status`: shows the state of streams, as text or as JSON, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 AT_ONCE = 8
-"""Number of streams that are read in parallel, so that a catalog that does not respond costs its timeout once."""
+"""Number of streams that are read in parallel. So a catalog that does not respond costs its timeout only once."""
 
 COLUMNS = ("stream", "desired", "writer", "lag", "rejected", "last commit", "watermark", "table", "rows")
 WIDE_ALONE = frozenset({"watermark", "table"})
 """Columns that are left out on a narrow terminal."""
 
 NAMED = 3
-"""Maximum of streams that are named if many have the same problem."""
+"""Maximum number of streams that are named if many have the same problem."""
 
 
 @click.command()
@@ -92,13 +92,13 @@ class Report:
     now_ms: int
     found: list[StreamState]
     errors: list[str]
-    """Sentences on declarations that cannot be read."""
+    """Sentences about declarations that cannot be read."""
     in_full: bool
     application: str | None = None
-    """The state, in words, of the application whose streams were requested."""
+    """The state of the application whose streams were requested, as text; None if no application was requested."""
     left: int | None = None
-    """The number of the last day's rejected records that are still dead letters, for a stream shown in full; None for
-    all.
+    """Number of the last day's rejected records that are still dead letters. It is None if all of them are, if that is
+    unknown, or if several streams are shown.
     """
 
     def lines(self) -> list[RenderableType]:
@@ -133,7 +133,10 @@ def _read(stream: str | None, streams_folder: Path) -> Report:
 
 
 def _sentences(streams: list[StreamState]) -> list[str]:
-    """Return problems and notices, each once: an outage of a catalog concerns many streams, but is one line."""
+    """Return each problem and notice once, with the names of its streams.
+
+    So an outage of a catalog is one line, even if it affects many streams.
+    """
     said: dict[str, list[str]] = {}
     for one in streams:
         for sentence in (*one.problems, *(f"note: {notice}" for notice in one.notices)):
@@ -148,8 +151,9 @@ def _sentences(streams: list[StreamState]) -> list[str]:
 def _dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
     """Return how many of the last day's rejected records are still dead letters, from the metadata of both tables.
 
-    Returns None if all of them are, or if the count by error class is incomplete: rejected records that an operator
-    accepted have no error class. Loads the tables only if any record was rejected.
+    Returns None if all of them are. Also returns None if the tables cannot be loaded, or if the counts by error class
+    are incomplete: rejected records that an operator accepted have no error class. Loads the tables only if any record
+    was rejected.
     """
     if one.flow is None or not one.flow.rejected_last_day:
         return None

@@ -90,7 +90,10 @@ def _all_of(folder: Path) -> tuple[Path, ...]:
 
 
 def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
-    """Return every valid stream, and every error of the other files, one per line."""
+    """Return the valid streams by file, and all errors as one line each.
+
+    Valid streams may have errors too, for example a conflict with another stream.
+    """
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in files:
@@ -108,7 +111,7 @@ def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
 
 
 def _beside(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
-    """Return the other valid streams in the folders of the given files."""
+    """Return the other valid streams in the folders of the given files, by file."""
     named = {path.resolve() for path in files}
     found = {}
     for path in {sibling for file in files for sibling in stream_files(file.parent)}:
@@ -127,7 +130,10 @@ def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
 
 
 def _format_problems(spec: StreamSpec) -> list[str]:
-    """Return the errors that the writer's start would report for columns that no record can fill."""
+    """Return errors for columns that no record of this format can fill.
+
+    The writer's start would report the same errors.
+    """
     if spec.source.format.type == "json" and not any("<" in column.type for column in spec.record_columns):
         return []  # every type without nested types can be filled
     from frazil.ingest.formats import check_supported  # noqa: PLC0415 - Arrow and PyIceberg, only where they are asked
@@ -141,7 +147,7 @@ def _format_problems(spec: StreamSpec) -> list[str]:
 
 
 def _made_columns(spec: StreamSpec) -> dict[str, str]:
-    """Return the types of the columns that the stream's transform makes. Raises SpecError and MissingExtra."""
+    """Map each column that the stream's transform makes to its type. Raises SpecError and MissingExtra."""
     if spec.transform is None:
         return {}
     from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where it is asked
@@ -158,7 +164,10 @@ def _transform_problems(spec: StreamSpec) -> list[str]:
 
 
 def _atomic_problems(spec: StreamSpec) -> list[str]:
-    """Return why the catalog cannot commit atomically; none if it can, or if it is not configured on this machine."""
+    """Return why the catalog cannot commit atomically.
+
+    Returns no reason if it can, or if it is not configured on this machine.
+    """
     if not spec.commit.atomic:
         return []
     from frazil.table.atomic_catalogs import why_not_atomic  # noqa: PLC0415 - PyIceberg, only where it is asked
