@@ -43,7 +43,7 @@ def compare(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return findings about the dead letters. Pure."""
+    """Return findings about duplicate and miscounted dead letters. Pure."""
     found = [*_duplicated_dead_letters(evidence), *_miscounted(evidence, _dead_letter_claims(evidence))]
     return tuple(f for f in found if f.count)
 
@@ -75,7 +75,7 @@ def duplicates(evidence: Evidence) -> int:
     """Return the number of surplus rows. Each topic that had the topic's name may have one row at an offset."""
     again, repeated = _permitted_again(evidence), evidence.rows.repeated
     at_least = len(repeated - again[0]) if again else len(repeated)
-    if evidence.rewritten:  # how many rows such an offset may have is not known
+    if evidence.rewritten:  # the number of rows that such an offset may have is unknown
         return at_least
     return max(at_least, evidence.rows.copies - sum(len(repeated & offsets) for offsets in again))
 
@@ -411,7 +411,7 @@ def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Findi
 
 
 def counted_once(e: Evidence) -> bool:
-    """Whether each audited offset was read once and assigned to one record.
+    """Whether each audited offset was committed once and belongs to one record.
 
     Only then can rows be counted without comparing offsets.
     """
@@ -430,7 +430,7 @@ def _named(offsets: BitMap64) -> str:
     return ", ".join(named) + (", …" if len(found) > SPANS_NAMED else "")
 
 
-def compare_counts(  # noqa: PLR0913 - all that is counted, and why nothing else is
+def compare_counts(  # noqa: PLR0913 - each number is an argument
     *, rows: int, claimed: int, other_streams: int, stream: str, adopted: int = 0, declared: bool = False
 ) -> tuple[Finding, ...]:
     """Compare the number of rows with the commit records, for a stream without Kafka coordinates. Pure.

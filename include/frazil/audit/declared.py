@@ -27,7 +27,7 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
     """
     tables, signals = read_stream(spec).tables, spec.window is not None
     if spec.mode == "upsert":
-        from frazil.audit.upserts import audit_upserts  # noqa: PLC0415 - staging and merging, which others need not
+        from frazil.audit.upserts import audit_upserts  # noqa: PLC0415 - imports staging and merging, only if needed
 
         return audit_upserts(spec, tables, window=window, with_source=with_source)
     if spec.dedupe is not None:
@@ -41,7 +41,7 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
         return found.with_findings(compared_with_source(spec, tables, window=window))
     ask = partial(ask_kafka, spec) if with_source else None
     if with_source and spec.transform:
-        from frazil.audit.dropped import dropped_offsets  # noqa: PLC0415 - decoding, which others need not
+        from frazil.audit.dropped import dropped_offsets  # noqa: PLC0415 - imports decoding, only if needed
 
         ask = partial(ask_kafka, spec, dropped=partial(dropped_offsets, spec, tables))
     named = {*spec.route.tables.values()} if spec.route else ()
@@ -54,6 +54,6 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
 def _placed(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
 ) -> Mapping[Target, Tallies]:
-    from frazil.audit.replay import records_by_table  # noqa: PLC0415 - staging, which others need not
+    from frazil.audit.replay import records_by_table  # noqa: PLC0415 - imports staging, only if needed
 
     return records_by_table(spec, tables, table, marker, spans)

@@ -88,7 +88,7 @@ class Evidence:
         return groups(*current)
 
 
-def gather(  # noqa: PLR0913 - what is known, and of what
+def gather(  # noqa: PLR0913 - each kind of evidence is an argument
     marker: Marker,
     claimed: Claims,
     *,

@@ -45,7 +45,7 @@ class CommittedRange:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Audited ranges that overlap one another, or a single range without overlaps."""
+    """A group of audited ranges that overlap, or a single range without overlaps."""
 
     audited: tuple[CommittedRange, ...]
     others: tuple[CommittedRange, ...]

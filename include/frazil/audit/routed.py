@@ -38,7 +38,7 @@ from frazil.table.lost import registration_command
 from frazil.table.parallel import in_parallel
 
 MAX_READS = 3
-"""Maximum attempts to read a table while its waiting rows are being committed."""
+"""Maximum number of attempts to read a table while its waiting rows are being committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Replays:
 
     @classmethod
     def of(cls, tables: StreamTables, default_table: Table) -> Replays:
-        """Read the records of all replays that are published in the default table."""
+        """Load the records of all replays that are published in the default table."""
         rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
         routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
         for record in published_records(tables.journals, default_table.metadata, tables.stream):
@@ -95,7 +95,7 @@ class Replays:
         return [file for journal in self.journals for file in journal.staged_for(target)]
 
 
-def routed_rows(  # noqa: PLR0913 - what is read, and where
+def routed_rows(  # noqa: PLR0913 - each source is an argument
     tables: StreamTables,
     marker: Marker,
     claimed: Claims,
@@ -158,13 +158,13 @@ def _read_rows(sought: _RowSearch, waiting: Sequence[Journal], target: Target) -
             problem = _gone(tables, target, member)
     else:
         renamed_to = _first_now(sought, target, table)
-        if renamed_to is not None:  # all rows that the route counts for the name are in that one
+        if renamed_to is not None:  # the renamed table has all rows that are counted for the old name
             table = tables.handle(renamed_to).current()
         elif columns := [name for name in COORDINATES if name not in table.schema().column_names]:
             problem = f"it is another table than the route had: it has no column {', '.join(columns)}"
         else:
             found.update(tally_rows(table, RowSelection({topic for topic, _ in within}, within)))
-    if table is None:  # rows that wait in its own folder are read too: they are not lost with what it had
+    if table is None:  # also read rows that wait in the table's own folder: they are not lost with the table
         missing, io, properties = journals_never_committed(tables, target, waiting), default_io, dict[str, str]()
     else:
         missing, io, properties = missing_journals(tables, table, waiting), table.io, dict(table.properties)

@@ -74,7 +74,7 @@ class PartitionAudit:
     end: int
     rows: int
     distinct: int
-    """Number of records that have a row: `rows` without `duplicates`."""
+    """Number of distinct records that have a row: `rows` minus `duplicates`."""
     duplicates: int
     gaps: int | None
     """Number of records that Kafka has but no table has; None if the audit does not compare with Kafka."""
@@ -170,7 +170,7 @@ class _Run:
         replays: Replays,
     ) -> Iterable[Finding]:
         """Compare the rows of each table: by count, or with Kafka's records if offsets were committed repeatedly."""
-        if self.drops_repeats:  # how many of them each table dropped is not known
+        if self.drops_repeats:  # the number of repeats that each table dropped is unknown
             return ()
         if all(map(counted_once, evidence)):
             return count_tables(default, routed, claimed, replays)
@@ -225,7 +225,7 @@ class _Run:
         return {tp: spans for tp, of in claimed.ranges.items() if (spans := merged_ranges(of))}
 
 
-def audit_stream(  # noqa: PLR0913 - what is audited, and by what
+def audit_stream(  # noqa: PLR0913 - each choice is an argument
     tables: StreamTables,
     *,
     coordinates: bool = True,
@@ -261,7 +261,7 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
             break
     evidence = _with_other_claims(run, claimed, evidence, compare)
     if drops_repeats:
-        repeats = None if marker.routed else claimed.repeats  # routed tables drop some of their own
+        repeats = None if marker.routed else claimed.repeats  # routed tables drop repeats that are not counted here
         by_source = replayed_from_source
         of_repeats = compare_repeats(evidence, repeats, stream=tables.stream, by_source=by_source)
         notes = (*notes, *of_repeats)
@@ -325,7 +325,7 @@ def _replayed_meanwhile(run: _Run) -> bool:
     If so, rows may be missing in the main table as the audit read it, although their dead letters are already removed.
     """
     backfill = read_backfill(run.table.properties, run.marker.stream)
-    if run.marker.routed is not None:  # tables of a route get their rows before the dead letters leave
+    if run.marker.routed is not None:  # routed tables get their rows before the dead letters leave
         now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
         if now and now.replays and now.state is BackfillState.PUBLISHED and now != backfill:
             return True

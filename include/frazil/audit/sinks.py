@@ -22,7 +22,7 @@ from frazil.table.made_tables import load_route_tables, route_value
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """The tables as the audit loaded them, by target."""
+    """The default table and the routed tables, as the audit loaded them."""
 
     tables: Mapping[Target, Table]
     by_value: Mapping[str, Target]
@@ -34,7 +34,7 @@ class Sinks:
     def of(cls, spec: StreamSpec, tables: StreamTables, main: Table, marker: Marker) -> Sinks:
         """Load the routed tables. `main` is the default table, which was loaded first, with its marker.
 
-        A routed table is not compared if it misses rows up to that marker, or has later rows.
+        A routed table is not compared if it is missing rows up to that marker, or has later rows.
         """
         if spec.route is None:
             return cls({"main": main}, {})

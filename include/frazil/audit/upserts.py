@@ -143,7 +143,7 @@ def _read_again(claimed: Claims) -> Iterator[Finding]:
             yield Finding(FindingKind.READ_AGAIN, again, sentence, f"{topic}-{partition}")
 
 
-def _compared(  # noqa: PLR0913 - what is compared, and with what
+def _compared(  # noqa: PLR0913 - each source is an argument
     spec: StreamSpec,
     tables: StreamTables,
     table: Table,

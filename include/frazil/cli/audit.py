@@ -112,7 +112,7 @@ def _audited(spec: StreamSpec, window: Period | None, *, with_source: bool) -> A
     try:
         with working("reading Kafka and the table" if with_source else "reading the table"):
             return audit_declared(spec, window=window, with_source=with_source)
-    except AdoptionRequired as not_begun:  # nothing is to be adopted, so its name would mislead
+    except AdoptionRequired as not_begun:  # nothing needs to be adopted, so the error's name would mislead
         echo(str(not_begun), err=True)
         raise SystemExit(not_begun.exit_code) from None
 
@@ -129,7 +129,7 @@ def _show(result: Audit, *, with_source: bool) -> None:
     else:
         _show_offsets(result, with_source=with_source)
     reason = None if result.wrong or result.complete or not result.batches else _not_compared(result)[0]
-    listed = (f for f in result.findings if f is not reason)  # the result's line has the reason
+    listed = (f for f in result.findings if f is not reason)  # the last line has the reason
     echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in listed)
     echo(_result(result))
 
@@ -180,7 +180,7 @@ def _result(result: Audit) -> str:
         )
     if result.partitions:
         all_well = ", and each key is as Kafka's newest record has it" if result.by_key else ", each offset once"
-        # A second commit leaves nothing uncompared.
+        # Offsets that were committed twice were compared, so READ_AGAIN does not count.
         noted = any(f.kind is not FindingKind.READ_AGAIN for f in result.findings)
         said = "; see the notes" if noted else all_well
         return f"Stream {result.stream} is clean: {counted(rows, 'change' if result.by_key else 'row')}{when}{said}."

@@ -175,5 +175,5 @@ def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> N
     on_branch = f" from branch {branch_name(opened.spec.name)}" if opened.spec.mode == "append" else ""
     echo(f"Backfill {last.id} has staged {staged} in {counted(last.chunks, 'chunk')}; main has none of them.")
     ask(f"Abandon it, and remove them{on_branch}?", yes=yes)
-    # It may have been published while the prompt waited.
+    # The backfill may have been published while the prompt waited.
     echo(f"Backfill {last.id} is {abandon(opened.tables, last, by=current_user()).state}.")

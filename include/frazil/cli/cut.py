@@ -1,4 +1,4 @@
-"""`frazil cut`: prints a consistent set of snapshots for the tables of streams."""
+"""`frazil cut`: prints a consistent set of snapshots (a cut) for the tables of streams."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Tab
     if said or backfilled:
         error = TableLost if said else RouteBehind
         missing = [*said, *backfilled]
-        between = "\n- " if len(missing) > 1 else " "  # each has its remedy, and is long
+        between = "\n- " if len(missing) > 1 else " "  # each is long, because it has a remedy
         raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(missing)}")
 
 

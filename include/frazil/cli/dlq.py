@@ -45,7 +45,7 @@ def _is_a_word(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) 
 
 
 def _selecting(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the argument and the options that select dead letters."""
+    """Add the stream argument, the common options, and the options that select dead letters to a command."""
     options = (
         stream_argument(),
         streams_option,

@@ -82,11 +82,11 @@ def evolve(  # noqa: PLR0913 - one for each option
     fixed = {name: why for each in (*routed.values(), table) for name, why in _fixed(spec, each).items()}
     tables = (table, *routed.values())
     columns = [{field.name for field in each.schema().fields} for each in tables]
-    columns[0] |= {*wanted.renames, *wanted.drops}.difference(*columns)  # so that it refuses what no table has
+    columns[0] |= {*wanted.renames, *wanted.drops}.difference(*columns)  # so that names that no table has are refused
     changes_of = [(each, mine) for each, names in zip(tables, columns, strict=True) if (mine := wanted.of(names))]
     for each, mine in changes_of:
         check_changes(each, mine, fixed=fixed)
-    for each, mine in changes_of:  # if one fails, the writer's next start does it
+    for each, mine in changes_of:  # if one fails, the writer's next start changes it
         change_columns(each, mine, fixed=fixed)
     for old, new in wanted.renames.items():
         output.say(f"Column {old} is now {new}; records fill it by either name.")

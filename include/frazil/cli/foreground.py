@@ -147,7 +147,7 @@ class Terminal:
         self._queue(self._words, line)
 
     def report(self, line: str) -> None:
-        """Print a JSON document for the program that reads standard output."""
+        """Queue a JSON document for the program that reads standard output. Does nothing without --json."""
         if self._as_json:
             self._queue(sys.stdout, line)
 
@@ -155,7 +155,7 @@ class Terminal:
         self._queue(sys.stderr, line)
 
     def complain(self, line: str) -> None:
-        """Show why the writer ended."""
+        """Queue a line that explains why the writer ended."""
         self.complained = True
         self._queue(sys.stderr, line, limit=2 * MAX_WAITING_LINES)
 
@@ -186,7 +186,7 @@ class Terminal:
         try:
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             stream.flush()
-        except OSError:  # nothing reads it any longer: from here on it is written nowhere
+        except OSError:  # nothing reads the stream any longer: discard further output
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
@@ -233,7 +233,7 @@ class Waits:
 
     The writer reports the wait at each attempt. A wait ends when a batch begins after a commit and nothing was reported
     since that commit. So commits do not end a wait that is reported after each commit, such as one for routed tables
-    that miss rows.
+    that are missing rows.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -275,13 +275,13 @@ class Totals:
         """Add a batch, and return the line to show for it."""
         self.records += batch.records
         self.rejected += batch.rejected
-        if self._dropped is not None:  # tables of a route do not report theirs
+        if self._dropped is not None:  # routed tables do not report their repeats
             self._dropped += batch.changes.get("repeated", 0)
         filtered = batch.changes.get("dropped", 0)
         self.filtered += filtered
         if not batch.records and not batch.rejected and not filtered:
             return f"batch {batch.key}: no new records, only the watermark was updated"
-        where = "" if self._merges else f" in {counted(batch.files, 'file')}"  # change files do not enter the table
+        where = "" if self._merges else f" in {counted(batch.files, 'file')}"  # change files are not added to the table
         took_s, repeats = batch.stage_s + batch.commit_s, batch.changes.get("repeated", 0)
         dropped = f", {counted(repeats, 'repeat')} dropped" if repeats else ""
         dropped += f", {counted(filtered, 'record')} dropped by the transform" if filtered else ""

@@ -66,7 +66,7 @@ class CommandOutput:
         _console(err=self.as_json).print(table_of(columns, rows, numbers=numbers))
 
     def end(self, **document: object) -> None:
-        """Print the document, with names in kebab-case."""
+        """Print the JSON document, with names in kebab-case, if --json was given."""
         if self.as_json:
             echo_json({name.replace("_", "-"): value for name, value in document.items()})
 
@@ -110,7 +110,7 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: 
 
     Columns named in `numbers` are right-aligned. The first column, which has names, is never wrapped.
     """
-    from rich.table import Table  # noqa: PLC0415 - only where people look
+    from rich.table import Table  # noqa: PLC0415 - only for output to users
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -153,7 +153,7 @@ def is_narrow() -> bool:
 
 def echo_line(line: str, *, style: str, head: int) -> None:
     """Print a line whose first `head` characters have a style, if the terminal supports styles."""
-    from rich.text import Text  # noqa: PLC0415 - only where people look
+    from rich.text import Text  # noqa: PLC0415 - only for output to users
 
     text = Text(safe(line))
     text.stylize(style, 0, head)
@@ -165,7 +165,7 @@ def watched(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -
 
     Raises click.UsageError without a terminal.
     """
-    from rich.console import Group  # noqa: PLC0415 - only where people look
+    from rich.console import Group  # noqa: PLC0415 - only for output to users
     from rich.live import Live  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415 - as above
 
@@ -192,7 +192,7 @@ def working(what: str) -> Iterator[Callable[[int, int, str], None]]:
     if not console.is_terminal:
         yield lambda _done, _of, _what: None
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - for people
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - for users
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as shown:

@@ -40,7 +40,7 @@ class Feeding:
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """The document of `--json`."""
+    """The document that `--json` prints."""
 
     table: str
     window: str

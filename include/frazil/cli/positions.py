@@ -15,7 +15,7 @@ from frazil.timetext import parse_moment
 
 
 class MomentText(click.ParamType[datetime]):
-    """A time with a time zone, so that it means the same on every machine."""
+    """A time. It must have a time zone, so that it means the same on every machine."""
 
     name = "time"
 

@@ -1,4 +1,4 @@
-"""`frazil reveal`: decrypts tokens."""
+"""`frazil reveal`: decrypts tokens that a stream made from sensitive fields."""
 
 from __future__ import annotations
 

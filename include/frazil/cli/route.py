@@ -1,4 +1,7 @@
-"""`frazil route`: shows tables of a route that differ from the stream's default table, and lets them continue."""
+"""`frazil route`: shows tables of a route that differ from the stream's default table.
+
+Lets operators give up their waiting rows.
+"""
 
 from __future__ import annotations
 
@@ -90,11 +93,11 @@ class _Asking:
 
 @dataclass(frozen=True, slots=True)
 class _Differences:
-    """The tables of a route that differ from the default table."""
+    """The tables of a route that differ from the default table, by kind of difference."""
 
     behind: list[Behind]
     coming: list[Behind]
-    """Tables that miss only the default table's last batch. The writer may be about to commit it to them."""
+    """Tables that are missing only the default table's last batch. The writer may be about to commit it to them."""
     dropped: list[DroppedTable]
     """Dropped tables for which no rows wait."""
     ahead: list[str]
@@ -170,8 +173,8 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Differences, ta
     _check_routed(opened, default_marker, found, table)
     has, there = route_has(opened.spec, opened.tables, table), _is_there(opened, table)
     if has and not there:
-        value_of_dropped(opened.spec, opened.tables, table)  # raises before anything is said
-    rows = found.rows_for(table, backfilled=not has)  # the route's own tables get those of a backfill all the same
+        value_of_dropped(opened.spec, opened.tables, table)  # raises an error before anything is printed
+    rows = found.rows_for(table, backfilled=not has)  # tables of the route still get the rows of a backfill
     if not rows and _is_well(opened, default_marker, found, table, there=there):
         waiting = found.backfill_for(table)
         more = f" {waiting}." if waiting else ""

@@ -95,7 +95,7 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
         for spec in application.streams:
             check_tables_are_free(streams_folder, spec)
         raise SystemExit(in_foreground(stream, write_all, streams=names, as_json=as_json))
-    spec = find_and_remember(streams_folder, stream)  # so that status and pause work if its file breaks
+    spec = find_and_remember(streams_folder, stream)  # so that status and pause work if its file becomes invalid
     check_tables_are_free(streams_folder, spec)
 
     def write(voice: Voice) -> None:
@@ -123,7 +123,7 @@ def in_foreground(
     lifeline, life = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Before the fork: a Ctrl-C in between must find our handlers, not Python's.
+    # Before the fork, so that a Ctrl-C in between reaches our handlers, not Python's.
     follower = Follower(folder, as_json=as_json)
     follower.listen()
     writer = os.fork()
@@ -178,7 +178,7 @@ class Follower:
         end_group(writer, within_s=GROUP_ENDS_WITHIN_S)
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
-        if code == 128 + signal.SIGKILL:  # whatever its log ends with is not the reason
+        if code == 128 + signal.SIGKILL:  # the last lines of its log are not the reason
             self.ended_by = self.ended_by or (AGENT_KILLED if is_agent(self._folder, writer) else KILLED)
         if code and not self.terminal.complained:
             how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
@@ -235,7 +235,7 @@ def _be_the_writer(
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else CRASHED
     except FrazilError as error:
-        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)  # the last line of the log as well
+        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)  # also the last line of the log
         voice.complain(f"{type(error).__name__}: {error}")
         code = error.exit_code
     except BaseException as error:
@@ -320,7 +320,7 @@ def _say_if_paused(spec: StreamSpec, voice: Voice) -> None:
 
     try:
         desired = open_desired(spec).read()
-    except Exception as error:  # catalogs and storages raise anything, and no writer ends for this
+    except Exception as error:  # catalogs and storages raise anything, and must not end the writer
         logging.getLogger(__name__).info("cannot determine whether the stream is paused: %r", error)
         return
     if desired.mode is DesiredMode.PAUSED:

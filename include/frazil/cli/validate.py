@@ -77,7 +77,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
 
 
 def _connections(streams: dict[Path, StreamSpec]) -> Connections:
-    from frazil.doctor.connections import Connections  # noqa: PLC0415 - PyIceberg, only where it is asked
+    from frazil.doctor.connections import Connections  # noqa: PLC0415 - PyIceberg, only if needed
 
     return Connections.of(streams)
 
@@ -124,7 +124,7 @@ def _beside(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
 def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
     if not spec.source.properties:
         return {}
-    from frazil.kafka.properties import property_problems  # noqa: PLC0415 - librdkafka, only where it is asked
+    from frazil.kafka.properties import property_problems  # noqa: PLC0415 - librdkafka, only if needed
 
     return property_problems(spec.source.properties)
 
@@ -136,7 +136,7 @@ def _format_problems(spec: StreamSpec) -> list[str]:
     """
     if spec.source.format.type == "json" and not any("<" in column.type for column in spec.record_columns):
         return []  # every type without nested types can be filled
-    from frazil.ingest.formats import check_supported  # noqa: PLC0415 - Arrow and PyIceberg, only where they are asked
+    from frazil.ingest.formats import check_supported  # noqa: PLC0415 - Arrow and PyIceberg, only if needed
     from frazil.spec.iceberg import records_schema  # noqa: PLC0415 - as above
 
     try:
@@ -150,7 +150,7 @@ def _made_columns(spec: StreamSpec) -> dict[str, str]:
     """Map each column that the stream's transform makes to its type. Raises SpecError and MissingExtra."""
     if spec.transform is None:
         return {}
-    from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only where it is asked
+    from frazil.ingest.transform_sql import checked  # noqa: PLC0415 - DuckDB, only if needed
 
     return dict(checked(spec).types)
 
@@ -170,7 +170,7 @@ def _atomic_problems(spec: StreamSpec) -> list[str]:
     """
     if not spec.commit.atomic:
         return []
-    from frazil.table.atomic_catalogs import why_not_atomic  # noqa: PLC0415 - PyIceberg, only where it is asked
+    from frazil.table.atomic_catalogs import why_not_atomic  # noqa: PLC0415 - PyIceberg, only if needed
     from frazil.table.catalogs import catalog_config  # noqa: PLC0415 - as above
 
     with suppress(SpecError):

@@ -191,7 +191,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
         silent = ago(now_ms - process.heartbeat_at_ms)
         problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old: its report is of that time")
     if process.error and not known.reset_since_end:
-        # A writer that could not report why it ended left the end of its log, which may be long.
+        # A writer that could not report why it ended left the last lines of its log, which may be long.
         words = " ".join(process.error.split()).removeprefix(f"{process.exit_name}: ")
         problems.append(f"the last writer ended with {exit_words(process)}: {shortened(words)}")
     is_of_last = given_up is not None and (writer.launch is None or writer.launch.id == given_up.subject)

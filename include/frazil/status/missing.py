@@ -44,7 +44,7 @@ def missing_tables(spec: StreamSpec) -> dict[str, str]:
     if table is None:
         try:
             committed = has_committed(open_launcher(spec.name).observe())
-        except (OSError, ValueError, TypeError, KeyError):  # the stream's state says so
+        except (OSError, ValueError, TypeError, KeyError):  # the stream's state reports this error
             committed = False
         said = missing_table(spec, None, committed=committed)
         return {spec.table.identifier: said} if said else {}

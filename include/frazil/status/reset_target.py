@@ -17,7 +17,7 @@ from frazil.spec.units import counted
 
 
 class NotInKafka(ValueError):
-    """Kafka does not have a requested offset."""
+    """Raised if Kafka does not have a requested offset."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from frazil.status.flow import Flow
 
 
 class State(StrEnum):
-    """A state, with its label on the page, in Airflow's task and in `frazil status`."""
+    """The state of a stream. Each value is the state's label on the page, in Airflow's task and in `frazil status`."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -103,7 +103,7 @@ class StreamState:
     state: State = State.UNKNOWN
     level: Level = Level.UNKNOWN
     sentence: str = ""
-    """The numbers that explain the state, or the fix."""
+    """The numbers that explain the state, or what to do."""
     rule: str = ""
     """The alert rule whose runbook entry covers this state; empty if there is none."""
     writer: WriterProcess = field(default_factory=WriterProcess)
@@ -126,7 +126,8 @@ class StreamState:
     last_words: str = ""
     """The error of the last writer, as a sentence; empty without an error."""
     registry: bool = False
-    """Whether the last writer ended because a schema registry did not respond, and no writer has committed since."""
+    """Whether the last writer ended because a schema registry did not respond. False once a writer has committed since.
+    """
     epoch: int | None = None
     batch: int | None = None
     lag: int | None = None
@@ -183,7 +184,7 @@ class StreamState:
     routed: bool = False
     """Whether the stream has written to routed tables."""
     amiss: Mapping[str, str] = field(default_factory=dict)
-    """Maps each routed table that misses rows or was dropped to a few words about its problem. Also in `problems`."""
+    """Maps each routed table that is missing rows or was dropped to a short description. Also in `problems`."""
 
     @property
     def reset_since_end(self) -> bool:

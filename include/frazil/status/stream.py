@@ -299,7 +299,7 @@ def _read_table(
         desired = DesiredStore(spec.name, None).read()
         missing = missing_table(spec, None, committed=committed)
         return TableView(exists=False, desired=desired, missing=missing, problems=(missing,) if missing else ())
-    except Exception as error:  # catalogs raise what their clients raise; the other streams go on
+    except Exception as error:  # catalogs raise what their clients raise; other streams are still shown
         _raise_if_outdated(error)
         return TableView(exists=None, problems=(f"the table cannot be read: {_words(error)}",))
 
@@ -307,7 +307,7 @@ def _read_table(
 def _behind(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
     """Return problems of the route's tables, as sentences for some of them and as a few words for each table.
 
-    A table has a problem if it misses rows or was dropped.
+    A table has a problem if it is missing rows or was dropped.
     """
     from frazil.commit.opened import read_stream  # noqa: PLC0415 - with the committer, which few streams need here
     from frazil.stream.dropped_tables import behind_default_table  # noqa: PLC0415 - as above

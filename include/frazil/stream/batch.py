@@ -69,7 +69,7 @@ from frazil.table.growth import Refusal
 log = logging.getLogger(__name__)
 
 MAX_RESTAGES = 10
-"""Times one batch may be restaged after schema changes."""
+"""Maximum number of times that one batch may be restaged after schema changes."""
 MAX_IGNORED_FIELDS = 100
 """Maximum number of ignored fields named per epoch. Records may have any number of ignored fields."""
 RECENT_BATCHES = 4
@@ -106,7 +106,7 @@ class BatchRunner:
     recent: Recent | None = None
     """Average bytes that recent batches wrote to each table partition; None until a batch of this epoch needs them."""
     distribution: Distribution | None = None
-    """The shuffle decision for the last batch."""
+    """The shuffle decision for the last batch; None if no batch of this epoch could be shuffled."""
     landed: Journal | None = None
     """The journal of the last batch that this runner committed; None before the first commit."""
     route: StreamRoute | None = None
@@ -154,10 +154,9 @@ class BatchRunner:
             self.route.report()
 
     def follow(self) -> None:
-        """Retry commits to routed tables that miss rows, and check whether another writer took over. Called between
-        batches.
+        """Retry commits to routed tables that are missing rows, and check whether another writer took over.
 
-        Raises RouteBehind and Fenced.
+        Called between batches. Raises RouteBehind and Fenced.
         """
         self.fence.check(self.tables, epoch=self.committer.epoch)
         if self.route:
@@ -173,7 +172,7 @@ class BatchRunner:
             self._sweep(self.landed)
 
     def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
-        """Emit the events of a committed batch. The times are 0 if an earlier epoch staged the batch."""
+        """Emit the events of a committed batch. The durations (s) are 0 if an earlier epoch staged the batch."""
         key, files = journal.key, len(journal.files)
         self.emit(
             BatchCommitted(
@@ -341,7 +340,7 @@ class BatchRunner:
         new = [refusal for refusal in refused if (table, *refusal.path) not in self.ignored]
         if new and len(self.ignored) < MAX_IGNORED_FIELDS:
             self.emit(NoticeGiven(ignored(new, table=table)))
-            for refusal in new[MAX_NAMED:MAX_IGNORED_FIELDS]:  # a line each, in writer.log alone
+            for refusal in new[MAX_NAMED:MAX_IGNORED_FIELDS]:  # one line for each, only in writer.log
                 log.info("ignored: %r %s", ".".join(refusal.path)[:100], refusal.reason)
             self.ignored |= {(table, *refusal.path) for refusal in new}
 
@@ -375,7 +374,7 @@ class BatchRunner:
         return handle.refresh().schema().schema_id != staged_id
 
     def _shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
-        """Return how the batch's rows are shuffled; None if they are not shuffled."""
+        """Return how the batch's rows are shuffled; None if they are not shuffled. Emits the reason."""
         if self.spec.distribution == "none" or not tasks:
             return None
         spec = self.tables.main.current().metadata.spec()
@@ -411,7 +410,7 @@ class BatchRunner:
         """
         try:
             sweep_batch(self.tables, journal)
-        except Exception as error:  # catalogs' clients raise anything; it must not replace the error at hand
+        except Exception as error:  # catalogs' clients raise anything; this error must not replace the current one
             log.warning("files that failed tries of batch %s left are left to the next start: %r", journal.key, error)
 
     def _discard(self, key: BatchKey) -> None:

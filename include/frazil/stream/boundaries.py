@@ -29,7 +29,7 @@ class _Run:
     order: int
     """The number of the last readable record within its transaction."""
     position: str | None
-    """The transaction's position in the source's log."""
+    """The transaction's position in the source's log; None if unknown."""
     end: int
     """The offset after the last record."""
     unreadable: int = 0

@@ -99,11 +99,11 @@ def _absent(catalog: Catalog, names: Set[Target]) -> set[Target]:
 def _made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table]) -> Table | None:
     """Return the table that now has the member's name, if it is not the table that the route had; otherwise None."""
     table = there.get(member.target)
-    if table is None:  # the template did not make what has the name now
+    if table is None:  # the template did not create the table that has the name now
         try:
             with catalog_errors(catalog.name):
                 table = catalog.load_table(member.target)
-        except NoSuchTableError:  # dropped meanwhile: the next look says so
+        except NoSuchTableError:  # dropped meanwhile: the next check reports it
             return None
     return table if member.is_another(table) else None
 
@@ -116,7 +116,7 @@ def behind_default_table(
     *,
     only_gone: bool = False,
 ) -> tuple[list[Behind], list[DroppedTable]]:
-    """Return the routed tables that miss rows of the default table, and the dropped tables for which no rows wait.
+    """Return the routed tables that are missing rows of the default table, and dropped tables for which no rows wait.
 
     `there` has the route's loaded tables, as for `dropped_tables`. With `only_gone`, existing tables are left out and
     not loaded.
@@ -148,7 +148,7 @@ def behind_default_table(
 
 
 def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
-    """Return a report, by target, if another table now has the name of a table that misses rows; otherwise an empty
+    """Return a report, by target, if another table now has the name of a table that is missing rows; otherwise an empty
     dict.
     """
     member = member_of(tables, target)
@@ -156,7 +156,7 @@ def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target
         return {}
     try:
         again = _made_again(tables.main.current().catalog, member, {})
-    except Exception:  # catalogs' clients raise anything, and it is known that rows are missing
+    except Exception:  # catalogs' clients raise anything, and the missing rows are reported anyway
         return {}
     if again is None:
         return {}
@@ -216,7 +216,7 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
         what = f"is not in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
         first, on = "register it again", "let it go on, empty" if has else "let the rows go that wait for it"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
-    if newest is not None:  # the command names the folder
+    if newest is not None:  # the command contains the folder's path
         ways.insert(0, f"if it was dropped, {first}: `{registration_command(catalog, target, newest)}`")
     elif member.location:
         ways.insert(0, f"{'files of it are left' if kept else 'no files of it are found'} in {member.location}")

@@ -56,7 +56,7 @@ class Engine(Protocol):
         """
 
     def warm_up(self) -> None:
-        """Prepare for the first batch, in the background."""
+        """Start workers for the first batch, in the background."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         """Map `work` over plans (`StageTask`s as JSON), one task per plan, and return the tasks' answers.

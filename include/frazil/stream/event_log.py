@@ -25,7 +25,7 @@ _batch = logging.getLogger("frazil.stream.batch")
 _writer = logging.getLogger("frazil.stream.writer")
 _stalls = logging.getLogger("frazil.stream.stall")
 _folding = logging.getLogger("frazil.stream.record_folding")
-"""Stable logger names, because users search their logs for them."""
+"""These logger names must not change, because users search their logs for them."""
 
 
 def log_event(event: Event) -> None:

@@ -23,7 +23,7 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Evolved:
-    """Result of evolving the table by the schema drift of a batch."""
+    """The changes that were made to a table because of a batch's schema drift, and those that were refused."""
 
     changes: tuple[str, ...]
     """A description of each change; empty if the table did not change, so that the batch's files may be committed."""

@@ -72,7 +72,7 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
     """
 
     def probe(_: Iterable[int]) -> Iterator[str]:
-        import json  # noqa: PLC0415 - all that it needs is imported where it runs
+        import json  # noqa: PLC0415 - runs on the executor, without this module's imports
         import socket  # noqa: PLC0415
 
         found = {"host": socket.gethostname()}
@@ -112,7 +112,7 @@ def report_if_lost(
         while not over.wait(poll_interval_s):
             try:
                 found = executors()
-            except Exception as error:  # the JVM is gone, which the batch itself tells
+            except Exception as error:  # the JVM is gone, which the batch itself reports
                 log.debug("executors cannot be counted: %r", error)
                 return
             if found:

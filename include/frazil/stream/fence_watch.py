@@ -23,7 +23,7 @@ from frazil.table.catalogs import catalog_errors, open_existing_catalog
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 30.0
-"""Interval at which an idle writer loads its table's marker."""
+"""Interval (s) at which a writer without commits loads its table's marker."""
 
 
 def _in_thread(work: Callable[[], None]) -> None:
@@ -51,7 +51,7 @@ class FenceWatch:
         self.committed()
 
     def committed(self) -> None:
-        """Record that a commit has just checked the epoch."""
+        """Record that a commit has just checked the epoch, which postpones the next check."""
         self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:

@@ -183,7 +183,7 @@ class Foldings:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()  # a daemon: wherever it is interrupted, nothing is lost
+        self._over.set()  # a daemon thread: an interruption at any point loses nothing
 
     def add(self, fold: Callable[[], object]) -> None:
         """Call `fold` every ten minutes.

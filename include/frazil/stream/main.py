@@ -42,7 +42,7 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
     `sinks` receive the writer's events. The log goes to standard error. Raises the errors of `Writer.run`.
     """
     log_to_stderr()
-    # Before the take-over, so that a host without Java or PySpark fences no one.
+    # Checked before the take-over, so that a host without Java or PySpark fences no other writer.
     require_pyspark()
     if not in_jvm():
         find_java(os.environ)

@@ -111,7 +111,7 @@ class MergeRun:
         with self._running:
             with self._changing:
                 job, self._waiting = self._waiting, []
-            if job:  # else another thread's job had it
+            if job:  # otherwise another thread's job included this request
                 self._run(job)
         return request.results.result()
 
@@ -119,7 +119,7 @@ class MergeRun:
         progress = replace(self.progress, io=job[0].context.target.io, attempt=clock.now_ms())
         try:
             progress.clear()
-        except Exception as error:  # storages raise anything; the count is for people and the supervisor alone
+        except Exception as error:  # storages raise anything; only users and the supervisor need the count
             log.info("the progress of an earlier merge was left behind: %r", error)
         each = [(place, task) for place, request in enumerate(job) for task in request.tasks]
         plans = [

@@ -58,7 +58,7 @@ def waited_out(
             if left_s < wait_s:
                 raise
             sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
-            log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)  # users see it once
+            log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)  # users see only the first one
             again()
             report(sentence)
             if wait(wait_s):

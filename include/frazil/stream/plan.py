@@ -18,7 +18,7 @@ from frazil.spec.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates measured on earlier batches. The defaults are for small JSON records on a slow core."""
+    """Rates measured in earlier batches. The defaults are for small JSON records on a slow core."""
 
     bytes_per_record: float = 40.0
     """Parquet bytes per record."""
@@ -124,7 +124,10 @@ def assign(
 
 
 def spread(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...]:
-    """Lay the ranges end to end and divide them into `tasks` pieces whose lengths differ by at most one offset."""
+    """Split the ranges into `tasks` tasks, as if they were laid end to end.
+
+    The tasks' lengths differ by at most one offset.
+    """
     total = sum(r.end - r.start for r in ranges)
     edges = [total * i // tasks for i in range(tasks + 1)]
     pieces = [list(_between(ranges, a, b)) for a, b in pairwise(edges)]

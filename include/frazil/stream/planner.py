@@ -51,14 +51,14 @@ UNREACHABLE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
-    """The settings that a stream declares for its planner."""
+    """The planner's settings, from the stream's declaration."""
 
     stream: str
     topics: Container[str]
     policy: BatchPolicy
     idle_timeout_s: float
     exchange: str
-    """Where the rates are stored: an argument for `frazil.host.exchange.open_exchange`."""
+    """The location of the stored rates, as an argument for `frazil.host.exchange.open_exchange`."""
     poll_s: float = POLL_S
     """Minimum interval (s) between two polls of Kafka."""
 
@@ -112,7 +112,7 @@ class BatchPlanner:
     polls: int = 0
     """Number of times that Kafka has described the stream's topics."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
-    """The first offsets of partitions that appeared while the writer ran."""
+    """Maps each partition that appeared while the writer ran to its first offset."""
     whole: WholeTransactions | None = None
     """Finds the boundaries of source transactions; None unless the stream declares that every batch has whole
     transactions.
@@ -207,16 +207,16 @@ class BatchPlanner:
         try:
             cut = self.watch.poll(self.kafka, read, self.position.leader_epochs)
         except TopicMissing:
-            self.described_at = float("-inf")  # the next poll knows which are left
+            self.described_at = float("-inf")  # the next poll describes the topics again
             raise
-        if cut and self.described_at != now:  # a recreated topic ends earlier too, and has an error of its own
+        if cut and self.described_at != now:  # a recreated topic ends earlier too, and has its own error
             self._describe(ends)
         check_not_cut(read, cut, stream=self.settings.stream)
         if self.whole:
             self._hold_back(self.whole, read)
         for tp, start in read.items():
             if self.ends.get(tp, start) > start:
-                # A new record may have come right after the last poll.
+                # A new record may have arrived right after the last poll.
                 self.first_seen.setdefault(tp, None if first_poll else last_poll)
             else:
                 self.first_seen.pop(tp, None)
@@ -241,7 +241,7 @@ class BatchPlanner:
             )
         for tp, start in read.items():
             end = self.ends.get(tp, start)
-            self.watch.stable[tp] = min(end, max(start, whole.at))  # if the brokers fall silent now
+            self.watch.stable[tp] = min(end, max(start, whole.at))  # applies if the brokers stop responding now
             self.watch.stable[tp] = whole.follow(tp, start, end)
 
     def _read(self) -> dict[TopicPartition, int]:

@@ -21,7 +21,7 @@ class PlannerReport:
     ends: Mapping[TopicPartition, int]
     """The offsets up to which records may be read."""
     began: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The first offsets of partitions that appeared while the writer ran and are in no marker yet."""
+    """The first offsets of partitions that appeared while the writer ran and that are not in a marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Number of offsets that wait for transactions to end, by partition. Partitions without such offsets are left out.
     """

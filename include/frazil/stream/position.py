@@ -11,12 +11,12 @@ from frazil.offsets.spans import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The next offset of each topic-partition, and which topic-partitions are idle."""
+    """The next offset of each topic-partition, and the set of idle topic-partitions."""
 
     offsets: Mapping[TopicPartition, int]
     idle: frozenset[TopicPartition] = frozenset()
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """For each topic-partition, the epoch of the leader that had the last record before its offset, if known."""
+    """Maps a topic-partition to the epoch of the leader that had the last record before its offset, if known."""
     transaction: LastTransaction = NO_TRANSACTION
     """The last source transaction before these offsets, if the stream reads whole transactions."""
 

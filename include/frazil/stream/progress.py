@@ -14,7 +14,8 @@ from frazil.table.object_store import IoProperties
 from frazil.table.storage import open_store
 
 WRITES_A_SECOND = 8.0
-"""Maximum writes per second by all tasks of a batch on a cluster. Each write is a request to an object store."""
+"""Maximum number of writes per second by all tasks of a batch on a cluster. Each write is a request to an object store.
+"""
 MAX_PERIOD_S = 15.0
 """Maximum interval (s) between a task's writes: short enough that users see a large batch advance."""
 _WRITE = "write-"

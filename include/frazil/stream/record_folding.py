@@ -42,7 +42,7 @@ class RecordFolding:
         if self.others is not None:
             self.others.add(self._try)
             return self
-        # A daemon: wherever it is interrupted, nothing is lost.
+        # A daemon thread: an interruption at any point loses nothing.
         self._thread = threading.Thread(target=self._run, name="fold-records", daemon=True)
         self._thread.start()
         return self
@@ -65,7 +65,10 @@ class RecordFolding:
                 return
 
     def fold(self) -> int:
-        """Fold old records and return their number. Raises the errors of the catalog and the storage."""
+        """Fold old commit records, and return how many were folded.
+
+        Raises the errors of the catalog and the storage.
+        """
         table = open_existing_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
 
         def marker_now() -> Marker | None:

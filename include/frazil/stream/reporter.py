@@ -85,7 +85,7 @@ class Reporter:
         self._checked_log_ms = now
         self._counted_at = float("-inf")
         self._merges = False
-        self._written = 0  # by the writers of a shuffle, in the current batch
+        self._written = 0  # records written by a shuffle's writers in the current batch
         self._phase_since_ms = now
         self._state = Heartbeat(
             stream=events.stream,
@@ -131,7 +131,7 @@ class Reporter:
                     self._staging_since_ms = event.at_ms
                 self.phase(phase, key=key)
             case EpochBegan(marker=marker) | RecordsSkipped(marker=marker):
-                # Records that retention deleted are no lag, because no one can read them.
+                # Records that retention deleted do not count as lag, because they can no longer be read.
                 self.committed(marker, at_ms=None)
             case BatchCommitted(marker=marker, stage_s=stage_s, commit_s=commit_s):
                 self._change(backpressure_ms=self._beyond_interval_ms(round((stage_s + commit_s) * 1000)))
@@ -208,7 +208,7 @@ class Reporter:
                 log.warning("cannot write the heartbeat: %r", error)
 
     def send_heartbeat(self) -> None:
-        """Take one sample and write the heartbeat. The thread calls this every second."""
+        """Sample the writer's state, and write the heartbeat. The thread calls this every second."""
         self._wake.clear()
         self._count_records()
         self._evaluate_backpressure()
@@ -298,7 +298,8 @@ class Reporter:
                 advanced_ms = max(self._state.advanced_at_ms, sample.at_ms)
                 self._state = dataclasses.replace(self._state, advanced_at_ms=advanced_ms)
             if report is not None and lag == 0 and state.phase is Phase.WAITING and self._marker is marker:
-                self._state = dataclasses.replace(self._state, backpressure_ms=0)  # however late, it got to the end
+                # The writer has caught up, however late.
+                self._state = dataclasses.replace(self._state, backpressure_ms=0)
         if report is not None:
             self._report_lag(sample)
 

@@ -43,9 +43,9 @@ class StreamRoute:
     """The routed tables; None if the route is no longer declared. Even then, waiting rows are committed to the tables.
     """
     tried: float = 0.0
-    """When commits to the tables that miss rows were last tried, in seconds of the monotonic clock."""
+    """When commits to the tables that are missing rows were last tried, in seconds of the monotonic clock."""
     _reported: bool = False
-    """Whether the last report named tables that miss rows."""
+    """Whether the last report named tables that are missing rows."""
 
     @classmethod
     def begin(
@@ -95,7 +95,7 @@ class StreamRoute:
 
     @property
     def behind(self) -> bool:
-        """Whether a routed table misses rows."""
+        """Whether a routed table is missing rows."""
         return bool(self.followers.behind)
 
     @property
@@ -104,7 +104,7 @@ class StreamRoute:
 
     @property
     def _overdue(self) -> bool:
-        """Whether a table has missed rows for longer than the route allows."""
+        """Whether a table has been missing rows for longer than the route allows."""
         oldest_ms = min((found.since_ms for found in self.followers.behind.values()), default=None)
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
@@ -121,7 +121,7 @@ class StreamRoute:
         return self.routed.placed(context, key) if self.routed else context
 
     def make(self, values: Collection[str], default_marker: Marker) -> None:
-        """Create tables for new values, up to the route's limit. Raises the errors of `RoutedTables.make`."""
+        """Create tables for new route values, up to the route's limit. Raises the errors of `RoutedTables.make`."""
         if self.routed:
             self.routed.make(values, default_marker)
 
@@ -147,7 +147,7 @@ class StreamRoute:
         self.followers.commit()
 
     def follow(self) -> None:
-        """Retry commits to the tables that miss rows, at most once per commit interval. Raises RouteBehind."""
+        """Retry commits to the tables that are missing rows, at most once per commit interval. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
         if (self.followers.waiting or self._reported) and time.monotonic() - self.tried >= interval_s:
             self.tried = time.monotonic()
@@ -155,9 +155,9 @@ class StreamRoute:
             self.report()
 
     def report(self) -> None:
-        """Emit an event that names the tables that miss rows, or one that says that all tables have all rows again.
+        """Emit an event that names the tables that are missing rows, or says that no table is missing rows any longer.
 
-        Raises RouteBehind if a table has missed rows for longer than the route allows.
+        Raises RouteBehind if a table has been missing rows for longer than the route allows.
         """
         behind = sorted(self.followers.behind.values(), key=lambda found: found.since_ms)
         if not behind:
@@ -179,7 +179,7 @@ class StreamRoute:
 
 
 def behind_words(behind: Sequence[Behind]) -> str:
-    """Describe the tables that miss rows, for a message."""
+    """Describe the tables that are missing rows, for a message."""
     return "; ".join(shortened([*map(str, behind)], MAX_NAMED, "table"))
 
 

@@ -299,7 +299,7 @@ class RoutedTables:
         def found(identifier: str) -> None:
             try:
                 table = self._loaded(identifier)
-            except Exception as error:  # catalogs' clients raise anything; a record tells what the table is for
+            except Exception as error:  # catalogs' clients raise anything; its member record has the table's value
                 log.warning("table %s cannot be loaded: %s", identifier, words_of(error))
                 self._unread.add(identifier)
                 return
@@ -400,7 +400,8 @@ class RoutedTables:
 
         def change(target: Target) -> None:
             table = self.tables.handle(target).refresh()
-            require_marker(read_marker(table.properties, self.spec.name), table, self.spec.name)  # never another's
+            # A table without this stream's marker must not change.
+            require_marker(read_marker(table.properties, self.spec.name), table, self.spec.name)
             found[target] = evolved(table, self.spec, drift[target], main=main)
 
         self._in_parallel(
@@ -449,7 +450,7 @@ class RoutedTables:
         location, layout = self._layouts.get(target, ("", None))
         if layout is None or location != table.metadata_location:
             layout = staged_target(self.spec, table, folder)
-            # Equal texts are one object, so that they are sent to the tasks once.
+            # Equal texts share one object, so that they are sent to the tasks only once.
             layout = dataclasses.replace(
                 layout,
                 schema_json=self._one(layout.schema_json),

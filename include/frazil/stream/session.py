@@ -89,7 +89,7 @@ def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
 
 
 def _of_this_host(resources: Resources) -> dict[str, str]:
-    # With plain `local[n]` a job fails when one Python worker dies; attempts allow a retry.
+    # With plain `local[n]` a job fails when one Python worker dies; with a number of attempts, the task is retried.
     return {"spark.master": f"local[{resources.cores},{TASK_ATTEMPTS}]", **_LOOPBACK}
 
 

@@ -139,11 +139,11 @@ class SparkEngine:
             return ()
         context, at = self._context, work.context
         with task_failures(at.stream), self._executors_watched(at.stream):
-            # Spark's UI shows both with the job.
+            # Spark's UI shows the group and the description with the job.
             described = f"stream {at.stream}: epoch {at.epoch}, batch {at.batch}"
             # An abandoned task attempt is interrupted. Its Python worker then finds the connection closed.
             context.setJobGroup(f"stream {at.stream}", described, interruptOnCancel=True)
-            # Where streams share an application, each batch has its share of the cores.
+            # If streams share an application, each batch gets a share of the cores.
             context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
             tasks = context.parallelize(plans, len(plans))
             if at.shuffle is None:
@@ -163,7 +163,7 @@ class SparkEngine:
         with task_failures(stream), self._executors_watched(stream):
             spark.setJobGroup(f"stream {stream}", f"stream {stream}: merge", interruptOnCancel=True)
             spark.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
-            slices = min(len(plans), MERGE_ROUNDS * self.parallelism)  # many tables have a small plan each
+            slices = min(len(plans), MERGE_ROUNDS * self.parallelism)  # with many tables, each has a small plan
             return spark.parallelize(plans, slices).mapPartitions(work).collect()
 
     def check(self) -> None:

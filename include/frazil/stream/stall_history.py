@@ -47,7 +47,7 @@ class BatchName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A stream's limits, in milliseconds."""
+    """A stream's commit interval and idle timeout, in milliseconds. The limits for stalls are derived from them."""
 
     interval_ms: int
     idle_timeout_ms: int
@@ -82,9 +82,12 @@ class Sample:
     offsets: Mapping[TopicPartition, int]
     """The marker's offsets."""
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Number of records beyond the committed offsets at the planner's last report, for partitions with such records."""
+    """Number of records after the committed offset at the planner's last report, by partition. Partitions without such
+    records are left out.
+    """
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Number of offsets that wait for transactions to end, for partitions with such offsets."""
+    """Number of offsets that wait for transactions to end, by partition. Partitions without such offsets are left out.
+    """
     transaction: str = ""
     """See `PlannerReport.transaction`."""
     planned_at_ms: int | None = None
@@ -99,7 +102,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A topic-partition with unread records at one committed offset."""
+    """The unread records of a topic-partition after one committed offset, and their progress."""
 
     offset: int | None
     """The committed offset; None for a new partition, which is in no marker yet."""
@@ -130,8 +133,8 @@ class History:
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     waits: Mapping[TopicPartition, Wait] = field(default_factory=dict)
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    """For each topic-partition with open transactions: the offset where its readable part ends, and since when (ms) it
-    has ended there.
+    """Maps a topic-partition with open transactions to the offset where its readable part ends, and to the time (ms)
+    since when it has ended there.
     """
 
 

@@ -46,7 +46,7 @@ class Low(NamedTuple):
     """The smallest numbers of snapshots and manifests in one time slice."""
 
     slice: int
-    """The number of the time slice, counted since 1970."""
+    """The number of the time slice, counted from the start of 1970."""
     snapshots: int
     manifests: int
 

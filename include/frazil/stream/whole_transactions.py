@@ -51,7 +51,7 @@ name it.
 The marker does not name it if an earlier version wrote the marker, or if the stream was reset.
 """
 MAX_NAME_CHARACTERS = 200
-"""Maximum characters of a table's name in messages."""
+"""Maximum number of characters of a table's name in messages."""
 WARN_S = 60.0
 """Delay and interval (s) of the warnings about a transaction that does not end."""
 
@@ -144,7 +144,8 @@ class WholeTransactions:
 
     def _settle(self, log: Boundaries, *, all_read: bool) -> str:
         open_one = log.settle(whole=all_read)
-        more = not (all_read and self._waits)  # else all ends arrived before the log's end was requested
+        # If both hold, all transaction ends arrived before the log's end was requested.
+        more = not (all_read and self._waits)
         while open_one and more:
             more = self._read_ends()
             open_one = log.settle(whole=False)
@@ -249,7 +250,7 @@ class KafkaTopics:
     def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
         try:
             topic = self.kafka.describe()
-        except TopicMissing:  # it is made with the first transaction
+        except TopicMissing:  # the first transaction creates the topic
             return [], False
         partitions, topic_ids = topic.partitions, topic.identity.topic_ids
         if self._topic_ids and topic_ids != self._topic_ids:

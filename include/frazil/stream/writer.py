@@ -92,7 +92,7 @@ class Writer:
 
     spec: StreamSpec
     engine: Engine
-    """Stages the batches."""
+    """The engine that stages the batches."""
     until_caught_up: bool = False
     sinks: tuple[Sink, ...] = ()
     """Receivers of the writer's events, called after the log and the heartbeat."""
@@ -136,7 +136,7 @@ class Writer:
         self, folder: Path, events: Events, reporter: Reporter, recording: Recording, afterwards: ExitStack
     ) -> Marker | None:
         kafka_settings, hosting = kafka_properties(self.spec, os.environ), self.hosting
-        if not self.spec.resources.on_cluster:  # whose executors have an environment of their own
+        if not self.spec.resources.on_cluster:  # on a cluster, executors have their own environment
             check_secret(self.spec)
         source = (kafka_settings, self.spec.source.reads)
         with KafkaOffsets(*source, stream=self.spec.name, client=hosting.kafka_client) as kafka:
@@ -316,7 +316,7 @@ class Epoch:
             if not admitted:
                 return None
             runner = self._begin()
-        p.afterwards.pop_all()  # an earlier epoch's: only the last batch may have attempts that still write
+        p.afterwards.pop_all()  # of earlier epochs: only attempts of the last batch may still write
         p.afterwards.callback(runner.sweep_stragglers)
         late = 0
         while not self._over(runner):
