@@ -81,8 +81,8 @@ def duplicates(evidence: Evidence) -> int:
 
 
 def _permitted_again(e: Evidence) -> list[BitMap64]:
-    """Return a list of offset sets: the offsets that may have a second row, those of them that may have a third row,
-    and so on.
+    """Return sets of offsets: the first has the offsets that may have a second row, the next one those that may also
+    have a third row, and so on.
     """
     layers: list[BitMap64] = []
     for claimed in (*map(claimed_offsets, e.generations.values()), covered(e.rewritten)):

@@ -133,7 +133,7 @@ class _RowSearch:
 
 
 def _rows_of(sought: _RowSearch, target: Target) -> RoutedRows:
-    """Read a table. Reads it again if a waiting file has disappeared, because the table has the file's rows by now."""
+    """Read a table. Reads it again if a waiting file has disappeared, because the file's rows are then in the table."""
     waiting = sought.waiting.get(target, ())
     for _ in range(MAX_READS):
         found = _read_rows(sought, waiting, target)

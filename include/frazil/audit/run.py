@@ -55,8 +55,8 @@ Kafka.
 
 
 PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
-"""Returns a mapping from each table to offsets within these spans: those of Kafka's records that the route's current
-declaration would write to the table.
+"""Returns a mapping from each table to offsets within these spans. The route's current declaration would write Kafka's
+records at these offsets to that table.
 """
 
 

@@ -329,8 +329,7 @@ def _recent_words(recent: RecentFiles | None) -> str:
 def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
     """Show the partitions that most need compaction.
 
-    Partitions with the most small files come first, then those with the most data files with many deleted rows, then
-    those with the most delete files.
+    They are sorted by the number of small files, then of data files with many deleted rows, then of delete files.
     """
     files = sum(p.files for p in partitions)
     each = files / max(len(partitions), 1)

@@ -37,9 +37,9 @@ JSON = "--json"
 
 
 def checked_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check the text of an option that explains an action, because every host and page shows the text.
+    """Return the text of an option that explains an action, or None if it was not given.
 
-    A click callback.
+    Raises click.BadParameter for an unsuitable text, because every host and page shows it. A click callback.
     """
     if value is not None and (problem := reason_problem(value)):
         raise click.BadParameter(problem, ctx, param)

@@ -295,9 +295,8 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
 
 
 def _rows_that_wait(spec: StreamSpec) -> int:
-    """Return the number of the default table's rows that wait for routed tables.
-
-    Returns 0 also if that number is unknown.
+    """Return the number of the default table's rows that wait for routed tables; 0 if there are none or if the number
+    is unknown.
     """
     if spec.route is None:
         return 0

@@ -1,6 +1,6 @@
 """The resources of a writer's process. A single writer creates its own; several writers in one process share them.
 
-With a hundred writers, a heartbeat thread, a Kafka client and a poll per second for each would use a whole core, even
+A hundred writers, each with its own heartbeat thread, Kafka client and poll per second, would use a whole core even
 without new records. And if all ran their batches at once, each batch would take a hundred times as long.
 """
 

@@ -1,7 +1,7 @@
 """The planner's decisions: when to start a batch, at which offsets it ends, and how its ranges are divided among tasks.
 Pure.
 
-Seconds are those of a monotonic clock. Producers' timestamps are not used.
+Times are seconds of a monotonic clock. Producers' timestamps are not used.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class StreamRoute:
         """Commit the waiting rows, and retry for a while if they are overdue. Returns True if the writer is asked to
         end.
 
-        After a downtime, rows have waited for longer than `route.lag` even if no table is broken, and a table that
-        fails once may recover a second later. So one failure is not enough to raise RouteBehind. The lag is not counted
+        After a downtime, rows have waited for longer than `route.lag` even if no table is broken. A table that fails
+        once may also recover a second later. So one failure is not enough to raise RouteBehind. The lag is not counted
         from the start either: then a stream with a broken table would read more records at every start.
         """
         retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)

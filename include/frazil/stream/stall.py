@@ -1,8 +1,8 @@
 """Finds stalls of a healthy writer, and the topic-partition that holds it back. Pure.
 
-A process may be alive, send heartbeats and log while no record reaches the table, or while the watermark stays and
-partitions do not complete. Such a writer is not hung (`frazil.supervise.liveness`) and is not restarted. The stall is
-reported within three commit intervals, or within 20 s if these are shorter. The first rule that matches decides:
+A process may be alive, send heartbeats and log although no record reaches the table, or although the watermark does not
+move and partitions do not complete. Such a writer is not hung (`frazil.supervise.liveness`) and is not restarted. The
+stall is reported within three commit intervals, or within 20 s if these are shorter. The first matching rule counts:
 
 1. The writer waits, and its planner has had no answer from Kafka for three intervals, so the unread records are
    unknown.
@@ -48,7 +48,7 @@ def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str)
 
 
 def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Return a stall if the planner has had no answer from Kafka for too long (rule 1).
+    """Return a stall if the planner has had no answer from Kafka for too long (rule 1); otherwise None.
 
     Checks only a waiting writer, because the planner is not polled while a batch runs.
     """
@@ -75,7 +75,7 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
 
 
 def _offsets_stand(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Return a stall if unread records make no progress (rule 2).
+    """Return a stall if unread records make no progress (rule 2); otherwise None.
 
     Names the topic-partition that has waited longest; among equals, the one with the most unread records.
     """
@@ -119,7 +119,10 @@ def _restart(stream: str) -> str:
 
 
 def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
-    """Return a stall if offsets wait for a transaction (rule 3). Names the topic-partition that has waited longest."""
+    """Return a stall if offsets wait for a transaction (rule 3); otherwise None.
+
+    Names the topic-partition that has waited longest.
+    """
     tp = min(sample.in_transactions, key=lambda tp: (history.open_since[tp][1], tp), default=None)
     if tp is None or sample.at_ms - (since_ms := history.open_since[tp][1]) < limits.still_ms:
         return None
@@ -137,7 +140,8 @@ def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> St
 
 
 def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
-    """Return a stall if the watermark does not move (rule 4). Names the topic-partition that holds it back.
+    """Return a stall if the watermark does not move (rule 4); otherwise None. Names the topic-partition that holds it
+    back.
 
     Among the partitions that are not idle, it is one without event times, or else the one whose newest event time is
     smallest.

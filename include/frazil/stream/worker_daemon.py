@@ -1,12 +1,12 @@
-"""Forks Spark's Python workers from a process that has imported the modules that a stage needs.
+"""Forks Spark's Python workers from a process that has already imported the modules that a stage needs.
 
 Spark ends Python workers that were idle for a minute. A stream that commits once a minute would import everything again
 in each batch, which takes several CPU seconds. The property `spark.python.daemon.module` makes Spark start this module
 in place of `pyspark.daemon`, on the driver's host and on executors.
 
-A fork copies only the thread that forks, so no other thread may run here, no connection may be open, and no Kafka
-client is created before the fork. OpenBLAS and jemalloc start threads as soon as NumPy and PyArrow are imported, unless
-their settings forbid it.
+A fork copies only the thread that forks. So no other thread may run here, no connection may be open, and no Kafka
+client may be created before the fork. OpenBLAS and jemalloc start threads as soon as NumPy and PyArrow are imported,
+unless their settings forbid it.
 """
 
 from __future__ import annotations
