@@ -110,8 +110,8 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     written. The search goes from the newest record back to one hour before the period. It misses records of a clock
     that stepped back further.
 
-    Backfills and skipped ranges have no such time. So expiry keeps their snapshots until the audits of their hour have
-    run.
+    Backfills and skipped ranges have no such time. So expiry keeps their snapshots for the audits of the
+    hour in which they were committed.
     """
     found: list[Journal] = []
     gone: list[str] = []

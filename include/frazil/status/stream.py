@@ -54,7 +54,8 @@ ROLLED_BACK = f"{LAG_UNKNOWN}: the table was rolled back, and the marker stands 
 MAX_WAITING = 1_000
 """Maximum number of waiting batches that are counted."""
 WATCHED_MS = 30_000
-"""Time (ms) after a supervisor's last record in the run folder after which no supervisor counts as watching the writer.
+"""Maximum age (ms) of a supervisor's last record in the run folder. If it is older, no supervisor counts as watching
+the writer.
 """
 ROUTED_NAMED = 5
 """Maximum number of routed tables with missing rows that are named."""

@@ -24,7 +24,7 @@ _connection: int | None = None
 class Abandoned(BaseException):
     """Ends an abandoned task attempt at any point, so that the attempt's files are removed.
 
-    Spark does not count it as an error of the task.
+    It is not an error of the task.
     """
 
 

@@ -229,7 +229,7 @@ class BatchPlanner:
         self.report(PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms()))
 
     def _hold_back(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
-        """Set the ends of the logs to before the first source transaction that has not ended.
+        """Let the readable part of each log end before the first source transaction that has not ended.
 
         Raises SpecError if the topic has several partitions.
         """
