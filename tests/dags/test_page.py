@@ -22,7 +22,7 @@ from frazil.supervise.desired import DesiredStore
 from tests.dags import in_airflow
 from tests.dags.in_airflow import CHECKOUT, AirflowProcess
 from tests.polling import eventually
-from tests.silent_server import MissingComponent, silent_server
+from tests.silent_server import Silent, silent_server
 
 YAML = """
 name: {name}
@@ -36,7 +36,7 @@ STATIC = CHECKOUT / "include" / "frazil" / "airflow" / "page" / "static"
 
 
 @pytest.fixture(scope="module")
-def silent() -> Iterator[MissingComponent]:
+def silent() -> Iterator[Silent]:
     with silent_server() as server:
         yield server
 
@@ -58,9 +58,7 @@ def kept(home: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def airflow_process(
-    home: Path, airflow_database: Path, streams: Path, silent: MissingComponent
-) -> Iterator[AirflowProcess]:
+def airflow_process(home: Path, airflow_database: Path, streams: Path, silent: Silent) -> Iterator[AirflowProcess]:
     process = AirflowProcess(
         home,
         database=airflow_database,
@@ -147,7 +145,7 @@ def test_a_catalog_that_hangs_is_named_and_hides_no_other_stream(ask: Ask):
 
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("path", ["api/overview", "api/stream/ghosts", "api/table/far.ghosts"])
-def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: MissingComponent, path: str):
+def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: Silent, path: str):
     def answered_while_it_hangs() -> bool:
         return ask("VIEWER", path)["status"] == 200 and silent.waiting() > 0
 
@@ -329,7 +327,7 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
         refused = post("action", action, version_token=stale)
         assert refused["status"] == 422
         assert refused["body"]["detail"].startswith(
-            f"{MOVED}: another user paused, resumed or restarted it. Look again"
+            f"{MOVED}: another user paused, resumed or restarted it. Check the new plan"
         )
     assert post("action", "resume")["body"]["detail"].startswith("Nothing was changed in ticks")
     line = eventually(
@@ -429,12 +427,12 @@ def test_the_audit_log_has_what_was_refused_and_of_a_form_its_fields_alone(ask: 
     assert (owner, entry["subject"], entry["outcome"][:48]) == (
         "viewer",
         "ticks",
-        "refused: Airflow does not permit this action: you",
+        "refused: Airflow does not permit this action: yo",
     )
     assert post("ADMIN", {}, {**OURS, "Sec-Fetch-Site": "cross-site"}) == 403
     assert last("frazil_reset") == (
         "admin",
-        {"outcome": "refused: refused: another site sent it", "subject": "ticks"},
+        {"outcome": "refused: refused: another site sent the request", "subject": "ticks"},
     )
     assert post("OP", {"padding": "a" * 3_000_000}) == 413
     assert last("frazil_reset")[1]["outcome"].startswith("refused: the form has more than 65,536 bytes")
@@ -456,7 +454,7 @@ def test_what_airflow_or_the_table_cannot_do_is_said_and_not_done(ask: Ask):
     assert post("action", "backfill")["status"] == 422  # says neither from when nor until when
     assert post("action", "backfill", **{"from-time": "2020-01-01"})["status"] == 422  # a time without a zone
     assert "Airflow has no DAG" in post("action", "maintain", "demo.ticks")["body"]["detail"]
-    assert "There is no table" in post("plan", "reset", to="marker")["body"]["refused"]
+    assert "does not exist yet" in post("plan", "reset", to="marker")["body"]["refused"]
     assert post("action", "reset", to="latest")["status"] == 422
     assert post("plan", "explode")["status"] == 404
     assert post("plan", "pause", "nothing")["status"] == 404
@@ -481,12 +479,12 @@ EMPTY = {"from-time": "", "to-time": "", "dry-run": True}
 FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     ("backfill", EMPTY, "Enter a start or an end"),
     ("backfill", {"from-time": "2026-11-24T16"}, "From: add the time zone"),
-    ("backfill", {"from-time": "0001-01-01T00:00:00+23:59"}, "From: '0001-01-01T00:00:00+23:59' is no time"),
-    ("backfill", {"to-time": "yesterday"}, "To, and before: 'yesterday' is not a time. Enter it as 2013-12-30 00:00Z"),
+    ("backfill", {"from-time": "0001-01-01T00:00:00+23:59"}, "From: '0001-01-01T00:00:00+23:59' is not a time"),
+    ("backfill", {"to-time": "yesterday"}, "To (exclusive): 'yesterday' is not a time. Enter it as 2013-12-30 00:00Z"),
     (
         "backfill",
         {"from-time": "2020-01-02T00:00:00Z", "to-time": "2020-01-01T00:00:00Z"},
-        "To, and before (2020-01-01 00:00:00Z) does not lie after From (2020-01-02 00:00:00Z)",
+        "To (exclusive) (2020-01-01 00:00:00Z) does not lie after From (2020-01-02 00:00:00Z)",
     ),
     (
         "backfill",
@@ -498,7 +496,7 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     ("reset", {"to": "timestamp", "at": "2031-01-01 00:00Z"}, None),
     ("reset", {"to": "elsewhere"}, "Choose where to continue"),
     ("release", {"partition": "", "reason": "checked"}, "Window: enter a value"),
-    ("release", {"partition": "2020-01-01T05", "reason": "x"}, "Say why"),
+    ("release", {"partition": "2020-01-01T05", "reason": "x"}, "Enter a reason"),
     ("send-again", {"day": "2020-01-01T05"}, "Enter a day"),
     ("maintain", {}, None),
     ("pause", {}, None),
